@@ -255,6 +255,18 @@ def take_over_copies(concerns: Callable[[DTensor], bool]) -> None:
     owner.__deepcopy__ = copied
 
 
+def take_over_wholes(whole: Callable[[Callable[[], Tensor], DTensor], Tensor]) -> None:
+    """From now on `dtensor.full_tensor()` is `whole` of what torch would make, and the DTensor."""
+    plain = DTensor.full_tensor
+
+    @wraps(plain)
+    def full_tensor(self: DTensor, *args: Any, **kwargs: Any) -> Tensor:
+        return whole(lambda: plain(self, *args, **kwargs), self)
+
+    owner: Any = DTensor
+    owner.full_tensor = full_tensor
+
+
 def take_over_readings(whole: Callable[[DTensor], Tensor | None]) -> None:
     """From now on what a script reads of a DTensor, as text, in a format or as an array, is what it
     reads of `whole(dtensor)`, a plain tensor, unless that is None: by itself torch tells of this

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import autopar
 from autopar.errors import AutoparError
-from autopar.runtime.checkpoint import reading
-from autopar.runtime.checkpoint.reading import Moves, Reader
+from autopar.runtime.process import reading
+from autopar.runtime.process.reading import Moves, Reader
 from autopar.runtime.process.waits import BoundedStore
 from autopar.runtime.process.world import World
 

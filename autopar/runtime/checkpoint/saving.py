@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.runtime.checkpoint.reading import start_reading
 from autopar.runtime.process.agreement import make_agreement
+from autopar.runtime.process.reading import start_reading
 from autopar.runtime.process.world import World
 
 
@@ -40,14 +40,16 @@ class Library:
     def __init__(self, model: nn.Module, world: World) -> None:
         self._model = model
         self._reader = start_reading(world) if world.size > 1 else None
-        self._offer = self._reader.offer(lambda name: self._params()[name]) if self._reader else ""
+        if self._reader is not None:
+            self._reader.saves = True
 
     def whole(self, state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         """A `state_dict()` of the model with whole tensors, on the CPU, for DTensors. Tensors of
         several names stay one."""
         if self._reader is None:
             return state
-        params = self._params()
+        params = dict(self._model.named_parameters(remove_duplicate=False))
+        names = self._reader.names()
         made: dict[int, Tensor] = {}
         for full_name, value in state.items():
             name = full_name.removeprefix(prefix)
@@ -55,12 +57,9 @@ class Library:
                 continue
             param = params[name]
             if id(param) not in made:
-                made[id(param)] = self._reader.whole(self._offer, name, param)
+                made[id(param)] = self._reader.whole(names[id(param)], param)
             state[full_name] = made[id(param)]
         return state
-
-    def _params(self) -> dict[str, Any]:
-        return dict(self._model.named_parameters(remove_duplicate=False))
 
 
 def save_alone(

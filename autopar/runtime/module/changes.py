@@ -20,7 +20,7 @@ All are collective calls, which every rank makes, as every rank runs the same sc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,6 +39,7 @@ from autopar.runtime.dtensor_private import (
     take_over_assignments,
     take_over_copies,
     take_over_ops,
+    take_over_wholes,
 )
 from autopar.runtime.module.readings import know_readings
 from autopar.runtime.module.stored import (
@@ -57,6 +58,7 @@ from autopar.runtime.module.writes import (
     changed_shape,
     computed_into,
     drawn_whole,
+    on_all_ranks,
     written_by_element,
 )
 from autopar.runtime.op_schemas import (
@@ -67,7 +69,9 @@ from autopar.runtime.op_schemas import (
     is_on_lists,
     is_view,
 )
+from autopar.runtime.process.alone import is_in_shards, together, whole_alone
 from autopar.runtime.process.composites import know_composites
+from autopar.runtime.process.origins import count_changes, note
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all
 from autopar.runtime.process.proven import (
     added_up,
@@ -99,24 +103,33 @@ def know_changes(meshes: Iterable[DeviceMesh]) -> None:
         _known.append(True)
         take_over_assignments(_assigned)
         take_over_copies(is_ours)
+        take_over_wholes(_whole)
         know_readings(is_ours)
         know_composites()
     add_meshes(meshes)
 
 
+def _whole(make: Callable[[], Tensor], x: DTensor) -> Tensor:
+    """All of a DTensor."""
+    if not is_ours(x) or not is_in_shards(x):
+        return make()
+    with together("a read", [x]) as joint:
+        return make() if joint else whole_alone(x)
+
+
 def _handler_of(op: Any) -> Handler | None:
     if draws_numbers(op):
-        return drawn_whole
+        return on_all_ranks(drawn_whole)
     if op is aten.detach_.default:
         return _detached
     if is_on_lists(op):
         return None
     if as_view(op) is not None:
-        return changed_shape
+        return on_all_ranks(changed_shape)
     if is_by_element(op) and is_in_place(op):
         return written_by_element
     if op._schema.is_mutable or is_distributed_call(op):
-        return computed_into
+        return on_all_ranks(computed_into)
     if op in _MADE_ANEW:
         return _made_anew
     return _viewed if is_view(op) else _computed
@@ -150,11 +163,32 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     """What an op makes that changes nothing. What torch makes of DTensors of which this rank has
     nothing is not to be relied on but where each element is by itself."""
     if is_by_element(op) and is_simple(args, kwargs):
-        return added_up(plain(*args, **kwargs))
+        made = added_up(plain(*args, **kwargs))
+        note(made, op, args, kwargs, view=False)
+        return made
     given = flatten((args, kwargs))[0]
     like = next((x for x in given if is_ours(x)), None)
     if like is None:
         return plain(*args, **kwargs)
+    is_mixed = any(is_beside(x, like) for x in given)
+    if not is_mixed and not any(map(is_in_shards, given)):
+        return _together(plain, op, args, kwargs, given, like)
+    with together(op, given) as joint:
+        if not joint:
+            return op(*map_tensors(_alone, args), **map_tensors(_alone, kwargs))
+        made = _together(plain, op, args, kwargs, given, like)
+    note(made, op, args, kwargs, view=False)
+    return made
+
+
+def _alone(x: Tensor) -> Tensor:
+    return whole_alone(x) if type(x) is not Tensor else x
+
+
+def _together(
+    plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+    given: Sequence[Any], like: DTensor,
+) -> Any:  # fmt: skip
     mesh = like.device_mesh
     is_mixed = any(is_beside(x, like) for x in given)
     differentiated = torch.is_grad_enabled() and any(map(_needs_gradient, given))
@@ -193,6 +227,21 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
     if is_ours(source) and op in _FLAGS:
         # A flag of a view is not sent with it.
         return dtensor_like(op(piece_of(source)).resolve_conj().resolve_neg(), source)
+    if not is_stored(source) or op in _VIEWS_OF_SHARDS or not is_in_shards(source):
+        made = _view_of_shards(plain, op, args, kwargs)
+    else:
+        with together(op, [source]) as joint:
+            if not joint:
+                return op(whole_alone(source), *args[1:], **kwargs)
+            made = _view_of_shards(plain, op, args, kwargs)
+    note(made, op, args, kwargs, view=True)
+    return made
+
+
+def _view_of_shards(
+    plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    source = args[0]
     if not is_stored(source) or op in _VIEWS_OF_SHARDS:
         return plain(*args, **kwargs)
     mesh, made = source.device_mesh, None
@@ -225,6 +274,7 @@ def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
     """What becomes the data of `tensor`, or its gradient, as this rank's piece."""
     if not is_ours(tensor):
         return None
+    count_changes([tensor])
     if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
         raise AutoparError(
             f"a parameter of a compiled model is {tensor.dtype} of shape {tuple(tensor.shape)}, "
@@ -237,8 +287,9 @@ def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
     ):
         piece = piece_of(value)  # in the same memory, as on one device
     else:
-        whole = whole_of(value)
-        if not isinstance(value, DTensor):
-            whole = values_of_rank_0(whole, tensor.device_mesh)
+        with together("an assignment to .data or .grad", [tensor, value], reads=False):
+            whole = whole_of(value)
+            if not isinstance(value, DTensor):
+                whole = values_of_rank_0(whole, tensor.device_mesh)
         piece = cut_piece(whole, tensor.device_mesh, tensor.placements)
     return piece.detach().to(piece_of(tensor).device).contiguous()

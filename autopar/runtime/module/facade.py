@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from autopar.runtime.checkpoint.reading import moves
 from autopar.runtime.checkpoint.saving import save_alone, save_pretrained
 from autopar.runtime.module.params import as_stored, check_ties
+from autopar.runtime.process.moves import moves
 
 _OF = "_autopar_forward_of"
 """Where a forward that was taken from a compiled model has that model."""

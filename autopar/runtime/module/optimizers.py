@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn, optim
@@ -31,8 +31,10 @@ from torch.optim.optimizer import (
 )
 
 from autopar.errors import AutoparError
-from autopar.runtime.checkpoint import reading
 from autopar.runtime.dtensor_private import cut_piece, dtensor_of, piece_of
+from autopar.runtime.process import reading
+from autopar.runtime.process.alone import step_together
+from autopar.runtime.process.moves import moves
 from autopar.runtime.process.part_tensors import is_of_some_ranks, piece_of_rank_0
 from autopar.runtime.torch_private import step_next_to
 
@@ -73,8 +75,9 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
     kind = type(optimizer)
     if not any(_is_ours(p) for group in optimizer.param_groups for p in group["params"]):
         return
-    _offer(optimizer)
-    reading.moves.begin()
+    _save_whole(optimizer)
+    step_together(optimizer)
+    moves.begin()
     if kind in UNABLE:
         raise AutoparError(
             f"{kind.__name__} needs sparse gradients, and a compiled model has dense ones: take "
@@ -91,8 +94,8 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if reading.moves.are_going_on:
-        reading.moves.end()
+    if moves.are_going_on:
+        moves.end()
 
 
 def _enter(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,31 +118,21 @@ def _leave(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         stepping.leave()
 
 
-_offers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
+_saving_whole: WeakSet[Optimizer] = WeakSet()
 
 
-def _offer(optimizer: Optimizer) -> None:
+def _save_whole(optimizer: Optimizer) -> None:
     """Where single ranks save, the optimizer's `state_dict()` has whole tensors."""
     reader = reading.running()
-    if reader is None or optimizer in _offers:
+    if reader is None or not reader.saves or optimizer in _saving_whole:
         return
-    here = ref(optimizer)
-
-    def state(name: str) -> Any:
-        found = here()
-        assert found is not None
-        index, _, key = name.partition("/")
-        params = [param for group in found.param_groups for param in group["params"]]
-        return found.state[params[int(index)]][key]
-
-    _offers[optimizer] = offer = reader.offer(state)
+    _saving_whole.add(optimizer)
 
     def gather(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        names = reader.names()
         states = {
             index: {
-                key: reader.whole(offer, f"{index}/{key}", value)
-                if isinstance(value, DTensor)
-                else value
+                key: reader.whole(names[id(value)], value) if isinstance(value, DTensor) else value
                 for key, value in state.items()
             }
             for index, state in saved["state"].items()

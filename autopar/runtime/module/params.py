@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from autopar.errors import AutoparError
-from autopar.runtime.checkpoint.reading import moves
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.dtensor_private import (
     cut_piece,
@@ -34,8 +33,10 @@ from autopar.runtime.module.changes import know_changes
 from autopar.runtime.module.identity import supersede
 from autopar.runtime.module.optimizers import mark
 from autopar.runtime.ops.host_copies import copy_on_host
+from autopar.runtime.process.alone import know_ranks
 from autopar.runtime.process.byte_messages import broadcast, know_bytes
 from autopar.runtime.process.layouts import check_states
+from autopar.runtime.process.moves import moves
 from autopar.runtime.process.part_tensors import know_numbers
 from autopar.runtime.process.world import ParamPlace, World
 from autopar.runtime.program.guards import is_state
@@ -86,6 +87,7 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
     """
     mesh = world.device_mesh
     if mesh is not None:
+        know_ranks(world, model)
         know_bytes()
         know_numbers()
         know_changes([mesh])

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from autopar.errors import AutoparError
 from autopar.runtime.dtensor_private import (
+    Handler,
     TorchCall,
     become,
     cut_piece,
@@ -27,7 +28,15 @@ from autopar.runtime.module.stored import (
     replicated_beside,
     values_of_rank_0,
 )
-from autopar.runtime.op_schemas import as_view, done, is_distributed_call, written_by
+from autopar.runtime.op_schemas import (
+    as_view,
+    done,
+    draws_numbers,
+    is_distributed_call,
+    written_by,
+)
+from autopar.runtime.process.alone import together, whole_alone
+from autopar.runtime.process.origins import count_changes
 from autopar.runtime.process.part_tensors import is_of_some_ranks
 from autopar.runtime.process.proven import is_thin
 from autopar.runtime.program.sharded import whole_of
@@ -42,12 +51,43 @@ _GIVEN_A_SHAPE = (
 )
 
 
+def on_all_ranks(handler: Handler) -> Handler:
+    """`handler` of an op that may change tensors of which ranks hold shards: all ranks are to make
+    the call, but where one alone writes to a tensor of its own."""
+
+    def handle(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        given = flatten((args, kwargs))[0]
+        if not any(map(is_ours, given)):
+            return handler(plain, op, args, kwargs)
+        written = [x for x in written_by(op, args, kwargs) if is_ours(x)]
+        reads = not written and not draws_numbers(op)
+        count_changes(written)
+        with together(op, given, reads=reads) as joint:
+            if not joint:
+                args, kwargs = map_tensors(_alone, (args, kwargs))
+                return done(op(*args, **kwargs))
+            return handler(plain, op, args, kwargs)
+
+    return handle
+
+
+def _alone(x: Tensor) -> Tensor:
+    return whole_alone(x) if type(x) is not Tensor else x
+
+
 def written_by_element(
     plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """An op that changes a tensor in place, element by element."""
     if is_simple(args, kwargs) and not is_thin(args[0]):
+        count_changes(args[:1])
         return plain(*args, **kwargs)
+    return on_all_ranks(_written_by_element)(plain, op, args, kwargs)
+
+
+def _written_by_element(
+    plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     like = first_stored(written_by(op, args, kwargs))
     if like is None:
         return _written_elsewhere(plain, op, args, kwargs)

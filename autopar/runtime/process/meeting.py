@@ -13,6 +13,8 @@ the process group's timeout. What fails within a step is told in the same words.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -28,6 +30,7 @@ from torch import Tensor, fx
 from autopar.errors import PlanMismatchError, RankError
 from autopar.runtime.process.agreement import Agreement
 from autopar.runtime.process.digests import BATCH, BatchDigest
+from autopar.runtime.process.moves import moves
 from autopar.runtime.process.roll import Roll, RollPlace, guilty, is_lost_peer
 from autopar.runtime.process.rows import row_shapes
 from autopar.runtime.process.spots import of_error, of_stack, script_line, waiting_collective
@@ -39,6 +42,18 @@ SURE_S = 3.0
 """How long ranks stand still in other collectives before they are held to be stuck there."""
 NEW = -1
 """The number of a program that is to be made."""
+_READ, _STEP, _ROWS = -2, -3, -4
+"""What else ranks come for: to read a tensor of which each has a piece, to step, to tell rows."""
+_READ_PATIENCE_S, _READ_SURE_S = 0.3, 0.5
+"""The same for a rank that may as well read alone."""
+ALL, ALONE, FIRST = range(3)
+"""Who reads: all ranks together, or each alone, or this one alone before it is with the others."""
+_GAVE_UP, _CAME = "alone", "all"
+_FACTOR, _MODULUS = 1_000_003, (1 << 61) - 1
+_OPTIMIZER = "step of an optimizer"
+_CALL = "a call of a compiled model"
+_DOES = {NEW: _CALL, _STEP: f"a {_OPTIMIZER}", _ROWS: _CALL}
+_SERIAL = itertools.count()
 
 _TOGETHER = (
     "; every rank calls a compiled model at the same time with the same inputs, since each holds a "
@@ -50,7 +65,11 @@ _OWN_ROWS = (
     "of another shape or dtype: pad them to one length on all ranks (accelerate's "
     'pad_across_processes, or padding="max_length" of a tokenizer or collator)'
 )
-_FACTS = ("program", "gradients", "batch")
+_APART = (
+    "; every rank runs the same script, since each holds a part of the model: what is only to be "
+    "printed or saved may be read on one rank alone, and all else is to be done on all ranks"
+)
+_FACTS = ("program", "gradients", "batch", "changes of parameters in place", "reads")
 SLACK_S = 5.0
 """How much longer than torch's own timeout, whose words say more, a wait for torch may take."""
 _Answer = TypeVar("_Answer")
@@ -65,6 +84,8 @@ class Meeting:
         self.rank, self.size = group.rank(), group.size()
         self.roll = roll
         self._group, self.store = group, store
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._name = f"{attempt}/meeting{next(_SERIAL)}"
         self._digest = BatchDigest()
         rows = torch.zeros((self.size, len(_FACTS)), dtype=torch.int64, device="cpu")
         mine = torch.zeros(len(_FACTS), dtype=torch.int64, device="cpu")
@@ -72,6 +93,11 @@ class Meeting:
         self._brought, self._gathered = mine.numpy(), rows.numpy()
         self._parted: RankError | None = None
         self._has_begun = False
+        self._num_gathered = 0
+        self._left: list[Any] = []
+        """What this rank has brought to a read and did not wait for."""
+        self._reads = 0
+        """A digest of the reads since the call before, in which all ranks took part unasked."""
 
     def exchange(self, numbers: Sequence[int]) -> Tensor:
         """What each rank brings to the call that `meet` starts, a row per rank: as many numbers
@@ -79,12 +105,94 @@ class Meeting:
         self._has_begun = False  # A call before may have failed on its way to meet.
         self._begin()
         with self.roll.during("start"):
+            self._arrive("start", _ROWS)
             return self._gather(numbers)
+
+    def step(self) -> None:
+        """Return when all ranks are at a step of an optimizer. PlanMismatchError or RankError where
+        they are not: parameters change by it, and those of one rank alone must not."""
+        self._check()
+        with self.roll.during(_OPTIMIZER):
+            self._arrive(_OPTIMIZER, _STEP)
+
+    def reads(self, what: int, *, can_alone: bool) -> int:
+        """ALL if all ranks are here to read the same, of which `what` is a digest. ALONE where any
+        is at something else, or stands still in a collective of the script's own. Where ranks are
+        to read this and that, the fewest that can read alone are the FIRST to do so."""
+        while self._parted is None:
+            rows = self._rows_of_reading(what, can_alone=can_alone)
+            if rows is None or any(row[0] != _READ for row in rows):
+                return ALONE
+            groups: dict[int, list[int]] = {}
+            for rank, row in enumerate(rows):
+                groups.setdefault(row[1], []).append(rank)
+            if len(groups) == 1:
+                return ALL if self._settled(_CAME) == _CAME else ALONE
+            able = [group for group in groups.values() if all(rows[rank][2] for rank in group)]
+            first = min(able, key=lambda group: (len(group), group), default=[self.rank])
+            if self.rank in first:
+                return FIRST
+        return ALONE
+
+    def _rows_of_reading(self, what: int, *, can_alone: bool) -> list[list[int]] | None:
+        """What each rank brings; None if any cannot be waited for."""
+        mine = torch.tensor([_READ, what, can_alone, 0, 0], dtype=torch.int64, device="cpu")
+        rows = torch.empty((self.size, len(_FACTS)), dtype=torch.int64, device="cpu")
+        self._num_gathered += 1
+        work = self._group.allgather([list(rows.unbind())], [mine])
+        with self.roll.during(f"read {self._num_gathered}"):
+            if self._come_to_read(work):
+                return rows.tolist()
+        self._left.append((work, mine, rows))
+        return None
+
+    def read_unasked(self, what: int) -> None:
+        """All ranks are held to take part in a read: where they meet again it is seen whether they
+        did."""
+        self._reads = (self._reads * _FACTOR + what) % _MODULUS
+
+    def _come_to_read(self, work: Any) -> bool:
+        stuck: list[RollPlace] = []
+        since = time.monotonic()
+        while True:
+            with suppress(RuntimeError):
+                work.wait(timedelta(seconds=_READ_PATIENCE_S))
+                return True
+            if work.is_completed():
+                return False  # A rank is gone.
+            places = self.roll.call()
+            absent = [place for place in places if place.phase != self.roll.phase]
+            if not _same(absent, stuck):
+                stuck, since = absent, time.monotonic()
+            is_sure = time.monotonic() > since + _READ_SURE_S
+            are_stuck = absent and is_sure and all(p.waits_in or p.ended for p in absent)
+            if are_stuck and self._settled(_GAVE_UP) == _GAVE_UP:
+                return False
+
+    def _settled(self, said: str) -> str:
+        """What the first of all ranks has said of the row that was brought last."""
+        key = f"autopar/{self._name}/read/{self._num_gathered}"
+        return self.store.compare_set(key, "", said).decode()
+
+    def _arrive(self, phase: str, *brought: int) -> None:
+        """Bring a row, and have those of all others, once those that read alone have gone on."""
+        row = [*brought, *[0] * (3 - len(brought)), moves.in_place, self._reads]
+        while True:
+            self._brought[:] = row
+            self._num_gathered += 1
+            self._wait(self._group.allgather([self._rows], [self._mine]), phase)
+            if not (self._gathered[:, 0] == _READ).any():
+                break
+        kinds = self._gathered[:, 0].clip(max=NEW)
+        if (kinds != kinds[0]).any():
+            doing = f"{_DOES[min(brought[0], NEW)]}{_at_line()}"
+            self._compare("what comes next", {"next": doing}, _APART)
+        self._reads = 0
 
     def _gather(self, numbers: Sequence[int]) -> Tensor:
         mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         rows = torch.empty((self.size, len(numbers)), dtype=torch.int64, device="cpu")
-        self._wait(self._group.allgather([list(rows.unbind())], [mine]))
+        self._wait(self._group.allgather([list(rows.unbind())], [mine]), "start")
         return rows
 
     def meet(
@@ -107,26 +215,28 @@ class Meeting:
         """
         self._begin()
         self._has_begun = False
-        grad = torch.is_grad_enabled()
-        self._brought[:] = program, grad, self._digest(batch)
+        digest = self._digest(batch)
         with self.roll.during("start"):
-            self._wait(self._group.allgather([self._rows], [self._mine]))
+            self._arrive("start", program, torch.is_grad_enabled(), digest)
             differs = bool((self._gathered != self._gathered[0]).any())
             if own_rows is not None and (differs or program == NEW):
                 shapes = self._gather(row_shapes(own_rows))
                 if (shapes[:, 0] != shapes[0, 0]).any():
                     what = ", ".join(f"{str(x.dtype)[6:]}{list(x.shape)}" for x in own_rows)
-                    self._compare({"rows of their own": what}, _OWN_ROWS)
+                    self._compare(self._topic(), {"rows of their own": what}, _OWN_ROWS)
                 if (shapes != shapes[0]).any():
                     self._has_begun = True
                     return shapes[:, 1:].T[: len(own_rows)].tolist()
             if differs:
-                self._compare(self._named(facts()), _TOGETHER)
+                self._compare(self._topic(), self._named(facts()), _TOGETHER)
         return []
 
-    def _begin(self) -> None:
+    def _check(self) -> None:
         if self._parted is not None:
             raise self._parted
+
+    def _begin(self) -> None:
+        self._check()
         if not self._has_begun:
             self.roll.calls += 1
             self._has_begun = True
@@ -191,7 +301,8 @@ class Meeting:
         call = f" of call {self.roll.calls}" if self.roll.calls else ""
         return self._lost(f"the {phase}{call}, in {waited}", self.roll.call())
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: Any, phase: str) -> None:
+        is_step = phase == _OPTIMIZER
         stuck: list[RollPlace] = []
         since = time.monotonic()
         while True:
@@ -203,21 +314,24 @@ class Meeting:
                     work.wait()
                     return
                 except RuntimeError as error:
-                    raise self._lost(self._start(), self.roll.call()) from error
+                    raise self._lost(self._start(phase), self.roll.call()) from error
             places = self.roll.call()
             if work.is_completed():
                 continue
             if any(place.ended for place in places):
-                raise self._lost(self._start(), places, _TOGETHER)
-            absent = [place for place in places if place.calls < self.roll.calls]
+                raise self._lost(self._start(phase), places, _TOGETHER)
+            calls = self.roll.calls
+            absent = [p for p in places if p.calls < calls or (is_step and p.phase != phase)]
             if not _same(absent, stuck):
                 stuck, since = absent, time.monotonic()
             elif absent and all(p.waits_in for p in absent) and time.monotonic() > since + SURE_S:
-                raise self._lost(self._start(), absent, _TOGETHER)
+                raise self._lost(self._start(phase), absent, _TOGETHER)
 
-    def _start(self) -> str:
-        line = script_line(iter(of_stack(sys._getframe())))
-        return f"the start of call {self.roll.calls}" + (f", at {line}" if line else "")
+    def _start(self, phase: str) -> str:
+        return f"the {phase} of call {self.roll.calls}{_at_line()}"
+
+    def _topic(self) -> str:
+        return f"call {self.roll.calls} of a compiled model"
 
     def _lost(self, where: str, places: Sequence[RollPlace], hint: str = "") -> RankError:
         """What to tell of a wait in vain; from now on the ranks have parted."""
@@ -234,15 +348,21 @@ class Meeting:
         named[BATCH] = named.pop("batch")
         named["program"] = "a new one" if self._brought[0] == NEW else named["program"]
         named["gradients"] = "on" if self._brought[1] else "off"
+        named["reads"] = f"digest {named['reads']}"
         return {**facts, **named}
 
-    def _compare(self, facts: Mapping[str, str], remedy: str) -> None:
+    def _compare(self, topic: str, facts: Mapping[str, str], remedy: str) -> None:
         """All ranks know that something differs: what it is, in words."""
-        agreement = Agreement(self.store, self.roll, name=f"meeting/{self.roll.calls}")
+        agreement = Agreement(self.store, self.roll, name=f"{self._name}/{self._num_gathered}")
         try:
-            agreement.agree(f"call {self.roll.calls} of a compiled model", facts)
+            agreement.agree(topic, facts)
         except PlanMismatchError as error:
             raise PlanMismatchError(f"{error}{remedy}") from None
+
+
+def _at_line() -> str:
+    line = script_line(iter(of_stack(sys._getframe())))
+    return f", at {line}" if line else ""
 
 
 def _same(some: Sequence[RollPlace], others: Sequence[RollPlace]) -> bool:

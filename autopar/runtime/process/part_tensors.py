@@ -30,6 +30,7 @@ from autopar.runtime.dtensor_private import (
 )
 from autopar.runtime.op_schemas import written_by
 from autopar.runtime.process.byte_messages import broadcast, bytes_behind, unpacked
+from autopar.runtime.process.origins import count_changes
 from autopar.runtime.process.own_group import own_group
 from autopar.runtime.process.proven import adds_up, is_any_uneven
 from autopar.runtime.torch_private import map_tensors
@@ -119,6 +120,7 @@ def _by_mesh(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str
             made[place] = result
     changed = {id(x): x for x in written_by(op, args, kwargs) if isinstance(x, DTensor)}
     if changed:
+        count_changes(changed.values())
         torch.autograd.graph.increment_version(list(changed.values()))
     return None if all(each is None for each in made) else made
 

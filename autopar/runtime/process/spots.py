@@ -30,10 +30,15 @@ def script_line(frames: Iterator[tuple[CodeType, int]]) -> str:
     """`train.py:57 in main`, of the innermost of `frames`, outermost first, that is the user's."""
     found = ""
     for code, line in frames:
-        name = code.co_filename
-        if not (name.startswith(("<", _TORCH, _OURS)) or _is_python(name)):
-            found = f"{Path(name).name}:{line} in {code.co_name}"
+        if is_of_script(code):
+            found = f"{Path(code.co_filename).name}:{line} in {code.co_name}"
     return found
+
+
+def is_of_script(code: CodeType) -> bool:
+    """Whether code is the user's."""
+    name = code.co_filename
+    return not (name.startswith(("<", _TORCH, _OURS)) or _is_python(name))
 
 
 def _is_python(name: str) -> bool:

@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.dtensor_private import dtensor_like, piece_of
+from autopar.runtime.process.moves import moves
 from autopar.runtime.program.sharded import Place, output, whole_of
 from autopar.runtime.torch_private import keeps_graph
 
@@ -293,6 +294,7 @@ class _Differentiable(torch.autograd.Function):
         assert step.backward is not None
         grads = _run(step.backward, inputs)
         pairs = zip(step.grads, grads, strict=True)
+        moves.once()
         by_name = {name: grad for name, grad in pairs if step.is_reached(name, given)}
         leaves = zip(ctx.params, ctx.leaves, strict=True)
         return (None, None, None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))

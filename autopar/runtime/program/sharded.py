@@ -30,9 +30,12 @@ from autopar.runtime.op_schemas import (
     is_view,
     written_by,
 )
+from autopar.runtime.process.alone import know_output, together, whole_alone
+from autopar.runtime.process.origins import note
 from autopar.runtime.process.part_tensors import is_of_some_ranks, of_rank_0
-from autopar.runtime.process.proven import for_shards, is_proven
+from autopar.runtime.process.proven import for_shards, is_by_element, is_proven
 from autopar.runtime.program.sharded_ops import (
+    LOCAL_VIEWS,
     RESHAPED,
     RESIZED,
     VIEWS,
@@ -121,17 +124,28 @@ class ShardedOutput(Tensor):
         given = kwargs or {}
         if is_distributed_call(func):
             check_distributed_call(func, args)
-        if as_view(func) is not None:
-            return _become(func, args, given)
-        if any(True for _ in written_by(func, args, given)):
-            return _written(func, args, given)
-        if is_view(func):
-            return _view(func, args, given)
-        found = _on_shards(func, args, given)
-        if found is not NotImplemented:
-            return found
-        made = func(*map_tensors(whole_of, args), **map_tensors(whole_of, given))
-        return map_tensors(of_rank_0, made) if draws_numbers(func) else made
+        leaves = flatten((args, given))[0]
+        reads = not (func._schema.is_mutable or draws_numbers(func))
+        if reads and _needs_no_other(func, args, leaves):
+            made = _on_shards(func, args, given)
+            if made is not NotImplemented and (not is_view(func) or _shares(made, args[0])):
+                note(made, func, args, given, view=is_view(func))
+                return made
+        with together(func, leaves, reads=reads or not _changes_shards(func, args, given)) as joint:
+            if not joint:
+                return func(*map_tensors(_entire, args), **map_tensors(_entire, given))
+            made = _done_together(func, args, given)
+        note(made, func, args, given, view=is_view(func))
+        return made
+
+    @property
+    def in_shards(self) -> bool:
+        """Whether other ranks have values that this one has not."""
+        return self.view_of is not None or _is_elsewhere(self) or not self._is_whole
+
+    @property
+    def _is_whole(self) -> bool:
+        return all(p.is_replicate() for p in self.placements) and not _is_elsewhere(self)
 
     def full_tensor(self) -> Tensor:
         """The whole, plain tensor on every rank. A collective call."""
@@ -201,16 +215,61 @@ def output(piece: Tensor, place: Place | None) -> Tensor:
     for size, placement in zip(place.mesh.shape, place.placements, strict=True):
         if isinstance(placement, Shard) and place.shape is None:
             shape[placement.dim] *= size
-    return ShardedOutput(piece, place, torch.empty(shape, dtype=piece.dtype, device="meta"))
+    made = ShardedOutput(piece, place, torch.empty(shape, dtype=piece.dtype, device="meta"))
+    know_output(made)
+    return made
 
 
 def whole_of(tensor: Tensor) -> Tensor:
     """All of a tensor, plain. A collective call where ranks hold pieces."""
-    if isinstance(tensor, ShardedOutput):
+    if not isinstance(tensor, ShardedOutput):
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not tensor.in_shards:
+        return tensor.piece
+    with together("a read", [tensor]) as joint:
+        if not joint:
+            return whole_alone(tensor)
         _refresh(tensor)
-        is_whole = all(p.is_replicate() for p in tensor.placements) and not _is_elsewhere(tensor)
-        return tensor.piece if is_whole else _dtensor(tensor).full_tensor()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return tensor.piece if tensor._is_whole else _dtensor(tensor).full_tensor()
+
+
+def _entire(tensor: Tensor) -> Tensor:
+    return whole_alone(tensor) if isinstance(tensor, ShardedOutput | DTensor) else tensor
+
+
+def _needs_no_other(func: Any, args: Sequence[Any], leaves: Sequence[Any]) -> bool:
+    """Whether each rank makes of its pieces what it has of a result, and needs none of others."""
+    if func in LOCAL_VIEWS:
+        return isinstance(args[0], ShardedOutput) and not takes_a_part(func, args)
+    given = [x for x in leaves if isinstance(x, Tensor)]
+    place, shape = getattr(given[0], "place", None), given[0].shape
+    return is_by_element(func) and all(
+        isinstance(x, ShardedOutput) and (x.place, x.shape) == (place, shape) for x in given
+    )
+
+
+def _shares(made: Any, source: ShardedOutput) -> bool:
+    return isinstance(made, ShardedOutput) and shares_memory(made.piece, source.piece)
+
+
+def _changes_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an op writes to a tensor in shards, or draws."""
+    written = written_by(func, args, kwargs)
+    return draws_numbers(func) or any(isinstance(x, ShardedOutput | DTensor) for x in written)
+
+
+def _done_together(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if as_view(func) is not None:
+        return _become(func, args, kwargs)
+    if any(True for _ in written_by(func, args, kwargs)):
+        return _written(func, args, kwargs)
+    if is_view(func):
+        return _view(func, args, kwargs)
+    found = _on_shards(func, args, kwargs)
+    if found is not NotImplemented:
+        return found
+    made = func(*map_tensors(whole_of, args), **map_tensors(whole_of, kwargs))
+    return map_tensors(of_rank_0, made) if draws_numbers(func) else made
 
 
 def _root(x: Tensor) -> ShardedOutput | DTensor:
@@ -297,7 +356,7 @@ def _view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     source = args[0]
     if func in VIEWS and isinstance(source, ShardedOutput) and not takes_a_part(func, args):
         found = _on_shards(func, args, kwargs)
-        if isinstance(found, ShardedOutput) and shares_memory(found.piece, source.piece):
+        if _shares(found, source):
             return found
     return view_of_whole(func, args, kwargs)
 

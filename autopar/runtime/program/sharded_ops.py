@@ -27,6 +27,14 @@ VIEWS = frozenset(
 )  # fmt: skip
 """Views that shards have, where they leave the dims alone that are cut."""
 
+LOCAL_VIEWS = frozenset(
+    {
+        aten.alias.default, aten.detach.default, aten.permute.default, aten.select.int,
+        aten.slice.Tensor, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
+    }
+)  # fmt: skip
+"""Those that every rank has of its own shard."""
+
 
 RESIZED = (
     "what is written into a tensor in shards has the shape {now}, and it stays {was}: take a "

@@ -1,10 +1,10 @@
 """Whole tensors for one rank alone: the others' pieces, without their taking part.
 
-`Trainer` and accelerate save on one rank, as scripts for one device and for DDP do: what they save
-must not need a collective. Each rank answers requests for its pieces from a thread, over sockets
-whose addresses are in the c10d Store. A piece is read in one state of the optimizer: `moved` counts
-the times that parameters and states changed; a rank that has gone on, past what the reader wants,
-says so, and the reader raises.
+Scripts for one device and for DDP print, log and save on one rank: what they read must not need a
+collective. Each rank answers requests for its pieces from a thread, over sockets whose addresses
+are in the c10d Store. A piece is read in one state: `moves` counts the times that parameters,
+gradients and states changed; a rank that has gone on, past what the reader wants, says so, and the
+reader raises.
 
 Ranks that end wait until nobody reads any more. No wait is longer than the process group's timeout.
 """
@@ -19,73 +19,52 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
+from weakref import ReferenceType, WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from autopar.errors import AutoparError, RankError
-from autopar.runtime.dtensor_private import local_slices
+from autopar.runtime.dtensor_private import local_slices, piece_of
+from autopar.runtime.process.moves import moves
 from autopar.runtime.process.roll import guilty
 from autopar.runtime.process.waits import BoundedStore, SilenceError, in_time
 from autopar.runtime.process.world import World
 
-Lookup = Callable[[str], Any]
-"""A tensor of this rank by its name."""
-
+_AT_THE_SAME = (
+    ": read, print and save when all ranks are at the same step, gradients before the optimizer's"
+)
+_GRAD, _OUTPUT = "gradient of ", "output "
 _KEY = f"autopar/reading/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 _PATIENCE_S = 60.0
-
-
-class Moves:
-    """How often the parameters changed on this rank: odd while they do."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._done: torch.cuda.Event | None = None
-
-    @property
-    def are_going_on(self) -> bool:
-        return self.count % 2 == 1
-
-    def begin(self) -> None:
-        self.count |= 1
-
-    def end(self) -> None:
-        self.count = (self.count | 1) + 1
-        if torch.cuda.is_initialized():
-            self._done = torch.cuda.Event()
-            self._done.record()
-
-    def copy(self, piece: Tensor) -> Tensor:
-        """`piece` as it is since the last move, on the CPU: on a stream of its own, since the
-        default one may wait for the very rank that reads."""
-        if not piece.is_cuda:
-            return piece.contiguous().clone()
-        stream = torch.cuda.Stream(piece.device)
-        if self._done is not None:
-            stream.wait_event(self._done)
-        with torch.cuda.stream(stream):
-            return piece.contiguous().cpu()
-
-
-moves = Moves()
+_LOOK_S = 1.0
 
 
 class Reader:
-    """Reads from all ranks of `world`, and lets them read here what `offer` names."""
+    """Reads from all ranks of `world`, and lets them read here: parameters and gradients of
+    `models`, states of `optimizers`, and `outputs` by their numbers. Each rank has them in the same
+    order."""
 
     def __init__(self, world: World) -> None:
         assert world.store is not None
         self.world = world
         self.store: BoundedStore = world.store
+        self.models: list[ReferenceType[nn.Module]] = []
+        self.optimizers: list[ReferenceType[Optimizer]] = []
+        self.outputs: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self.num_outputs = 0
+        self.saves = False
+        """Whether what single ranks save is to be whole without their asking."""
+        self.held: list[Any] = []
+        """Outputs of the call before that nothing else may keep on this rank."""
         self._patience_s = min(_PATIENCE_S, self.store.timeout_s / 2)
         """How long a rank that is asked waits until it is at the same step: less than who asks."""
-        self._offers: dict[str, Lookup] = {}
         self._peers: dict[int, Connection] = {}
         self._last_s = 0.0
         if world.rank == 0:
@@ -97,38 +76,76 @@ class Reader:
         threading.Thread(target=self._listen, daemon=True, name="autopar reading").start()
         atexit.register(self._leave)
 
-    def offer(self, lookup: Lookup) -> str:
-        """The name under which others find what `lookup` finds: the n-th offer of each rank must be
-        that of the same thing."""
-        name = str(len(self._offers))
-        self._offers[name] = lookup
-        return name
+    def add_output(self, output: Any) -> None:
+        """An output in shards, of which every rank has one at this place of the script."""
+        output.number = self.num_outputs
+        self.outputs[self.num_outputs] = output
+        self.num_outputs += 1
 
-    def whole(self, offer: str, name: str, tensor: DTensor) -> Tensor:
-        """All of `tensor`, which is `name` of `offer`, on the CPU. AutoparError if another rank's
-        piece is of another state by now."""
-        if tensor.is_meta:
+    def name_of(self, tensor: Any) -> str:
+        """Under which name all ranks find a tensor; empty if they do not."""
+        if not isinstance(tensor, DTensor):
+            number = getattr(tensor, "number", None)
+            return f"{_OUTPUT}{number}" if number in self.outputs else ""
+        return next((name for name, known in self._known() if known is tensor), "")
+
+    def names(self) -> dict[int, str]:
+        """The names of all parameters, gradients and states, by their `id`."""
+        return {id(known): name for name, known in self._known()}
+
+    def _known(self) -> Iterator[tuple[str, Any]]:
+        for k, model in enumerate(self.models):
+            found = model()
+            for path, param in found.named_parameters() if found is not None else ():
+                yield f"{k}.{path}", param
+                if param.grad is not None:
+                    yield f"{_GRAD}{k}.{path}", param.grad
+        for k, optimizer in enumerate(self.optimizers):
+            owner = optimizer()
+            for index, state in enumerate(_states(owner)) if owner is not None else ():
+                for key, value in state.items():
+                    if isinstance(value, DTensor):
+                        yield f"state {k}/{index}/{key}", value
+
+    def _found(self, name: str, count: int) -> Any:
+        """The tensor of this rank that `name_of` gave this name on another; None if it is not there
+        yet. AutoparError if it is no more."""
+        if name.startswith(_OUTPUT):
+            number = int(name.removeprefix(_OUTPUT))
+            found, is_past = self.outputs.get(number), number < self.num_outputs
+        else:
+            found = next((x for known, x in self._known() if known == name), None)
+            is_past = moves.count >= count
+        if found is None and is_past:
+            raise AutoparError(f"it has no {name} any more{_AT_THE_SAME}")
+        return found
+
+    def whole(self, name: str, tensor: Any) -> Tensor:
+        """All of `tensor`, which has this name, on the CPU. AutoparError if another rank's piece is
+        of another state by now."""
+        told = name.removeprefix(_GRAD)
+        if tensor.is_meta and isinstance(tensor, DTensor):
             raise AutoparError(
-                f"{name} has no values before the model's first call, or model.prepare(...)"
+                f"{told} has no values before the model's first call, or model.prepare(...)"
             )
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
         for rank in _holders(tensor):
             if rank == self.world.rank:
-                out[_place(tensor)] = tensor.to_local().detach().cpu()
+                out[_place(tensor)] = _piece(tensor).detach().cpu()
             else:
-                place, piece = self._ask(rank, [offer, name, moves.count])
+                place, piece = self._ask(rank, [name, _version(tensor)])
                 out[place] = piece
         return out
 
     def _ask(self, rank: int, request: list[Any]) -> tuple[tuple[slice, ...], Tensor]:
         limit_s = self.store.timeout_s
         try:
-            answer, data = in_time(limit_s, f"{request[1]}", self._exchange, rank, request)
+            answer, data = in_time(limit_s, request[0], self._exchange, rank, request)
         except SilenceError as error:
             meeting = self.world.meeting
             where = f": {guilty(meeting.roll.call())}" if meeting else ""
             raise RankError(
-                f"rank {self.world.rank} waited for {request[1]} from rank {rank}, which did not "
+                f"rank {self.world.rank} waited for {request[0]} from rank {rank}, which did not "
                 f"answer within {limit_s:g} s{where}"
             ) from error
         except (EOFError, OSError) as error:
@@ -171,12 +188,12 @@ class Reader:
     def _serve(self, peer: Connection) -> None:
         while True:
             try:
-                offer, name, count = json.loads(peer.recv_bytes())
+                name, count = json.loads(peer.recv_bytes())
             except (EOFError, OSError):
                 return
             self._last_s = time.monotonic()
             try:
-                tensor, piece = self._piece(offer, name, count)
+                tensor, piece = self._answer(name, count)
             except Exception as error:
                 peer.send_bytes(json.dumps({"error": str(error)}).encode())
                 continue
@@ -186,34 +203,44 @@ class Reader:
             peer.send_bytes(piece.flatten().view(torch.uint8).numpy().tobytes())
             self._last_s = time.monotonic()
 
-    def _piece(self, offer: str, name: str, count: int) -> tuple[DTensor, Tensor]:
+    def _answer(self, name: str, count: int) -> tuple[Any, Tensor]:
         deadline = time.monotonic() + self._patience_s
-        while moves.count < count or offer not in self._offers:
-            if time.monotonic() > deadline:
+        while time.monotonic() < deadline:
+            tensor = self._found(name, count)
+            if tensor is not None and _version(tensor) >= count:
                 break
             time.sleep(0.001)
-        if moves.count == count:
-            tensor = self._offers[offer](name)
-            piece = moves.copy(tensor.to_local().detach())
-            if moves.count == count:
+        else:
+            raise AutoparError(f"it has not come to where {name} is there{_AT_THE_SAME}")
+        if _version(tensor) == count:
+            piece = moves.copy(_piece(tensor).detach())
+            if _version(tensor) == count:
                 return tensor, piece
         raise AutoparError(
-            f"it is at change {moves.count} of the parameters, where {count} was wanted: save when "
-            "all ranks are at the same step"
+            f"it is at change {_version(tensor)} of {name}, where {count} was wanted{_AT_THE_SAME}"
         )
 
     def _leave(self) -> None:
         """Wait for those who may still want to read, unless this process ends by an error."""
         if getattr(sys, "last_value", None) is not None:
             return
-        self._last_s = max(self._last_s, time.monotonic())
+        look_s = self._last_s = max(self._last_s, time.monotonic())
         try:
             left = self.store.add(f"{_KEY}/left", 1)
             while left < self.world.size and time.monotonic() - self._last_s < self._patience_s:
                 time.sleep(0.02)
                 left = self.store.add(f"{_KEY}/left", 0)
+                if time.monotonic() > look_s:
+                    left += self._num_ended()
+                    look_s = time.monotonic() + _LOOK_S
         except RuntimeError:
             return  # The store went with the last rank.
+
+
+    def _num_ended(self) -> int:
+        """How many of the other ranks have ended otherwise than by leaving."""
+        meeting = self.world.meeting
+        return sum(bool(place.ended) for place in meeting.roll.call()) if meeting else 0
 
 
 _readers: list[Reader] = []
@@ -231,11 +258,25 @@ def running() -> Reader | None:
     return _readers[-1] if _readers else None
 
 
-def _place(tensor: DTensor) -> tuple[slice, ...]:
+def _states(optimizer: Optimizer) -> Iterator[Mapping[str, Any]]:
+    """The states of an optimizer's parameters, in their order."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return (optimizer.state.get(param, {}) for param in params)
+
+
+def _version(tensor: Any) -> int:
+    return moves.count if isinstance(tensor, DTensor) else tensor.writes
+
+
+def _piece(tensor: Any) -> Tensor:
+    return piece_of(tensor) if isinstance(tensor, DTensor) else tensor.piece
+
+
+def _place(tensor: Any) -> tuple[slice, ...]:
     return local_slices(tensor.shape, tensor.device_mesh, tensor.placements)
 
 
-def _holders(tensor: DTensor) -> list[int]:
+def _holders(tensor: Any) -> list[int]:
     """The ranks that have the tensor between them, those nearest this one if it is one of them."""
     mesh = tensor.device_mesh
     here = mesh.get_coordinate() or [0] * mesh.ndim

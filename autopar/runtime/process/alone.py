@@ -1,0 +1,226 @@
+"""What one rank does alone, as scripts do: `if rank == 0: print(w.norm())`.
+
+Tensors in shards are read by collectives, for which all ranks come. Before that, they tell each
+other what they are about to read. If it is the same, they read it together. If others do something
+else, a rank reads alone: it asks their threads for their pieces (`reading`), and computes from
+whole tensors. That is exact for parameters, gradients, states of optimizers and outputs, and for
+what was made of these (`origins`). For other tensors, and where a rank alone would change what all
+have, it is an error with the line.
+
+A place of the script where all ranks have read together a few times is trusted: they go on without
+asking, and compare at the next call how often they have been there.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from autopar.errors import AutoparError
+from autopar.runtime.dtensor_private import piece_of
+from autopar.runtime.process.meeting import ALL, ALONE, Meeting
+from autopar.runtime.process.origins import Leaf, Origin, made_again, source_of
+from autopar.runtime.process.part_tensors import is_of_some_ranks
+from autopar.runtime.process.reading import Reader, start_reading
+from autopar.runtime.process.spots import is_of_script
+from autopar.runtime.process.world import World
+from autopar.runtime.torch_private import in_backward
+
+_TRUSTED = 3
+"""How often all ranks have to read together at a place of the script before it is trusted."""
+
+_UNKNOWN = (
+    "{op} is called by rank {rank} alone{line}, for a tensor of which other ranks hold shards. It "
+    "is no parameter, gradient, state or output of a compiled model as it is now, nor made of "
+    "these by ops on single tensors: make the call on all ranks, or x = x.full_tensor() on all "
+    "before"
+)
+_CHANGES = (
+    "{op} is called by rank {rank} alone{line}, and would change or draw a tensor of which other "
+    "ranks hold shards: make the call on all ranks"
+)
+_BACKWARD = (
+    "backward is called by rank {rank} alone{line}, and {op} in it needs gradients that other "
+    "ranks hold shards of: compute the loss, and call backward, on all ranks"
+)
+
+
+@dataclass
+class _Here:
+    """What this process knows of reading, beside others and alone."""
+
+    meeting: Meeting
+    reader: Reader
+    thread: int
+    joint: Counter[int] = field(default_factory=Counter)
+    trusted: dict[int, int] = field(default_factory=dict)
+    """Digests of the places where all ranks read together, by place."""
+    alone: set[int] = field(default_factory=set)
+    """The places where this rank alone does."""
+
+
+_here: list[_Here] = []
+
+
+class _Inside(threading.local):
+    """Whether this thread is inside of what all ranks do, or of what this one does alone."""
+
+    joint: bool | None = None
+
+
+_inside = _Inside()
+
+
+def know_ranks(world: World, model: nn.Module) -> None:
+    """From now on ranks of `world` may read of `model` alone. A collective call."""
+    reader = start_reading(world)
+    if all(known() is not model for known in reader.models):
+        reader.models.append(ref(model))
+    assert world.meeting is not None
+    if not _here or _here[-1].meeting is not world.meeting:
+        _here[:] = [_Here(world.meeting, reader, threading.get_ident())]
+
+
+def step_together(optimizer: Optimizer) -> None:
+    """All ranks are at a step of `optimizer`, whose states they may read alone from now on."""
+    if not _here:
+        return
+    reader = _here[-1].reader
+    if all(known() is not optimizer for known in reader.optimizers):
+        reader.optimizers.append(ref(optimizer))
+    if not in_backward():
+        _here[-1].meeting.step()
+
+
+def know_output(output: Any) -> None:
+    """From now on ranks may read this one in shards alone."""
+    if _here:
+        _here[-1].reader.add_output(output)
+
+
+def hold_outputs(outputs: Iterable[Any]) -> None:
+    """Others may read these until the next call, though a script may have let go of them here."""
+    if _here:
+        _here[-1].reader.held = [x for x in outputs if is_in_shards(x)]
+
+
+@contextmanager
+def together(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[bool]:
+    """Inside, all ranks do `op` with the tensors among `given`, some of which are in shards; or
+    this rank does alone, of what `whole_alone` gives, where it yields False. AutoparError where it
+    cannot, or does not just read them."""
+    before = _inside.joint
+    if before is None:
+        _inside.joint = not _here or _come(_here[-1], op, given, reads=reads)
+    try:
+        yield bool(_inside.joint)
+    finally:
+        _inside.joint = before
+
+
+def whole_alone(x: Tensor) -> Tensor:
+    """All of a tensor, plain, without the others' taking part."""
+    return made_again(source_of(x), _whole)
+
+
+def is_in_shards(x: Any) -> bool:
+    """Whether a tensor is one of which ranks hold shards, or some ranks nothing."""
+    if isinstance(x, DTensor):
+        placements = x.placements
+        return is_of_some_ranks(x.device_mesh) or not all(p.is_replicate() for p in placements)
+    return getattr(x, "in_shards", False)
+
+
+def _whole(x: Tensor | None) -> Tensor:
+    assert x is not None
+    if not is_in_shards(x):
+        return piece_of(x) if isinstance(x, DTensor) else getattr(x, "piece", x)
+    reader = _here[-1].reader
+    found = reader.whole(reader.name_of(x), x)
+    return found.to(piece_of(x).device if isinstance(x, DTensor) else x.device)
+
+
+def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
+    """Whether all ranks are here."""
+    site, spot = _place_of(op)
+    if site in here.trusted:
+        here.meeting.read_unasked(here.trusted[site])
+        return True
+    sources = [source_of(x) for x in given if is_in_shards(x)]
+    texts = [_text(source, here.reader) for source in sources]
+    is_known = not any("?" in text for text in texts)
+    can_alone = reads and is_known and not in_backward()
+    is_elsewhere = threading.get_ident() != here.thread and not in_backward()
+    if can_alone and (is_elsewhere or site in here.alone):
+        return False
+    line = f"{Path(spot[0].co_filename).name}:{spot[1]}" if spot else ""
+    found = here.meeting.reads(_digest(op, texts, line), can_alone=can_alone)
+    if found == ALL:
+        here.joint[site] += 1
+        if here.joint[site] == _TRUSTED:
+            here.trusted[site] = _digest(op, (), line)
+        return True
+    if not can_alone:
+        text = _BACKWARD if in_backward() else _UNKNOWN if reads else _CHANGES
+        told = f", at {line} in {spot[0].co_name}" if spot else ""
+        raise AutoparError(text.format(op=op, rank=here.meeting.rank, line=told))
+    if found == ALONE:
+        here.alone.add(site)
+    return False
+
+
+def _text(source: Leaf | Origin, reader: Reader) -> str:
+    """The same text on all ranks for tensors that are made alike; with a `?` if one is not known,
+    or is gone."""
+    if isinstance(source, Leaf):
+        found = source.now()
+        if found is None:
+            return "?"
+        kind = f"{str(found.dtype)[6:]}{list(found.shape)}"
+        return (reader.name_of(found) or f"?{kind}") if is_in_shards(found) else kind
+    given = (*source.args, *source.kwargs.values())
+    texts = (
+        _text(x, reader)
+        if isinstance(x, (Leaf, Origin))
+        else type(x).__name__
+        if isinstance(x, torch.device | torch.Generator)  # each rank's own
+        else str(x)
+        for x in given
+    )
+    return f"{source.op}({', '.join(texts)})"
+
+
+def _digest(op: Any, texts: Sequence[str], line: str) -> int:
+    return zlib.crc32("|".join((str(op), line, *texts)).encode())
+
+
+def _place_of(op: Any) -> tuple[int, tuple[CodeType, int] | None]:
+    """A number for the place of the script where `op` is called, in this process alone, and the
+    innermost line of the script there."""
+    frame: FrameType | None = sys._getframe(1)
+    key, spot = hash((id(op), 0)), None
+    while frame is not None:
+        code = frame.f_code
+        key = hash((key, id(code), frame.f_lasti))
+        if spot is None and _is_of_script(code):
+            spot = code, frame.f_lineno
+        frame = frame.f_back
+    return key, spot
+
+
+_is_of_script = cache(is_of_script)

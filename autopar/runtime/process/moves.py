@@ -1,0 +1,52 @@
+"""When parameters, gradients and states of optimizers change."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Moves:
+    """How often parameters, gradients or states changed on this rank: odd while they do."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.in_place = 0
+        """How often a script changed any of them itself."""
+        self._done: torch.cuda.Event | None = None
+
+    @property
+    def are_going_on(self) -> bool:
+        return self.count % 2 == 1
+
+    def begin(self) -> None:
+        self.count |= 1
+
+    def end(self) -> None:
+        self.count = (self.count | 1) + 1
+        self.mark()
+
+    def once(self) -> None:
+        """There was one, unless it is a part of one that goes on."""
+        if not self.are_going_on:
+            self.count += 2
+
+    def mark(self) -> None:
+        """What others may read here is what the device has by now been told to make."""
+        if torch.cuda.is_initialized():
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    def copy(self, piece: Tensor) -> Tensor:
+        """`piece` as it is since the last move, on the CPU: on a stream of its own, since the
+        default one may wait for the very rank that reads."""
+        if not piece.is_cuda:
+            return piece.contiguous().clone()
+        stream = torch.cuda.Stream(piece.device)
+        if self._done is not None:
+            stream.wait_event(self._done)
+        with torch.cuda.stream(stream):
+            return piece.contiguous().cpu()
+
+
+moves = Moves()
