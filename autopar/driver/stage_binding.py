@@ -33,7 +33,7 @@ from autopar.runtime.program.pipelined import (
 )
 from autopar.runtime.program.program import TURN_INPUT, Program
 from autopar.runtime.program.random import DefaultRandom, draws
-from autopar.runtime.program.sharded import Place
+from autopar.runtime.program.sharded_ops import Place
 
 
 def make_step_in_stages(

@@ -108,6 +108,8 @@ CONTROL_FLOW_REMEDY = (
     "torch.where(condition, a, b), or write a loop of Python"
 )
 _THREADS = "call the function itself, in the same thread"
+_WATCHERS = frozenset({"tqdm._monitor"})
+"""Threads that compute nothing: torch.fx itself shows bars of progress by tqdm."""
 _SEEDS = (
     "a program draws from one stream that only the model advances: draw such numbers once, in "
     "__init__, and keep them in a buffer, or pass them as an argument; seed before the call"
@@ -136,7 +138,7 @@ def refused() -> Generator[None, None, None]:
     def started(self: Thread) -> None:
         calls = [frame.f_globals.get("__name__", "") for frame in users_call()]
         pooled = all(name.startswith(("concurrent.futures", __name__)) for name in calls)
-        if current_thread() is tracing and pooled:
+        if current_thread() is tracing and pooled and type(self).__module__ not in _WATCHERS:
             raise Refusal("a thread is started, and what it computes is not traced", _THREADS)
         start(self)
 

@@ -13,7 +13,8 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.runtime.dtensor_private import cut_piece, dtensor_of, is_of, piece_elsewhere
-from autopar.runtime.program.sharded import Place, ShardedOutput, whole_of
+from autopar.runtime.program.sharded import ShardedOutput, whole_of
+from autopar.runtime.program.sharded_ops import Place
 from autopar.runtime.torch_private import flatten, unflatten
 from tests.edge.samples import Case, seed
 

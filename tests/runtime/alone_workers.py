@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import threading
+import time
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import autopar
+from autopar.errors import AutoparError
 from tests.runtime.workers import whole
 
 
@@ -104,3 +107,128 @@ def logs() -> dict[str, float]:
             assert value.shape == theirs[name].shape, name
             off[f"{k} {name}"] = float((value - theirs[name]).abs().max())
     return off
+
+
+def refused() -> dict[str, str]:
+    """What is said of what cannot be done by rank 0 alone."""
+    model: Any = autopar.compile(Model(), strategy="fsdp")
+    weight = model.first.weight
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    is_alone = dist.get_rank() == 0
+    said: dict[str, str] = {}
+
+    def step() -> None:
+        model(torch.ones(6, 8))[0].backward()
+        optimizer.step()
+
+    def tried(name: str, work: Any) -> None:
+        try:
+            with torch.no_grad():
+                work()
+        except AutoparError as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    def assigned() -> None:
+        weight.data = torch.zeros(6, 8)
+
+    def part() -> None:
+        weight[0] = 0
+
+    step()
+    before = weight.detach().clone()
+    step()
+    if is_alone:
+        tried("of before", before.norm)
+        tried("gradient after the step", weight.grad.norm)
+        tried("drawn", lambda: nn.init.normal_(weight))
+        tried("drawn like it", lambda: torch.randn_like(weight))
+        tried("part", part)
+        tried("masked", lambda: weight.masked_fill_(torch.ones(6, 8).bool(), 1))
+        tried("data", assigned)
+        with torch.enable_grad():
+            loss = weight.square().sum()
+        tried("backward", lambda: loss.backward())
+        tried("collective", lambda: dist.all_reduce(weight.detach()))
+    step()
+    said["goes on"] = str(float(weight.detach().full_tensor().sum()))
+    if is_alone:
+        tried("step", optimizer.step)
+    else:
+        tried("step", step)
+    if is_alone:
+        with torch.no_grad():
+            weight.mul_(2)
+    tried("in place", step)
+    return said
+
+
+def trusted() -> str:
+    """A place where all ranks have read, and where rank 0 then does alone."""
+    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model(torch.ones(6, 8))
+    try:
+        for k in range(5):
+            if dist.get_rank() == 0 or k < 4:
+                model.first.weight.detach().norm()
+        model(torch.ones(6, 8))
+    except (AutoparError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def at_the_end() -> list[float]:
+    """What rank 0 reads when the others have ended their scripts."""
+    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model(torch.ones(6, 8))
+    if dist.get_rank():
+        return []
+    time.sleep(2)
+    return [float(model.first.weight.norm()), float(model.second.bias.sum())]
+
+
+def without_groups() -> list[float]:
+    """What ranks read when the script has ended the process groups."""
+    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model(torch.ones(6, 8))
+    dist.destroy_process_group()
+    return [float(model.first.weight.norm()), float(model.second.bias.sum())]
+
+
+def shares() -> dict[str, float]:
+    """Each rank logs a share of the parameters, from one line."""
+    model: Any = autopar.compile(Model(), strategy="fsdp")
+    wanted = dict(Model().named_parameters())
+    model(torch.ones(6, 8))
+    off: dict[str, float] = {}
+    for k, (name, param) in enumerate(model.named_parameters()):
+        if k % dist.get_world_size() == dist.get_rank():
+            off[name] = float((whole(param.square()) - wanted[name].square()).detach().abs().max())
+    return off
+
+
+def threads() -> float:
+    """A thread of a logger reads while the script trains."""
+    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model(torch.ones(6, 8))
+    wanted = float(Model().first.weight.norm())
+    read: list[float] = []
+    thread = threading.Thread(target=lambda: read.append(float(model.first.weight.norm())))
+    thread.start()
+    for _ in range(3):
+        model(torch.ones(6, 8))
+    thread.join()
+    return abs(read[0] - wanted)
+
+
+def evaluated() -> str:
+    """The model is called by rank 0 alone, while the others wait for it."""
+    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model(torch.ones(6, 8))
+    try:
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                model(torch.ones(6, 8))
+        dist.barrier()
+    except (AutoparError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

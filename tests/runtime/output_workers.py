@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import autopar
-from autopar.runtime.program.sharded import Place, ShardedOutput, output, whole_of
+from autopar.runtime.program.sharded import ShardedOutput, output, whole_of
+from autopar.runtime.program.sharded_ops import Place
 from tests.device import device, there
 from tests.runtime.workers import RANK, Net, distance, points, slow_devices
 

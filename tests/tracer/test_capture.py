@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from tqdm import tqdm
 
 from autopar.errors import SideEffectWarning, TraceError, UnknownOpWarning
 from autopar.tracer import trace
@@ -304,6 +306,21 @@ class Reversed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return Reversible.apply(self.first(x), self.second).square().mean()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_bar_of_progress_is_shown_while_a_model_is_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """tqdm starts a thread with the first bar of a process; torch.fx shows bars too."""
+
+    class Barred(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in tqdm(self, file=io.StringIO()):
+                x = layer(x)
+            return x.mean()
+
+    monkeypatch.setattr(tqdm, "monitor", None)
+    assert trace(Barred(nn.Linear(4, 4)), (torch.randn(2, 4),)).graph.nodes
 
 
 def test_gradients_that_a_backward_adds_itself_are_not_lost_in_silence() -> None:

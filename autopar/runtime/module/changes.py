@@ -69,7 +69,7 @@ from autopar.runtime.op_schemas import (
     is_on_lists,
     is_view,
 )
-from autopar.runtime.process.alone import is_in_shards, together, whole_alone
+from autopar.runtime.process.alone import is_in_shards, jointly, whole_alone
 from autopar.runtime.process.composites import know_composites
 from autopar.runtime.process.origins import count_changes, note
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all
@@ -113,7 +113,7 @@ def _whole(make: Callable[[], Tensor], x: DTensor) -> Tensor:
     """All of a DTensor."""
     if not is_ours(x) or not is_in_shards(x):
         return make()
-    with together("a read", [x]) as joint:
+    with jointly("a read", [x]) as joint:
         return make() if joint else whole_alone(x)
 
 
@@ -173,7 +173,7 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     is_mixed = any(is_beside(x, like) for x in given)
     if not is_mixed and not any(map(is_in_shards, given)):
         return _together(plain, op, args, kwargs, given, like)
-    with together(op, given) as joint:
+    with jointly(op, given) as joint:
         if not joint:
             return op(*map_tensors(_alone, args), **map_tensors(_alone, kwargs))
         made = _together(plain, op, args, kwargs, given, like)
@@ -230,10 +230,13 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
     if not is_stored(source) or op in _VIEWS_OF_SHARDS or not is_in_shards(source):
         made = _view_of_shards(plain, op, args, kwargs)
     else:
-        with together(op, [source]) as joint:
-            if not joint:
+        with jointly(op, [source]) as joint:
+            if joint:
+                made = _view_of_shards(plain, op, args, kwargs)
+            elif is_fixed(source):
                 return op(whole_alone(source), *args[1:], **kwargs)
-            made = _view_of_shards(plain, op, args, kwargs)
+            else:
+                made = view_of_whole(op, args, kwargs)
     note(made, op, args, kwargs, view=True)
     return made
 
@@ -248,7 +251,7 @@ def _view_of_shards(
     if source.numel() and not is_of_some_ranks(mesh):
         with suppress(RuntimeError):  # DTensor has no such view of shards
             made = plain(*args, **kwargs)
-    if torch.is_grad_enabled() and source.requires_grad and source.is_leaf:
+    if is_fixed(source):
         if made is not None:
             return made
         made = op(whole_of(source.detach()), *args[1:], **kwargs)
@@ -257,6 +260,11 @@ def _view_of_shards(
     if made is not None and all(is_stored(x) and shares_memory(piece_of(x), piece) for x in views):
         return made
     return view_of_whole(op, args, kwargs)
+
+
+def is_fixed(source: Tensor) -> bool:
+    """Whether autograd has something against writing to it, or to its views."""
+    return torch.is_grad_enabled() and source.requires_grad and source.is_leaf
 
 
 _FLAGS = frozenset({aten._conj.default, aten._neg_view.default})
@@ -274,7 +282,6 @@ def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
     """What becomes the data of `tensor`, or its gradient, as this rank's piece."""
     if not is_ours(tensor):
         return None
-    count_changes([tensor])
     if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
         raise AutoparError(
             f"a parameter of a compiled model is {tensor.dtype} of shape {tuple(tensor.shape)}, "
@@ -287,9 +294,10 @@ def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
     ):
         piece = piece_of(value)  # in the same memory, as on one device
     else:
-        with together("an assignment to .data or .grad", [tensor, value], reads=False):
+        with jointly("an assignment to .data or .grad", [tensor, value], reads=False):
             whole = whole_of(value)
             if not isinstance(value, DTensor):
                 whole = values_of_rank_0(whole, tensor.device_mesh)
         piece = cut_piece(whole, tensor.device_mesh, tensor.placements)
+    count_changes([tensor])
     return piece.detach().to(piece_of(tensor).device).contiguous()

@@ -95,7 +95,7 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if moves.are_going_on:
-        moves.end()
+        moves.step_ends()
 
 
 def _enter(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from autopar.runtime.module.arguments import describe_argument, objects_among
 from autopar.runtime.module.own_rows import rows_of_rank
 from autopar.runtime.module.remade import Remade, remade_by_hooks, remake
 from autopar.runtime.module.stored import know_rows_differ
-from autopar.runtime.process.alone import hold_outputs
+from autopar.runtime.process.alone import keep_readable
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import (
     Inputs,
@@ -214,8 +214,8 @@ class Runner:
                 padded = [lengths[k] for k in executable.sequences.get(name, ()) if k in lengths]
                 results[name] = own[:, : padded[0]] if padded else own
         leaves = [r.value if r.name is None else results[r.name] for r in executable.results]
-        if self.world.size > 1 and not torch.is_grad_enabled():
-            hold_outputs(leaves)
+        if self.world.size > 1:
+            keep_readable(self.model, () if torch.is_grad_enabled() else leaves)
         return unflatten(leaves, executable.out_spec)
 
     def _ready(self, made: _Made, leaves: list[Any]) -> Ready:

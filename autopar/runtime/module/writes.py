@@ -35,7 +35,7 @@ from autopar.runtime.op_schemas import (
     is_distributed_call,
     written_by,
 )
-from autopar.runtime.process.alone import together, whole_alone
+from autopar.runtime.process.alone import jointly, whole_alone
 from autopar.runtime.process.origins import count_changes
 from autopar.runtime.process.part_tensors import is_of_some_ranks
 from autopar.runtime.process.proven import is_thin
@@ -59,14 +59,17 @@ def on_all_ranks(handler: Handler) -> Handler:
         given = flatten((args, kwargs))[0]
         if not any(map(is_ours, given)):
             return handler(plain, op, args, kwargs)
+        if is_distributed_call(op):
+            check_distributed_call(op, args)
         written = [x for x in written_by(op, args, kwargs) if is_ours(x)]
         reads = not written and not draws_numbers(op)
-        count_changes(written)
-        with together(op, given, reads=reads) as joint:
+        with jointly(op, given, reads=reads) as joint:
             if not joint:
                 args, kwargs = map_tensors(_alone, (args, kwargs))
                 return done(op(*args, **kwargs))
-            return handler(plain, op, args, kwargs)
+            made = handler(plain, op, args, kwargs)
+        count_changes(written)
+        return made
 
     return handle
 
@@ -80,8 +83,9 @@ def written_by_element(
 ) -> Any:
     """An op that changes a tensor in place, element by element."""
     if is_simple(args, kwargs) and not is_thin(args[0]):
+        made = plain(*args, **kwargs)
         count_changes(args[:1])
-        return plain(*args, **kwargs)
+        return made
     return on_all_ranks(_written_by_element)(plain, op, args, kwargs)
 
 
@@ -171,8 +175,6 @@ def drawn_whole(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[
 
 def computed_into(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What an op writes into arguments, computed for whole tensors."""
-    if is_distributed_call(op) and any(map(is_ours, flatten(args)[0])):
-        check_distributed_call(op, args)
     like = first_stored(written_by(op, args, kwargs))
     if like is None:
         return _written_elsewhere(plain, op, args, kwargs)

@@ -27,6 +27,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -46,9 +47,9 @@ _TRUSTED = 3
 
 _UNKNOWN = (
     "{op} is called by rank {rank} alone{line}, for a tensor of which other ranks hold shards. It "
-    "is no parameter, gradient, state or output of a compiled model as it is now, nor made of "
-    "these by ops on single tensors: make the call on all ranks, or x = x.full_tensor() on all "
-    "before"
+    "is no parameter, gradient (before the optimizer's step), state or output of a compiled model "
+    "as it is now, nor made of these by ops on single tensors: make the call on all ranks, or "
+    "x = x.full_tensor() on all before"
 )
 _CHANGES = (
     "{op} is called by rank {rank} alone{line}, and would change or draw a tensor of which other "
@@ -91,6 +92,7 @@ def know_ranks(world: World, model: nn.Module) -> None:
     reader = start_reading(world)
     if all(known() is not model for known in reader.models):
         reader.models.append(ref(model))
+        reader.kept.clear()
     assert world.meeting is not None
     if not _here or _here[-1].meeting is not world.meeting:
         _here[:] = [_Here(world.meeting, reader, threading.get_ident())]
@@ -103,6 +105,7 @@ def step_together(optimizer: Optimizer) -> None:
     reader = _here[-1].reader
     if all(known() is not optimizer for known in reader.optimizers):
         reader.optimizers.append(ref(optimizer))
+    reader.kept[id(optimizer)] = optimizer
     if not in_backward():
         _here[-1].meeting.step()
 
@@ -113,14 +116,16 @@ def know_output(output: Any) -> None:
         _here[-1].reader.add_output(output)
 
 
-def hold_outputs(outputs: Iterable[Any]) -> None:
-    """Others may read these until the next call, though a script may have let go of them here."""
+def keep_readable(model: nn.Module, outputs: Iterable[Any]) -> None:
+    """Others may read of `model`, and until its next call of its `outputs`, though the script may
+    have ended a function, and let go of them here. Models are kept until another is compiled."""
     if _here:
-        _here[-1].reader.held = [x for x in outputs if is_in_shards(x)]
+        kept = _here[-1].reader.kept
+        kept[id(model)] = model, [x for x in outputs if is_in_shards(x)]
 
 
 @contextmanager
-def together(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[bool]:
+def jointly(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[bool]:
     """Inside, all ranks do `op` with the tensors among `given`, some of which are in shards; or
     this rank does alone, of what `whole_alone` gives, where it yields False. AutoparError where it
     cannot, or does not just read them."""
@@ -166,7 +171,8 @@ def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
     is_known = not any("?" in text for text in texts)
     can_alone = reads and is_known and not in_backward()
     is_elsewhere = threading.get_ident() != here.thread and not in_backward()
-    if can_alone and (is_elsewhere or site in here.alone):
+    is_over = not dist.is_initialized()
+    if can_alone and (is_elsewhere or is_over or site in here.alone):
         return False
     line = f"{Path(spot[0].co_filename).name}:{spot[1]}" if spot else ""
     found = here.meeting.reads(_digest(op, texts, line), can_alone=can_alone)

@@ -13,8 +13,6 @@ the process group's timeout. What fails within a step is told in the same words.
 from __future__ import annotations
 
 import ctypes
-import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -53,7 +51,6 @@ _FACTOR, _MODULUS = 1_000_003, (1 << 61) - 1
 _OPTIMIZER = "step of an optimizer"
 _CALL = "a call of a compiled model"
 _DOES = {NEW: _CALL, _STEP: f"a {_OPTIMIZER}", _ROWS: _CALL}
-_SERIAL = itertools.count()
 
 _TOGETHER = (
     "; every rank calls a compiled model at the same time with the same inputs, since each holds a "
@@ -70,6 +67,7 @@ _APART = (
     "printed or saved may be read on one rank alone, and all else is to be done on all ranks"
 )
 _FACTS = ("program", "gradients", "batch", "changes of parameters in place", "reads")
+_WIDTH = len(_FACTS) + 1
 SLACK_S = 5.0
 """How much longer than torch's own timeout, whose words say more, a wait for torch may take."""
 _Answer = TypeVar("_Answer")
@@ -78,17 +76,18 @@ _Graph = Callable[[list[Any]], Sequence[Any]]
 
 class Meeting:
     """One rank's end of the meetings of all ranks. `group` is a process group of gloo for this
-    alone."""
+    alone, and `name` tells what they write to the Store from that of others."""
 
-    def __init__(self, group: dist.ProcessGroup, store: BoundedStore, roll: Roll) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, store: BoundedStore, roll: Roll, name: str = ""
+    ) -> None:
         self.rank, self.size = group.rank(), group.size()
         self.roll = roll
         self._group, self.store = group, store
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._name = f"{attempt}/meeting{next(_SERIAL)}"
+        self._name = f"{name}/meeting"
         self._digest = BatchDigest()
-        rows = torch.zeros((self.size, len(_FACTS)), dtype=torch.int64, device="cpu")
-        mine = torch.zeros(len(_FACTS), dtype=torch.int64, device="cpu")
+        rows = torch.zeros((self.size, _WIDTH), dtype=torch.int64, device="cpu")
+        mine = torch.zeros(_WIDTH, dtype=torch.int64, device="cpu")
         self._mine, self._rows = mine, list(rows.unbind())
         self._brought, self._gathered = mine.numpy(), rows.numpy()
         self._parted: RankError | None = None
@@ -96,8 +95,15 @@ class Meeting:
         self._num_gathered = 0
         self._left: list[Any] = []
         """What this rank has brought to a read and did not wait for."""
+        self._others_wait = False
+        """Whether the others stand still until this rank does something with them."""
         self._reads = 0
         """A digest of the reads since the call before, in which all ranks took part unasked."""
+
+    @property
+    def has_parted(self) -> bool:
+        """Whether ranks have waited for each other in vain."""
+        return self._parted is not None
 
     def exchange(self, numbers: Sequence[int]) -> Tensor:
         """What each rank brings to the call that `meet` starts, a row per rank: as many numbers
@@ -119,7 +125,7 @@ class Meeting:
         """ALL if all ranks are here to read the same, of which `what` is a digest. ALONE where any
         is at something else, or stands still in a collective of the script's own. Where ranks are
         to read this and that, the fewest that can read alone are the FIRST to do so."""
-        while self._parted is None:
+        while self._parted is None and not (can_alone and self._others_wait):
             rows = self._rows_of_reading(what, can_alone=can_alone)
             if rows is None or any(row[0] != _READ for row in rows):
                 return ALONE
@@ -127,7 +133,10 @@ class Meeting:
             for rank, row in enumerate(rows):
                 groups.setdefault(row[1], []).append(rank)
             if len(groups) == 1:
-                return ALL if self._settled(_CAME) == _CAME else ALONE
+                if self._settled(_CAME) != _CAME:
+                    return ALONE
+                self._others_wait = False
+                return ALL
             able = [group for group in groups.values() if all(rows[rank][2] for rank in group)]
             first = min(able, key=lambda group: (len(group), group), default=[self.rank])
             if self.rank in first:
@@ -136,19 +145,24 @@ class Meeting:
 
     def _rows_of_reading(self, what: int, *, can_alone: bool) -> list[list[int]] | None:
         """What each rank brings; None if any cannot be waited for."""
-        mine = torch.tensor([_READ, what, can_alone, 0, 0], dtype=torch.int64, device="cpu")
-        rows = torch.empty((self.size, len(_FACTS)), dtype=torch.int64, device="cpu")
+        mine = torch.tensor([_READ, what, can_alone, 0, 0, 0], dtype=torch.int64, device="cpu")
+        rows = torch.empty((self.size, _WIDTH), dtype=torch.int64, device="cpu")
         self._num_gathered += 1
-        work = self._group.allgather([list(rows.unbind())], [mine])
+        try:
+            work = self._group.allgather([list(rows.unbind())], [mine])
+        except RuntimeError:
+            return None  # The script has ended the process groups.
         with self.roll.during(f"read {self._num_gathered}"):
             if self._come_to_read(work):
                 return rows.tolist()
         self._left.append((work, mine, rows))
+        self._others_wait = True
         return None
 
     def read_unasked(self, what: int) -> None:
         """All ranks are held to take part in a read: where they meet again it is seen whether they
         did."""
+        self._others_wait = False
         self._reads = (self._reads * _FACTOR + what) % _MODULUS
 
     def _come_to_read(self, work: Any) -> bool:
@@ -176,13 +190,16 @@ class Meeting:
 
     def _arrive(self, phase: str, *brought: int) -> None:
         """Bring a row, and have those of all others, once those that read alone have gone on."""
-        row = [*brought, *[0] * (3 - len(brought)), moves.in_place, self._reads]
+        self._others_wait = False
+        row = [*brought, *[0] * (3 - len(brought)), moves.in_place, self._reads, self.roll.calls]
         while True:
             self._brought[:] = row
             self._num_gathered += 1
             self._wait(self._group.allgather([self._rows], [self._mine]), phase)
             if not (self._gathered[:, 0] == _READ).any():
                 break
+        # Those that were elsewhere when a call failed have not counted it.
+        self.roll.calls = int(self._gathered[:, -1].max())
         kinds = self._gathered[:, 0].clip(max=NEW)
         if (kinds != kinds[0]).any():
             doing = f"{_DOES[min(brought[0], NEW)]}{_at_line()}"
@@ -218,7 +235,8 @@ class Meeting:
         digest = self._digest(batch)
         with self.roll.during("start"):
             self._arrive("start", program, torch.is_grad_enabled(), digest)
-            differs = bool((self._gathered != self._gathered[0]).any())
+            facts_of_ranks = self._gathered[:, :-1]
+            differs = bool((facts_of_ranks != facts_of_ranks[0]).any())
             if own_rows is not None and (differs or program == NEW):
                 shapes = self._gather(row_shapes(own_rows))
                 if (shapes[:, 0] != shapes[0, 0]).any():
@@ -228,7 +246,9 @@ class Meeting:
                     self._has_begun = True
                     return shapes[:, 1:].T[: len(own_rows)].tolist()
             if differs:
-                self._compare(self._topic(), self._named(facts()), _TOGETHER)
+                is_of_call = bool((facts_of_ranks[:, :3] != facts_of_ranks[0, :3]).any())
+                remedy = _TOGETHER if is_of_call else _APART
+                self._compare(self._topic(), self._named(facts()), remedy)
         return []
 
     def _check(self) -> None:
@@ -344,7 +364,7 @@ class Meeting:
 
     def _named(self, facts: Mapping[str, str]) -> dict[str, str]:
         """`facts`, and what this rank brought, in words."""
-        named: dict[str, str] = dict(zip(_FACTS, map(str, self._brought), strict=True))
+        named: dict[str, str] = dict(zip(_FACTS, map(str, self._brought[:-1]), strict=True))
         named[BATCH] = named.pop("batch")
         named["program"] = "a new one" if self._brought[0] == NEW else named["program"]
         named["gradients"] = "on" if self._brought[1] else "off"

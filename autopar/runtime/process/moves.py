@@ -11,6 +11,9 @@ class Moves:
 
     def __init__(self) -> None:
         self.count = 0
+        self.has_stepped = False
+        """Whether an optimizer has stepped since the last backward: a script may drop gradients
+        then."""
         self.in_place = 0
         """How often a script changed any of them itself."""
         self._done: torch.cuda.Event | None = None
@@ -25,6 +28,16 @@ class Moves:
     def end(self) -> None:
         self.count = (self.count | 1) + 1
         self.mark()
+
+    def step_ends(self) -> None:
+        """An optimizer has stepped."""
+        self.end()
+        self.has_stepped = True
+
+    def backward(self) -> None:
+        """Gradients come, once for each program that ran."""
+        self.once()
+        self.has_stepped = False
 
     def once(self) -> None:
         """There was one, unless it is a part of one that goes on."""

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
@@ -61,8 +62,9 @@ class Reader:
         self.num_outputs = 0
         self.saves = False
         """Whether what single ranks save is to be whole without their asking."""
-        self.held: list[Any] = []
-        """Outputs of the call before that nothing else may keep on this rank."""
+        self.kept: dict[int, Any] = {}
+        """Models and optimizers that ran, and outputs of the call before, though the script may
+        have let go of them here: others may not be as far."""
         self._patience_s = min(_PATIENCE_S, self.store.timeout_s / 2)
         """How long a rank that is asked waits until it is at the same step: less than who asks."""
         self._peers: dict[int, Connection] = {}
@@ -83,7 +85,8 @@ class Reader:
         self.num_outputs += 1
 
     def name_of(self, tensor: Any) -> str:
-        """Under which name all ranks find a tensor; empty if they do not."""
+        """Under which name all ranks find a tensor; empty if they may not, as gradients after an
+        optimizer's step, which ranks that have gone on drop."""
         if not isinstance(tensor, DTensor):
             number = getattr(tensor, "number", None)
             return f"{_OUTPUT}{number}" if number in self.outputs else ""
@@ -98,7 +101,7 @@ class Reader:
             found = model()
             for path, param in found.named_parameters() if found is not None else ():
                 yield f"{k}.{path}", param
-                if param.grad is not None:
+                if param.grad is not None and not moves.has_stepped:
                     yield f"{_GRAD}{k}.{path}", param.grad
         for k, optimizer in enumerate(self.optimizers):
             owner = optimizer()
@@ -123,10 +126,9 @@ class Reader:
     def whole(self, name: str, tensor: Any) -> Tensor:
         """All of `tensor`, which has this name, on the CPU. AutoparError if another rank's piece is
         of another state by now."""
-        told = name.removeprefix(_GRAD)
-        if tensor.is_meta and isinstance(tensor, DTensor):
+        if isinstance(tensor, DTensor) and tensor.is_meta:
             raise AutoparError(
-                f"{told} has no values before the model's first call, or model.prepare(...)"
+                f"{name} has no values before the model's first call, or model.prepare(...)"
             )
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
         for rank in _holders(tensor):
@@ -175,6 +177,7 @@ class Reader:
             host, port = self.store.get(f"{_KEY}/{rank}").decode().split()
             host = "localhost" if host == socket.gethostname() else host
             self._peers[rank] = Client((host, int(port)), authkey=self._secret)
+            _send_at_once(self._peers[rank])
         return self._peers[rank]
 
     def _listen(self) -> None:
@@ -183,6 +186,7 @@ class Reader:
                 peer = self._listener.accept()
             except (AuthenticationError, EOFError, OSError):
                 continue  # A stranger at the port.
+            _send_at_once(peer)
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: Connection) -> None:
@@ -222,8 +226,14 @@ class Reader:
 
     def _leave(self) -> None:
         """Wait for those who may still want to read, unless this process ends by an error."""
-        if getattr(sys, "last_value", None) is not None:
+        meeting = self.world.meeting
+        if getattr(sys, "last_value", None) is not None or (meeting and meeting.has_parted):
             return
+        roll = self.world.meeting.roll if self.world.meeting else None
+        with roll.during("", waits_in="the end of the script") if roll else nullcontext():
+            self._stay()
+
+    def _stay(self) -> None:
         look_s = self._last_s = max(self._last_s, time.monotonic())
         try:
             left = self.store.add(f"{_KEY}/left", 1)
@@ -235,7 +245,6 @@ class Reader:
                     look_s = time.monotonic() + _LOOK_S
         except RuntimeError:
             return  # The store went with the last rank.
-
 
     def _num_ended(self) -> int:
         """How many of the other ranks have ended otherwise than by leaving."""
@@ -256,6 +265,12 @@ def start_reading(world: World) -> Reader:
 def running() -> Reader | None:
     """The reader of this process, if one was started."""
     return _readers[-1] if _readers else None
+
+
+def _send_at_once(peer: Connection) -> None:
+    """What is short is sent without waiting for more: an answer is two messages."""
+    with socket.socket(fileno=os.dup(peer.fileno())) as other:
+        other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _states(optimizer: Optimizer) -> Iterator[Mapping[str, Any]]:

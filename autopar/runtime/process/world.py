@@ -206,7 +206,7 @@ def _first_meeting(rank: int, size: int) -> Meeting:
         keeper_silent = [RollPlace(0, who=keeper.name or "the Store")]
         told = guilty(keeper_silent if roll is None else roll.call())
         raise RankError(f"rank {rank} waited for {awaited}, and {told}") from error
-    return Meeting(group, bounded, roll)
+    return Meeting(group, bounded, roll, name)
 
 
 @dataclass(frozen=True, slots=True)

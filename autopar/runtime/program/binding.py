@@ -22,7 +22,7 @@ from autopar.runtime.program.function import RunnableGraph as LocalGraph
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
-from autopar.runtime.program.sharded import Place
+from autopar.runtime.program.sharded_ops import Place
 from autopar.runtime.program.turns import Graphs, TurnNames, Turns, runs_turns
 
 

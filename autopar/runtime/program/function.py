@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from autopar.runtime.dtensor_private import dtensor_like, piece_of
 from autopar.runtime.process.moves import moves
-from autopar.runtime.program.sharded import Place, output, whole_of
+from autopar.runtime.program.sharded import output, whole_of
+from autopar.runtime.program.sharded_ops import Place
 from autopar.runtime.torch_private import keeps_graph
 
 _GRADED = ("loss", "value")
@@ -294,7 +295,7 @@ class _Differentiable(torch.autograd.Function):
         assert step.backward is not None
         grads = _run(step.backward, inputs)
         pairs = zip(step.grads, grads, strict=True)
-        moves.once()
+        moves.backward()
         by_name = {name: grad for name, grad in pairs if step.is_reached(name, given)}
         leaves = zip(ctx.params, ctx.leaves, strict=True)
         return (None, None, None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))

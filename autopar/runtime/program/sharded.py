@@ -11,7 +11,7 @@ plain tensor unless it is in shards again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,17 +30,20 @@ from autopar.runtime.op_schemas import (
     is_view,
     written_by,
 )
-from autopar.runtime.process.alone import know_output, together, whole_alone
+from autopar.runtime.process.alone import jointly, know_output, whole_alone
 from autopar.runtime.process.origins import note
 from autopar.runtime.process.part_tensors import is_of_some_ranks, of_rank_0
-from autopar.runtime.process.proven import for_shards, is_by_element, is_proven
+from autopar.runtime.process.proven import for_shards, is_proven
 from autopar.runtime.program.sharded_ops import (
-    LOCAL_VIEWS,
-    RESHAPED,
+    NOWHERE,
     RESIZED,
     VIEWS,
+    Copied,
+    Place,
+    changes_shards,
     check_distributed_call,
     leaves_mesh,
+    needs_no_other,
     shares_memory,
     takes_a_part,
 )
@@ -55,42 +58,12 @@ from autopar.runtime.torch_private import (
 aten = torch.ops.aten
 
 
-class Place(NamedTuple):
-    """Where the pieces of a tensor are: placements, as DTensor has them, on a mesh. `shape` is that
-    of the whole where some ranks are not of the mesh, and have nothing that tells."""
-
-    mesh: DeviceMesh | None
-    placements: tuple[Placement, ...]
-    shape: tuple[int, ...] | None = None
-
-
-_NOWHERE = Place(None, ())
-
-
-class _Copied(NamedTuple):
-    """A view that was taken of a whole copy of its first argument; the `index`-th, if an op gives
-    several."""
-
-    func: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    index: int | None
-    shape: torch.Size
-
-    def again(self, source: Any) -> Any:
-        """The view of another one."""
-        if source.shape != self.shape:
-            raise AutoparError(RESHAPED.format(op=self.func, was=tuple(self.shape)))
-        made = self.func(source, *self.args[1:], **self.kwargs)
-        return made if self.index is None else made[self.index]
-
-
 class ShardedOutput(Tensor):
     """A tensor of the shape and strides of the whole, `like`; this rank holds `piece` of it."""
 
     piece: Tensor
     place: Place
-    view_of: _Copied | None
+    view_of: Copied | None
     """What it was made of, if it has whole values of its own where eager has a view: what is
     written to it is to be found there, and the other way round."""
     writes: int
@@ -102,7 +75,7 @@ class ShardedOutput(Tensor):
 
     @staticmethod
     def __new__(
-        cls, piece: Tensor, place: Place, like: Tensor, view_of: _Copied | None = None
+        cls, piece: Tensor, place: Place, like: Tensor, view_of: Copied | None = None
     ) -> ShardedOutput:
         self = wrapper_of(cls, like, piece.device)
         self.piece, self.place, self.view_of = _physical(piece), place, view_of
@@ -126,15 +99,18 @@ class ShardedOutput(Tensor):
             check_distributed_call(func, args)
         leaves = flatten((args, given))[0]
         reads = not (func._schema.is_mutable or draws_numbers(func))
-        if reads and _needs_no_other(func, args, leaves):
+        if reads and needs_no_other(func, args, leaves):
             made = _on_shards(func, args, given)
             if made is not NotImplemented and (not is_view(func) or _shares(made, args[0])):
                 note(made, func, args, given, view=is_view(func))
                 return made
-        with together(func, leaves, reads=reads or not _changes_shards(func, args, given)) as joint:
-            if not joint:
+        with jointly(func, leaves, reads=reads or not changes_shards(func, args, given)) as joint:
+            if joint:
+                made = _done_together(func, args, given)
+            elif is_view(func):
+                made = view_of_whole(func, args, given)  # of which no change may be lost
+            else:
                 return func(*map_tensors(_entire, args), **map_tensors(_entire, given))
-            made = _done_together(func, args, given)
         note(made, func, args, given, view=is_view(func))
         return made
 
@@ -226,7 +202,7 @@ def whole_of(tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     if not tensor.in_shards:
         return tensor.piece
-    with together("a read", [tensor]) as joint:
+    with jointly("a read", [tensor]) as joint:
         if not joint:
             return whole_alone(tensor)
         _refresh(tensor)
@@ -237,25 +213,8 @@ def _entire(tensor: Tensor) -> Tensor:
     return whole_alone(tensor) if isinstance(tensor, ShardedOutput | DTensor) else tensor
 
 
-def _needs_no_other(func: Any, args: Sequence[Any], leaves: Sequence[Any]) -> bool:
-    """Whether each rank makes of its pieces what it has of a result, and needs none of others."""
-    if func in LOCAL_VIEWS:
-        return isinstance(args[0], ShardedOutput) and not takes_a_part(func, args)
-    given = [x for x in leaves if isinstance(x, Tensor)]
-    place, shape = getattr(given[0], "place", None), given[0].shape
-    return is_by_element(func) and all(
-        isinstance(x, ShardedOutput) and (x.place, x.shape) == (place, shape) for x in given
-    )
-
-
 def _shares(made: Any, source: ShardedOutput) -> bool:
     return isinstance(made, ShardedOutput) and shares_memory(made.piece, source.piece)
-
-
-def _changes_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an op writes to a tensor in shards, or draws."""
-    written = written_by(func, args, kwargs)
-    return draws_numbers(func) or any(isinstance(x, ShardedOutput | DTensor) for x in written)
 
 
 def _done_together(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -367,9 +326,9 @@ def view_of_whole(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     made = func(whole_of(args[0]), *args[1:], **kwargs)
     shape = args[0].shape
     if isinstance(made, Tensor):
-        return ShardedOutput(made, _NOWHERE, made, _Copied(func, args, kwargs, None, shape))
+        return ShardedOutput(made, NOWHERE, made, Copied(func, args, kwargs, None, shape))
     return [
-        ShardedOutput(x, _NOWHERE, x, _Copied(func, args, kwargs, index, shape))
+        ShardedOutput(x, NOWHERE, x, Copied(func, args, kwargs, index, shape))
         for index, x in enumerate(made)
     ]
 
@@ -391,7 +350,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     written = [x for x in written_by(func, args, kwargs) if isinstance(x, ShardedOutput)]
     roots: list[tuple[ShardedOutput | DTensor, Tensor]] = []
     for x in written:
-        root, views = _root(x), list[_Copied]()
+        root, views = _root(x), list[Copied]()
         view: Any = x
         while view is not root:
             views.append(view.view_of)
@@ -416,7 +375,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             copy.copy_(of_rank_0(copy))
     for root, copy in roots:
         if is_distributed_call(func) and isinstance(root, ShardedOutput):
-            root.piece, root.place, root.writes = copy, _NOWHERE, root.writes + 1
+            root.piece, root.place, root.writes = copy, NOWHERE, root.writes + 1
         else:
             _keep(root, copy)
     back: dict[int, Tensor] = {}

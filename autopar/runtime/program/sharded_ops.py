@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
-from autopar.runtime.op_schemas import size_of_group, written_by
+from autopar.runtime.op_schemas import draws_numbers, size_of_group, written_by
 from autopar.runtime.process.layouts import is_in_pieces
+from autopar.runtime.process.proven import is_by_element
 from autopar.runtime.torch_private import flatten
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
@@ -27,13 +30,43 @@ VIEWS = frozenset(
 )  # fmt: skip
 """Views that shards have, where they leave the dims alone that are cut."""
 
-LOCAL_VIEWS = frozenset(
+_LOCAL_VIEWS = frozenset(
     {
         aten.alias.default, aten.detach.default, aten.permute.default, aten.select.int,
         aten.slice.Tensor, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
     }
 )  # fmt: skip
 """Those that every rank has of its own shard."""
+
+
+class Place(NamedTuple):
+    """Where the pieces of a tensor are: placements, as DTensor has them, on a mesh. `shape` is that
+    of the whole where some ranks are not of the mesh, and have nothing that tells."""
+
+    mesh: DeviceMesh | None
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...] | None = None
+
+
+NOWHERE = Place(None, ())
+
+
+class Copied(NamedTuple):
+    """A view that was taken of a whole copy of its first argument; the `index`-th, if an op gives
+    several."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    index: int | None
+    shape: torch.Size
+
+    def again(self, source: Any) -> Any:
+        """The view of another one."""
+        if source.shape != self.shape:
+            raise AutoparError(RESHAPED.format(op=self.func, was=tuple(self.shape)))
+        made = self.func(source, *self.args[1:], **self.kwargs)
+        return made if self.index is None else made[self.index]
 
 
 RESIZED = (
@@ -88,6 +121,23 @@ def leaves_mesh(x: Tensor, device: torch.device | None) -> bool:
     """Whether what an op makes of `x` is to be on a device that its mesh is not of: DTensor would
     have it back there at the next op."""
     return device is not None and device.type != x.device.type
+
+
+def needs_no_other(func: Any, args: Sequence[Any], leaves: Sequence[Any]) -> bool:
+    """Whether each rank makes of its pieces what it has of a result, and needs none of others."""
+    if func in _LOCAL_VIEWS:
+        return hasattr(args[0], "piece") and not takes_a_part(func, args)
+    given = [x for x in leaves if isinstance(x, Tensor)]
+    place, shape = getattr(given[0], "place", None), given[0].shape
+    return is_by_element(func) and all(
+        (getattr(x, "place", NOWHERE), x.shape) == (place, shape) for x in given
+    )
+
+
+def changes_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an op writes to a tensor in shards, or draws."""
+    written = written_by(func, args, kwargs)
+    return draws_numbers(func) or any(is_in_pieces(x) for x in written)
 
 
 def takes_a_part(func: Any, args: Sequence[Any]) -> bool:
