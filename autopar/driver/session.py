@@ -339,6 +339,7 @@ class Builder:
             names=tuple(leaf.name for leaf in traced.outputs),
             random=random,
             reads=traced.reads,
+            leavings=traced.leavings,
         )
 
     def _store(self, structure: Structure, places: Mapping[str, ParamPlace]) -> None:

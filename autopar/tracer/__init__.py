@@ -14,6 +14,7 @@ from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
 from autopar.runtime.process.layouts import check_arguments, check_states
 from autopar.runtime.program.guards import Read
+from autopar.runtime.program.leavings import LeftBehind
 from autopar.tracer.annotate import report_unknown, with_rules
 from autopar.tracer.capture import Capture, InputLeaf, Wanted, only_losses
 from autopar.tracer.capture import capture as _capture
@@ -54,7 +55,8 @@ class Traced:
     "buffer:NAME", "input:I" (flat leaf I of (args, kwargs)), "tangent:POS" (flat leaf POS of the
     output). `in_spec` and `input_leaves` are what a later call's (args, kwargs) must flatten to;
     `out_spec` and `outputs` rebuild the output. `tied` gives the first name of a parameter for each
-    of its other names. `reads` is what else the program depends on.
+    of its other names. `reads` is what else the program depends on, `leavings` what
+    forward leaves on the model when it is over.
     """
 
     gm: fx.GraphModule
@@ -66,6 +68,7 @@ class Traced:
     outputs: tuple[OutputLeaf, ...]
     tied: dict[str, str]
     reads: tuple[Read, ...]
+    leavings: tuple[LeftBehind, ...] = ()
 
 
 @collection_paused()
@@ -120,6 +123,7 @@ def trace(
         ),
         tied=found.tied,
         reads=watch.reads,
+        leavings=watch.leavings,
     )
 
 

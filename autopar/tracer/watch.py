@@ -3,12 +3,14 @@ Python that its program will not do again."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import CellType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +18,12 @@ from torch import Tensor, nn
 
 from autopar.errors import SideEffectWarning, TraceError, listed
 from autopar.runtime.module.facade import Facade
+from autopar.runtime.process.world import place_of_process
 from autopar.runtime.program.frozen import frozen
 from autopar.runtime.program.guards import HOOKS, TABLES, Read, is_watchable
+from autopar.runtime.program.leavings import MISSING, LeftBehind, LeftTensor
 from autopar.tracer.draws import draws_noted
+from autopar.tracer.own_updates import is_own_update
 from autopar.tracer.reachable import reachable
 
 _CONTAINERS = (dict, OrderedDict, list, set)
@@ -38,9 +43,14 @@ _SET_UP = {
 _OF_FACADE = frozenset({"_model", "_runner"})
 """What a compiled model has beside all that its model has."""
 
-_OUTSIDE = "Pass what changes as an argument, keep it in a buffer, or do it outside of forward"
-
-_WITH_TORCH = (
+_ONCE = "Python runs when the model is traced, and not again when its program runs. "
+_OUTSIDE = _ONCE + "Pass what changes as an argument, keep it in a buffer, or do it outside"
+_RETURN = "only forward has them. Return what is to be read after it, as in `return loss, aux`"
+_KEPT = (
+    "a program computes it anew in each call, as the first one did. If it depends on the call, "
+    "return it, and pass it as an argument, or keep it in a buffer"
+)
+_WITH_TORCH = _ONCE + (
     "Set the probability to 0, pass what is drawn as an argument, or draw with torch, as in "
     "torch.where(torch.rand([]) < p, a, b)"
 )
@@ -53,7 +63,11 @@ class Watch:
         self._paths = {module: path for path, module in model.named_modules()}
         # Modules, and the objects that they hold, with what to call them.
         self._owners = {id(m): (m, path or "the model") for m, path in self._paths.items()}
-        self._found: dict[tuple[int, str], None] = {}
+        self._found: dict[tuple[int, str], bool] = {}
+        """What was read, and whether it was for more than to add a number to it."""
+        self._left: dict[tuple[int, str], LeftBehind] = {}
+        self._first: dict[tuple[int, str], Any] = {}
+        """What was found where a forward looked first."""
         self._around = reachable(model, leaves or [])
         self._effects: dict[str, str] = {}
         self._replaced: dict[tuple[nn.Module, str], None] = {}
@@ -63,10 +77,16 @@ class Watch:
     def reads(self) -> tuple[Read, ...]:
         """What was read, in the order in which it was first."""
         inside: list[Read] = []
-        for identity, name in self._found:
+        for (identity, name), is_read in self._found.items():
             owner, called = self._owners[identity]
-            inside.append(Read(owner, name, _label(called, name)))
+            if is_read or (identity, name) not in self._left:
+                inside.append(Read(owner, name, _label(called, name)))
         return (*inside, *self._around)
+
+    @property
+    def leavings(self) -> tuple[LeftBehind, ...]:
+        """What forward leaves on modules that is to be there, or is not, after each call."""
+        return tuple(replace(x, value=_settled_value(x.value)) for x in self._left.values())
 
     def note(self, effect: str, remedy: str) -> None:
         """The forward has an `effect` that its program will not have."""
@@ -85,14 +105,40 @@ class Watch:
         with untouched(modules) as before:
             for module, name in self._spared:
                 module._buffers[name] = module.get_buffer(name).clone()
-            with _recorded(self._found, self._owners):
+            self._first.clear()
+            with _recorded(self._found, self._owners, self._first):
                 yield
             for module, (attributes, copies) in zip(modules, before, strict=True):
                 for name in _changed(module, attributes, copies):
-                    self.note(f"sets {_label(self._paths[module] or 'the model', name)}", _OUTSIDE)
+                    called = _label(self._paths[module] or "the model", name)
+                    self._leaves(module, name, attributes.get(name, MISSING), called)
                 for name in self._settled(module, copies):
                     called = _label(self._paths[module] or "the model", name)
                     self.note(f"replaces {called}", _OUTSIDE)
+
+    def _leaves(self, module: nn.Module, name: str, was: Any, called: str) -> None:
+        """Attribute `name` of a module, which is `called` so, is not what it `was`."""
+        table, key = vars(module), (id(module), name)
+        now = table.get(name, MISSING)
+        is_number = type(now) is int and type(was) is int
+        if is_number and not self._found.get(key, True):
+            self._left[key] = LeftBehind(table, name, now - was, adds=True)
+        elif is_number or (type(now) in _PLAIN and (was is MISSING or type(was) in _PLAIN)):
+            self._left[key] = LeftBehind(table, name, now)
+        elif isinstance(now, Tensor) and self._is_kept(module, name, was):
+            self.note(f"keeps a tensor in {called}", _KEPT)
+        elif _holds_tensors(now):
+            stand_in, held = _stand_in(now, called), now if now is was else None
+            self._left[key] = LeftBehind(table, name, stand_in, passes=True, held=held)
+            self.note(f"leaves tensors in {called}", _RETURN)
+        else:
+            self.note(f"sets {called}", _OUTSIDE)
+
+    def _is_kept(self, module: nn.Module, name: str, was: Any) -> bool:
+        """Whether what the call before had left is read first, as a model does with what it keeps
+        from one call to the next."""
+        before = getattr(type(module), name, MISSING) if was is MISSING else was
+        return self._first.get((id(module), name), MISSING) is before is not MISSING
 
     def _settled(self, module: nn.Module, copies: dict[str, Any]) -> Iterator[str]:
         """The parameters and submodules that were replaced; buffers are changed in place."""
@@ -123,8 +169,12 @@ class Watch:
                 yield
                 for effect in draws():
                     self.note(effect, _WITH_TORCH)
-            for read, state in zip(self._around, states, strict=True):
-                if frozen(_held(read), read.label) != state:
+            for (read, value, copy), state in zip(kept, states, strict=True):
+                if copy is not None and _holds_tensors(value) and not _same(value, copy):
+                    made = _stand_in(value, read.label)
+                    self._left[id(value), ""] = LeftBehind({}, "", made, passes=True, held=value)
+                    self.note(f"leaves tensors in {read.label}", _RETURN)
+                elif frozen(_held(read), read.label) != state:
                     self.note(f"changes {read.label}", _OUTSIDE)
         finally:
             for read, value, copy in kept:
@@ -134,13 +184,11 @@ class Watch:
     def _tell(self, strict: bool) -> None:
         for remedy in dict.fromkeys(self._effects.values()):
             effects = [effect for effect, what in self._effects.items() if what == remedy]
-            text = (
-                f"forward {listed(effects)}: Python runs when the model is traced, "
-                f"and not again when its program runs. {remedy}"
-            )
+            text = f"forward {listed(effects)}: {remedy}"
             if strict:
                 raise TraceError(text)
-            warnings.warn(SideEffectWarning(text), stacklevel=2)
+            if place_of_process()[0] == 0:
+                warnings.warn(SideEffectWarning(text), stacklevel=2)
 
 
 def _label(called: str, name: str) -> str:
@@ -149,7 +197,9 @@ def _label(called: str, name: str) -> str:
 
 @contextmanager
 def _recorded(
-    found: dict[tuple[int, str], None], owners: dict[int, tuple[Any, str]]
+    found: dict[tuple[int, str], bool],
+    owners: dict[int, tuple[Any, str]],
+    first: dict[tuple[int, str], Any],
 ) -> Generator[None, None, None]:
     """Inside, every attribute that is asked for of `owners` is noted; an object that is found there
     becomes one of them."""
@@ -166,8 +216,11 @@ def _recorded(
                 known = owners.get(id(self))
                 if known is None or known[0] is not self or name in _INTERNAL or name[:2] == "__":
                     return inherited(self, name)
-                found[id(self), name] = None
+                key = id(self), name
+                if not found.get(key, False):
+                    found[key] = not is_own_update(sys._getframe(1), name)
                 value = inherited(self, name)
+                first.setdefault(key, value)
                 if is_watchable(value):
                     owners.setdefault(id(value), (value, _label(known[1], name)))
                     watch(type(value))
@@ -226,6 +279,42 @@ def _changed(
 def _is_recomputed(module: nn.Module, name: str) -> bool:
     """Whether the hooks of weight_norm and spectral_norm make this anew before each forward."""
     return any(f"{name}{suffix}" in module._parameters for suffix in ("_g", "_orig"))
+
+
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or has some in lists, tuples or dicts."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, Tensor)
+
+
+class _Was(NamedTuple):
+    """A tensor of the trace: nothing can be made there that stands for it."""
+
+    called: str
+
+
+def _stand_in(value: Any, called: str) -> Any:
+    """A value with its name in the place of each tensor."""
+    return _mapped(value, lambda x: _Was(called) if isinstance(x, Tensor) else x)
+
+
+def _settled_value(value: Any) -> Any:
+    return _mapped(value, lambda x: LeftTensor(x.called) if isinstance(x, _Was) else x)
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A value, with what `function` makes of what is in its lists, tuples and dicts."""
+    if isinstance(value, Mapping):
+        return {key: _mapped(x, function) for key, x in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
+        return type(value)(_mapped(x, function) for x in value)
+    return function(value)
 
 
 def _held_tensors(value: Any) -> bool:

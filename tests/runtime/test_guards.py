@@ -297,7 +297,6 @@ def count(_: Acts) -> None:
 
 
 EFFECTS: dict[str, tuple[Callable[[Acts], object], str]] = {
-    "a counter": (lambda m: setattr(m, "n", m.n + 1), "sets n of the model"),
     "a list": (lambda m: m.seen.append(1), "sets seen of the model"),
     "a global": (count, "changes COUNT of"),
     "a module": (lambda m: setattr(m, "more", nn.Linear(1, 1)), "replaces more of the model"),

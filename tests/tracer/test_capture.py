@@ -77,7 +77,9 @@ def test_what_forward_leaves_on_the_model_is_removed(fails: bool) -> None:
         with pytest.raises(TraceError, match="RuntimeError: no luck"):
             trace(model, (torch.randn(2, 4),))
     else:
-        with pytest.warns(SideEffectWarning, match="sets last of the model"):
+        with pytest.warns(
+            SideEffectWarning, match="leaves tensors in last of the model|replaces cache"
+        ):
             trace(model, (torch.randn(2, 4),))
     assert state_of(model) == before
     assert model.last is None

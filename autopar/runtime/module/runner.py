@@ -39,6 +39,7 @@ from autopar.runtime.process.world import Groups, ParamPlace, World
 from autopar.runtime.program.binding import Result, RowResult
 from autopar.runtime.program.function import RefrozenError, Step, local
 from autopar.runtime.program.guards import Guard, Read
+from autopar.runtime.program.leavings import Leavings, LeftBehind
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.random import DefaultRandom
 from autopar.runtime.program.widening import Ready, impossible, remember
@@ -72,13 +73,12 @@ class Executable:
     """A program bound to this rank.
 
     `places` says where each parameter lies, but for those that are plain tensors, whole on every
-    rank; `pieces` the inputs that the program takes in the pieces
-    that ranks are handed, by name ("input:0"); `rows` the results that have rows of the
-    batch that ranks hold pieces of, `sequences` those whose dim 1 is that of inputs, with their
-    positions; `random` is what it draws random numbers from, if it draws any.
+    rank; `pieces` the inputs taken in the pieces that ranks are handed ("input:0"); `rows` the
+    results that have rows of the batch that ranks hold pieces of, `sequences` those whose dim 1 is
+    that of inputs, with their positions; `random` is what it draws random numbers from, if it draws any.
     `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
     `origin` is the same for all programs of a call, each with gradients of more outputs;
-    `reads` are what a program is right for, besides its arguments.
+    `reads` are what a program is right for beside its arguments, `leavings` what forward leaves.
     """
 
     step: Step
@@ -96,6 +96,7 @@ class Executable:
     names: tuple[str, ...]
     random: DefaultRandom | None
     reads: tuple[Read, ...]
+    leavings: tuple[LeftBehind, ...] = ()
     origin: object = field(default_factory=object)
 
 
@@ -159,6 +160,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         kinds = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
+        self._leavings = Leavings()
         self._has_rows = "local" in kinds
         """Whether ranks may be handed rows of their own."""
         if self._has_rows:
@@ -193,6 +195,7 @@ class Runner:
         *,
         exact: bool = False,
     ) -> Any:
+        self._leavings.enter()
         leaves, made = self.prepare(args, kwargs, exact=exact)
         executable = made.executable
         step, params, others, random = ready = self._ready(made, leaves)
@@ -214,8 +217,8 @@ class Runner:
                 padded = [lengths[k] for k in executable.sequences.get(name, ()) if k in lengths]
                 results[name] = own[:, : padded[0]] if padded else own
         leaves = [r.value if r.name is None else results[r.name] for r in executable.results]
-        if self.world.size > 1:
-            keep_readable(self.model, () if torch.is_grad_enabled() else leaves)
+        self._leavings.leave(executable.leavings)
+        keep_readable(self.model, leaves)
         return unflatten(leaves, executable.out_spec)
 
     def _ready(self, made: _Made, leaves: list[Any]) -> Ready:
@@ -386,8 +389,7 @@ class Runner:
 
 
 def _tell_many(suited: list[_Made]) -> None:
-    changed = suited[0].guard.changed()
-    what = ", ".join(changed[:3]) or "an argument that is an object"
+    what = ", ".join(suited[0].guard.changed()[:3]) or "an argument that is an object"
     warnings.warn(
         ManyProgramsWarning(
             f"{len(suited)} programs were made for inputs of one shape, since {what} changed, and "

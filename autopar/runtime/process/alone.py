@@ -121,7 +121,8 @@ def keep_readable(model: nn.Module, outputs: Iterable[Any]) -> None:
     have ended a function, and let go of them here. Models are kept until another is compiled."""
     if _here:
         kept = _here[-1].reader.kept
-        kept[id(model)] = model, [x for x in outputs if is_in_shards(x)]
+        given = () if torch.is_grad_enabled() else outputs
+        kept[id(model)] = model, [x for x in given if is_in_shards(x)]
 
 
 @contextmanager

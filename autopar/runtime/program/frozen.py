@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import GuardError
+from autopar.runtime.program.leavings import LeftTensor
 
 PLAIN = (
     type(None), bool, int, complex, str, bytes, range, slice, type(...),
@@ -74,6 +75,8 @@ class Freezer:
 
     def tensor(self, held: Tensor) -> Hashable:
         """What is to be remembered of a tensor that is a constant of the program."""
+        if isinstance(held, LeftTensor):
+            return Same(held)
         return "tensor", Same(held), held._version if not held.is_inference() else 0
 
     def array(self, held: np.ndarray) -> Hashable:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.program.frozen import Freezer, Same
+from autopar.runtime.program.leavings import LeftTensor
 
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = frozenset(
@@ -211,7 +212,7 @@ class _Looking(Freezer):
     def tensor(self, held: Tensor) -> Hashable:
         if id(held) in self._states:
             return form(held)
-        if not held.is_inference():
+        if not isinstance(held, LeftTensor) and not held.is_inference():
             self._term(f"{self._name(held)}._version == {held._version}")
         return super().tensor(held)
 

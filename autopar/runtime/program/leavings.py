@@ -1,0 +1,137 @@
+"""What forward leaves on a model when it is over: numbers, as eager does, and tensors, which are
+not there.
+
+A program computes what forward returns. A number that forward sets (`self.calls += 1`) is set after
+each call. A tensor that it leaves in an attribute, a list or a dict is nowhere after the call:
+between calls something stands there that is an error where it is used. In calls there is what was
+there before.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from autopar.errors import AutoparError
+
+MISSING = object()
+"""Stands for an attribute that there was not."""
+
+_LEFT = (
+    "{what} is a tensor that forward left there, and a compiled model has what forward returns: "
+    "return it beside the rest, as in `return loss, aux`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """Attribute `name` of the module whose `vars` are `table`, that forward changes. `value` is
+    what it is from then on, with a `LeftTensor` for each tensor; `adds` says that it is to be added
+    to what is there, and `passes` that in a call there is what was before. If it is the list or
+    dict `held` that is changed, it stays the one it is."""
+
+    table: dict[str, Any]
+    name: str
+    value: Any
+    adds: bool = False
+    passes: bool = False
+    held: Any = None
+
+    def look(self) -> Any:
+        """What is there now."""
+        if self.held is not None:
+            return self.held.copy()
+        return self.table.get(self.name, MISSING)
+
+    def put(self, value: Any) -> None:
+        """Have this there."""
+        if self.held is not None:
+            self.held.clear()
+            self.held.extend(value) if isinstance(self.held, list) else self.held.update(value)
+        elif value is MISSING:
+            self.table.pop(self.name, None)
+        else:
+            self.table[self.name] = value
+
+    def is_there(self) -> bool:
+        """Whether `value` is what is there, and the script has put nothing in its place."""
+        now = self.look()
+        if self.held is None:
+            return now is self.value
+        own, others = (list(x.values() if isinstance(x, Mapping) else x) for x in (now, self.value))
+        return len(own) == len(others) and all(map(operator.is_, own, others))
+
+
+class LeftTensor(Tensor):
+    """Stands for a tensor that forward left where only forward has it."""
+
+    what: str
+
+    @staticmethod
+    def __new__(cls, what: str) -> LeftTensor:
+        made: LeftTensor = torch.empty(0, device="meta").as_subclass(cls)
+        made.what = what
+        return made
+
+    def __init__(self, what: str) -> None:
+        """All is done where it is made."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        flat = [y for x in given for y in (x if isinstance(x, (list, tuple)) else (x,))]
+        found = next((x for x in flat if isinstance(x, LeftTensor)), None)
+        what = vars(found)["what"] if found is not None else "this"
+        raise AutoparError(_LEFT.format(what=what))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"<{vars(self)['what']}: a tensor that only forward has>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LeftTensor:
+        return LeftTensor(vars(self)["what"])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return LeftTensor, (vars(self)["what"],)
+
+
+class Leavings:
+    """Those of the last call of a model. Models may leave tensors in one place: what stands for
+    them makes place for calls of any model, and is back after them."""
+
+    def __init__(self) -> None:
+        _left[self] = []
+
+    def enter(self) -> None:
+        """A call begins: there is what was before, unless the script has put something there."""
+        for passing in _left.values():
+            passing[:] = [each for each in passing if each[0].is_there()]
+            for leaving, before in reversed(passing):
+                leaving.put(before)
+
+    def leave(self, leavings: Sequence[LeftBehind]) -> None:
+        """A call is over that left these."""
+        for leaving in leavings:
+            if not leaving.passes:
+                before = leaving.look()
+                leaving.put(before + leaving.value if leaving.adds else leaving.value)
+        _left[self] = [(leaving, None) for leaving in leavings if leaving.passes]
+        for passing in _left.values():
+            for k, (leaving, _) in enumerate(passing):
+                passing[k] = leaving, leaving.look()
+                leaving.put(leaving.value)
+
+
+_left: WeakKeyDictionary[Leavings, list[tuple[LeftBehind, Any]]] = WeakKeyDictionary()
+"""What stands for tensors, with what is to be there in calls."""
