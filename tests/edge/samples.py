@@ -7,6 +7,7 @@ place are in shards, and the others plain, or those of all places are.
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +107,9 @@ def cases(op: Any, most: int | None = None) -> Iterator[Case]:
     if op.supports_out:
         calls["out"] = op.op
         calls["beside out"] = op.op
-    found = list(samples(op))
+    with warnings.catch_warnings():  # torch's database calls what torch deprecates
+        warnings.simplefilter("ignore")
+        found = list(samples(op))
     step = 1 if most is None else max(1, len(found) // most)
     turn = 0
     for number, sample in enumerate(found[::step]):

@@ -7,7 +7,8 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+import torchmetrics
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -23,6 +24,8 @@ class Tuned(lightning.LightningModule):
         super().__init__()
         self.net = net
         self.norms: list[float] = []
+        self.rows = torchmetrics.SumMetric()
+        self.each = torchmetrics.Accuracy("multiclass", num_classes=net.config.vocab_size)
 
     def training_step(self, batch: Any, index: int) -> Any:
         loss = self.net(**batch).loss
@@ -31,6 +34,10 @@ class Tuned(lightning.LightningModule):
 
     def validation_step(self, batch: Any, index: int) -> None:
         logits = self.net(input_ids=batch["input_ids"]).logits
+        self.rows.update(batch["labels"][:, 0] * 0 + 1)
+        self.each.update(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+        self.log("rows", self.rows)
+        self.log("right", self.each)
         self.log(
             "held out",
             cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()),
@@ -52,7 +59,8 @@ def script(make: Callable[[], Any], folder: str, *, is_plain: bool) -> dict[str,
     first, module = _fit(make, strategy(), keep)
     checkpoint = f"{folder}/epoch=0.ckpt"
     second, resumed = _fit(make, strategy(), None, checkpoint)
-    weights = torch.load(checkpoint, weights_only=False)["state_dict"]
+    saved = torch.load(checkpoint, weights_only=False)
+    weights = saved["state_dict"] | {f"now.{k}": x for k, x in saved["current_model_state"].items()}
     return {
         "metrics": {name: float(value) for name, value in first.callback_metrics.items()},
         "resumed": {name: float(value) for name, value in second.callback_metrics.items()},
@@ -67,7 +75,8 @@ def _fit(make: Any, strategy: Any, keep: Any, checkpoint: str | None = None) -> 
     trainer = lightning.Trainer(
         strategy=strategy, accelerator="cpu", devices=WORLD, max_epochs=2, logger=False,
         enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=0.5,
-        accumulate_grad_batches=2, callbacks=[keep] if keep else [],
+        accumulate_grad_batches=2,
+        callbacks=[EMAWeightAveraging(decay=0.8), *([keep] if keep else [])],
         enable_checkpointing=keep is not None,
     )  # fmt: skip
     module = Tuned(make())

@@ -41,6 +41,7 @@ from autopar.runtime.dtensor_private import (
     take_over_ops,
     take_over_wholes,
 )
+from autopar.runtime.module.metrics import know_metrics
 from autopar.runtime.module.readings import know_readings
 from autopar.runtime.module.stored import (
     add_meshes,
@@ -99,6 +100,7 @@ _known: list[bool] = []
 def know_changes(meshes: Iterable[DeviceMesh]) -> None:
     """From now on DTensors on `meshes` behave as said above, to all ops that there are by now."""
     take_over_ops(_handler_of, _ops)
+    know_metrics()
     if not _known:
         _known.append(True)
         take_over_assignments(_assigned)

@@ -17,6 +17,7 @@ from autopar.plans.plan import Plan
 from autopar.runtime.module.facade import Facade
 from autopar.runtime.module.runner import Runner
 from autopar.runtime.module.unsharded import Whole, generate_tokens, whole_parameters
+from autopar.runtime.process.alone import know_model
 
 
 class CompiledModule(Facade):
@@ -107,6 +108,7 @@ class CompiledModule(Facade):
         model = copy.deepcopy(self._model, memo)
         if isinstance(self._runner, Whole):
             return model
+        know_model(model)
         return CompiledModule(model, self._runner.copied(model))
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -75,7 +75,7 @@ class Executable:
     `places` says where each parameter lies, but for those that are plain tensors, whole on every
     rank; `pieces` the inputs taken in the pieces that ranks are handed ("input:0"); `rows` the
     results that have rows of the batch that ranks hold pieces of, `sequences` those whose dim 1 is
-    that of inputs, with their positions; `random` is what it draws random numbers from, if it draws any.
+    that of inputs, with their positions; `random` is what it draws from, if it draws any.
     `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
     `origin` is the same for all programs of a call, each with gradients of more outputs;
     `reads` are what a program is right for beside its arguments, `leavings` what forward leaves.

@@ -90,12 +90,17 @@ _inside = _Inside()
 def know_ranks(world: World, model: nn.Module) -> None:
     """From now on ranks of `world` may read of `model` alone. A collective call."""
     reader = start_reading(world)
-    if all(known() is not model for known in reader.models):
-        reader.models.append(ref(model))
-        reader.kept.clear()
     assert world.meeting is not None
     if not _here or _here[-1].meeting is not world.meeting:
         _here[:] = [_Here(world.meeting, reader, threading.get_ident())]
+    know_model(model)
+    reader.kept.clear()
+
+
+def know_model(model: nn.Module) -> None:
+    """From now on ranks may read of `model` alone, too."""
+    if _here and all(known() is not model for known in _here[-1].reader.models):
+        _here[-1].reader.models.append(ref(model))
 
 
 def step_together(optimizer: Optimizer) -> None:

@@ -64,7 +64,8 @@ def note(made: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
         return
     named = dict(zip(kwargs, sources[len(args) :], strict=True))
     origin = Origin(op, tuple(sources[: len(args)]), named, view, depth)
-    vars(made)[_ORIGIN] = _Noted(origin, _version(made))
+    # A view counts what is written to what it is a view of, from when autograd has seen it.
+    vars(made)[_ORIGIN] = _Noted(origin, _version(args[0] if view else made))
 
 
 def source_of(x: Tensor) -> Leaf | Origin:
