@@ -49,8 +49,8 @@ class _Noted(NamedTuple):
 
 
 def note(made: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, view: bool) -> None:
-    """Note that `made`, if it is a tensor, is what `op` makes."""
-    if not isinstance(made, Tensor) or kwargs.get("out") is not None:
+    """Note that `made`, if it is a tensor, is what `op` makes. In a backward nobody reads alone."""
+    if in_backward() or not isinstance(made, Tensor) or "out" in kwargs:
         return
     depth = 1
     sources: list[Any] = []
