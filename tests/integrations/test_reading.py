@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Client
@@ -112,12 +113,15 @@ def test_an_output_that_is_not_there_yet_is_waited_for(readers: list[Reader]) ->
 
 
 def test_strangers_are_turned_away(readers: list[Reader]) -> None:
-    host, port = "localhost", readers[1]._listener.address[1]
+    address: Any = readers[1]._listener.address
+    host, port = "localhost", int(address[1])
+    silent = socket.create_connection((host, port))
     with pytest.raises(Exception, match="digest"):
         Client((host, port), authkey=b"guess")
     tensor = torch.rand(4)
     halves = offer(readers, tensor)
     assert torch.equal(read(readers[0], halves[0]), tensor)
+    silent.close()
 
 
 def test_loading_is_a_move() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import AutoparError, TraceError
+from autopar.runtime.torch_private import wrapper_of
 from tests.runtime import layout_workers as workers
 from tests.runtime.spawn import spawn
 
@@ -81,6 +82,48 @@ def test_a_sparse_state_is_named(kind: str, to: str) -> None:
         with pytest.raises(AutoparError, match=rf"{kind} layer.table is a sparse (COO|CSR)"):
             call(model)
     autopar.compile(Holds(kind, model.layer.table.detach().to_dense()))(torch.randn(2, 4))
+
+
+class Packed(Tensor):
+    """Holds int8 and a scale, and computes with their product, as quantized weights do."""
+
+    packed: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, packed: Tensor, scale: Tensor) -> Packed:
+        made = wrapper_of(cls, torch.empty(packed.shape, device="meta"), packed.device)
+        made.packed, made.scale = packed, scale
+        return made
+
+    def __init__(self, *_: Tensor) -> None:
+        """All is done where it is made."""
+
+    def unpacked(self) -> Tensor:
+        return self.packed * self.scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Packed(args[0].packed, args[0].scale)
+        plain = [x.unpacked() if isinstance(x, Packed) else x for x in args]
+        return func(*plain, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "attribute"])
+def test_a_state_of_a_class_with_ops_of_its_own_is_named(kind: str) -> None:
+    """Rank 0's values did not arrive on other ranks, and int8 became floats."""
+    value = Packed(torch.ones(4, 4, dtype=torch.int8), torch.tensor(0.5))
+    if kind == "parameter":
+        value = nn.Parameter(value, requires_grad=False)
+    model = Holds("attribute", value)
+    if kind == "buffer":
+        del model.layer.table
+        model.layer.register_buffer("table", value)
+    model(torch.randn(2, 4))
+    for call in (autopar.compile, lambda m: autopar.plan(m, torch.randn(2, 4))):
+        with pytest.raises(AutoparError, match=rf"{kind} layer.table is a Packed, .*: keep the"):
+            call(model)
 
 
 @pytest.mark.parametrize("make", [torch.sparse_coo_tensor, torch.sparse_csr_tensor])

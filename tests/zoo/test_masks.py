@@ -13,6 +13,7 @@ from transformers import masking_utils
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+import autopar
 from autopar.tracer import trace
 from tests.zoo import ZOO
 from tests.zoo.cases import make_case, moved
@@ -81,6 +82,23 @@ def test_packed_positions(default: bool, use_cache: bool | None) -> None:
     """`transformers` keeps packed sequences apart where it makes no cache, and only there."""
     model = Loss(llama(use_cache=default), use_cache)
     as_eager(model, {**tokens(), "position_ids": PACKED})
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
+@pytest.mark.parametrize("use_cache", [None, True])
+def test_packed_positions_of_checkpointed_layers(use_cache: bool | None) -> None:
+    """`transformers` makes no cache in training with checkpoints, whatever it is told."""
+    found: list[Tensor] = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model: Any = Loss(llama(use_cache=True), use_cache).train()
+        model.model.gradient_checkpointing_enable()
+        loss = (autopar.compile(model) if compiled else model)(**tokens(), position_ids=PACKED)
+        loss.backward()
+        found.append(
+            torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters())])
+        )
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.breadth(2)

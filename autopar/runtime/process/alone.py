@@ -111,7 +111,7 @@ def step_together(optimizer: Optimizer) -> None:
     if all(known() is not optimizer for known in reader.optimizers):
         reader.optimizers.append(ref(optimizer))
     reader.kept[id(optimizer)] = optimizer
-    if not in_backward():
+    if dist.is_initialized() and not in_backward():
         _here[-1].meeting.step()
 
 

@@ -63,7 +63,8 @@ def check_states(model: nn.Module) -> None:
     """AutoparError, which names it, if a parameter, a buffer or a tensor that is an attribute of a
     module is none that programs take."""
     for name, kind, tensor in _states(model):
-        if not is_plain(tensor):
+        is_known = is_in_pieces(tensor) or not has_own_ops(tensor)
+        if not is_plain(tensor) or not is_known:
             what = _what(tensor, "keep its coalesced rows, columns and values as buffers")
             raise AutoparError(f"{kind} {name} is {what.format(do='keep', it=name)}")
 

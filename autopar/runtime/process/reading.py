@@ -22,7 +22,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
 from typing import Any
 from weakref import ReferenceType, WeakValueDictionary
 
@@ -72,7 +78,7 @@ class Reader:
         if world.rank == 0:
             self.store.set(f"{_KEY}/secret", secrets.token_hex(32))
         self._secret = self.store.get(f"{_KEY}/secret")
-        self._listener = Listener(("", 0), backlog=world.size, authkey=self._secret)
+        self._listener = Listener(("", 0), backlog=world.size)
         address = f"{socket.gethostname()} {self._listener.address[1]}"
         self.store.set(f"{_KEY}/{world.rank}", address)
         threading.Thread(target=self._listen, daemon=True, name="autopar reading").start()
@@ -182,12 +188,19 @@ class Reader:
 
     def _listen(self) -> None:
         while True:
-            try:
-                peer = self._listener.accept()
-            except (AuthenticationError, EOFError, OSError):
-                continue  # A stranger at the port.
-            _send_at_once(peer)
-            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+            peer = self._listener.accept()
+            threading.Thread(target=self._welcome, args=(peer,), daemon=True).start()
+
+    def _welcome(self, peer: Connection) -> None:
+        """Serve who knows the secret. A stranger who says nothing keeps nobody else waiting."""
+        try:
+            deliver_challenge(peer, self._secret)
+            answer_challenge(peer, self._secret)
+        except (AuthenticationError, EOFError, OSError):
+            peer.close()
+            return
+        _send_at_once(peer)
+        self._serve(peer)
 
     def _serve(self, peer: Connection) -> None:
         while True:
