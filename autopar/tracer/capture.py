@@ -138,7 +138,7 @@ class _Step(nn.Module):
         self.calls = CallMode(self.known, self.model, self.watch.note)
         with (
             self.calls,
-            refused(),
+            refused(self.model),
             annotated(self.paths),
             hidden_updates(self.model),
             self.watch.forward(),

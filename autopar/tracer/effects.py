@@ -16,6 +16,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from autopar.tracer import torch_private
+from autopar.tracer.one_rank import as_only_rank
 from autopar.tracer.places import frames_of, is_users, users_call
 from autopar.tracer.remedies import Refusal
 
@@ -122,9 +123,10 @@ _HOOKS = (
 
 
 @contextmanager
-def refused() -> Generator[None, None, None]:
-    """Inside, a forward that seeds torch's random numbers, or puts hooks on what autograd saves, is
-    a Refusal. Those that move what is saved to the CPU and back change no result, and stay out."""
+def refused(model: nn.Module) -> Generator[None, None, None]:
+    """Inside, a forward of `model` sees one rank, which has the batch of all. One that seeds
+    torch's random numbers, or puts hooks on what autograd saves, is a Refusal. Those that move what
+    is saved to the CPU and back change no result, and stay out."""
     enter = saved_tensors_hooks.__enter__
 
     def entered(self: saved_tensors_hooks) -> None:
@@ -149,6 +151,7 @@ def refused() -> Generator[None, None, None]:
         (nn.SyncBatchNorm, "forward", nn.BatchNorm2d.forward),
         (torch, "cond", _cond),
         (Thread, "start", started),
+        *as_only_rank(model),
     ]
     before = [getattr(owner, name) for owner, name, _ in replaced]
     try:

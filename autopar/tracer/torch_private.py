@@ -39,6 +39,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed import _functional_collectives as functional_collectives
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
@@ -81,6 +82,7 @@ __all__ = [
     "assertion",
     "compiling",
     "decomposition",
+    "functional_collectives",
     "functionless",
     "is_functional",
     "joint_graph",

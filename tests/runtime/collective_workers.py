@@ -10,9 +10,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn
 from torch import Tensor, nn
+from torch.distributed import all_reduce as reduce_all
+from torch.distributed import get_world_size as world_size
 
 import autopar
 from autopar.errors import TraceError
+from autopar.tracer.torch_private import functional_collectives as collectives
 
 
 class Blocks(nn.Module):
@@ -67,13 +70,66 @@ def met(total: Tensor) -> Tensor:
     return total
 
 
+def averaged(total: Tensor) -> Tensor:
+    handle = dist.all_reduce(total, op=dist.ReduceOp.AVG, async_op=True)
+    assert handle is not None
+    handle.wait()
+    dist.all_reduce(total)
+    return total / dist.get_world_size() + dist.get_rank()
+
+
+def imported(total: Tensor) -> Tensor:
+    reduce_all(total, group=dist.group.WORLD)
+    return total / world_size()
+
+
+def joined(total: Tensor) -> Tensor:
+    found = total.new_zeros(total.shape)
+    dist.all_gather_into_tensor(found, total)
+    dist.reduce_scatter_tensor(total, found)
+    return total
+
+
+def functional(total: Tensor) -> Tensor:
+    group: Any = dist.group.WORLD
+    found = collectives.all_reduce(total, "sum", group)
+    return collectives.all_gather_tensor(found, 0, group)
+
+
+def stacked(total: Tensor) -> Tensor:
+    return torch.stack(torch.distributed.nn.all_gather(total)).sum(0)
+
+
+def of_some(total: Tensor) -> Tensor:
+    dist.all_reduce(total, group=_FIRST[0])
+    return total
+
+
+def from_another(total: Tensor) -> Tensor:
+    dist.broadcast(total, 1)
+    return total
+
+
+def to_another(total: Tensor) -> Tensor:
+    dist.send(total, 1)
+    return total
+
+
+_FIRST: list[Any] = []
+"""The group of rank 0."""
+
+
 def only_without_autopar(total: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
         dist.all_reduce(total)
     return total
 
 
-TALKS = (in_place, out_of_place, differentiable, gathered, sent, of_objects, met)
+REFUSED = (out_of_place, of_some, from_another, to_another)
+TAKEN = (
+    in_place, differentiable, gathered, sent, of_objects, met, averaged, imported, joined,
+    functional, stacked,
+)  # fmt: skip
 
 
 class Normed(nn.Module):
@@ -107,7 +163,8 @@ def _differs(model: nn.Module, eager: nn.Module, rows: Tensor) -> float:
 def talk() -> dict[str, Any]:
     dist.init_process_group("gloo")
     told: dict[str, str] = {}
-    for each in TALKS:
+    _FIRST.append(dist.new_group([0]))
+    for each in REFUSED:
         torch.manual_seed(0)
         try:
             autopar.compile(Blocks(each).double())(_rows())
@@ -115,6 +172,13 @@ def talk() -> dict[str, Any]:
             told[each.__name__] = str(error)
     torch.manual_seed(0)
     plain = Blocks(lambda total: total).double()
+    taken: dict[str, float] = {}
+    for each in TAKEN:
+        model = Blocks(each).double()
+        model.load_state_dict(plain.state_dict())
+        plain.zero_grad()
+        taken[each.__name__] = _differs(autopar.compile(model, strategy="fsdp"), plain, _rows())
+    plain.zero_grad()
     guarded = Blocks(only_without_autopar).double()
     guarded.load_state_dict(plain.state_dict())
     normed = Normed().double()
@@ -123,6 +187,7 @@ def talk() -> dict[str, Any]:
     half = _rows().chunk(2)[dist.get_rank()]
     return {
         "told": told,
+        "taken": taken,
         "guarded": _differs(autopar.compile(guarded, strategy="fsdp"), plain, _rows()),
         "normed": _differs(autopar.compile(normed, inputs="local", strategy="ddp"), eager, half),
     }

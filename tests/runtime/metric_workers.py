@@ -8,21 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchmetrics
-from torch import Tensor, nn
+from torch import Tensor
 
 import autopar
+from tests.runtime.sync_workers import Model
 from tests.runtime.workers import whole
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.line = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.line(x)
-        return found.square().mean(), found
 
 
 def made() -> dict[str, Any]:
