@@ -54,7 +54,7 @@ class NonLeaf(nn.Module):
         return y.square().mean()
 
 
-@pytest.mark.filterwarnings("ignore:forward sets state of the model")
+@pytest.mark.filterwarnings("ignore:forward leaves tensors in state of the model")
 def test_functions_over_modules_and_tensors_with_a_history() -> None:
     for model in (Lambda(), NonLeaf()):
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
