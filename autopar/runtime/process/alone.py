@@ -68,6 +68,7 @@ class _Here:
     meeting: Meeting
     reader: Reader
     thread: int
+    """That which calls models. Others, such as a logger's, read alone."""
     joint: Counter[int] = field(default_factory=Counter)
     trusted: dict[int, int] = field(default_factory=dict)
     """Digests of the places where all ranks read together, by place."""
@@ -125,6 +126,7 @@ def keep_readable(model: nn.Module, outputs: Iterable[Any]) -> None:
     """Others may read of `model`, and until its next call of its `outputs`, though the script may
     have ended a function, and let go of them here. Models are kept until another is compiled."""
     if _here:
+        _here[-1].thread = threading.get_ident()
         kept = _here[-1].reader.kept
         given = () if torch.is_grad_enabled() else outputs
         kept[id(model)] = model, [x for x in given if is_in_shards(x)]
@@ -177,11 +179,13 @@ def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
     is_known = not any("?" in text for text in texts)
     can_alone = reads and is_known and not in_backward()
     is_elsewhere = threading.get_ident() != here.thread and not in_backward()
-    is_over = not dist.is_initialized()
-    if can_alone and (is_elsewhere or is_over or site in here.alone):
+    is_apart = is_elsewhere or not dist.is_initialized()
+    if can_alone and (is_apart or site in here.alone):
         return False
     line = f"{Path(spot[0].co_filename).name}:{spot[1]}" if spot else ""
-    found = here.meeting.reads(_digest(op, texts, line), can_alone=can_alone)
+    found = ALONE
+    if not is_apart:
+        found = here.meeting.reads(_digest(op, texts, line), can_alone=can_alone)
     if found == ALL:
         here.joint[site] += 1
         if here.joint[site] == _TRUSTED:
