@@ -79,7 +79,8 @@ class Watch:
         inside: list[Read] = []
         for (identity, name), is_read in self._found.items():
             owner, called = self._owners[identity]
-            if is_read or (identity, name) not in self._left:
+            left = self._left.get((identity, name))
+            if is_read or left is None or not left.adds:
                 inside.append(Read(owner, name, _label(called, name)))
         return (*inside, *self._around)
 
@@ -119,11 +120,10 @@ class Watch:
     def _leaves(self, module: nn.Module, name: str, was: Any, called: str) -> None:
         """Attribute `name` of a module, which is `called` so, is not what it `was`."""
         table, key = vars(module), (id(module), name)
-        now = table.get(name, MISSING)
-        is_number = type(now) is int and type(was) is int
-        if is_number and not self._found.get(key, True):
-            self._left[key] = LeftBehind(table, name, now - was, adds=True)
-        elif is_number or (type(now) in _PLAIN and (was is MISSING or type(was) in _PLAIN)):
+        now, first = table.get(name, MISSING), _before(module, name, was)
+        if type(now) is type(first) is int and not self._found.get(key, True):
+            self._left[key] = LeftBehind(table, name, now - first, adds=True, default=first)
+        elif type(now) in _PLAIN and (was is MISSING or type(was) in _PLAIN):
             self._left[key] = LeftBehind(table, name, now)
         elif isinstance(now, Tensor) and self._is_kept(module, name, was):
             self.note(f"keeps a tensor in {called}", _KEPT)
@@ -137,7 +137,7 @@ class Watch:
     def _is_kept(self, module: nn.Module, name: str, was: Any) -> bool:
         """Whether what the call before had left is read first, as a model does with what it keeps
         from one call to the next."""
-        before = getattr(type(module), name, MISSING) if was is MISSING else was
+        before = _before(module, name, was)
         return self._first.get((id(module), name), MISSING) is before is not MISSING
 
     def _settled(self, module: nn.Module, copies: dict[str, Any]) -> Iterator[str]:
@@ -279,6 +279,11 @@ def _changed(
 def _is_recomputed(module: nn.Module, name: str) -> bool:
     """Whether the hooks of weight_norm and spectral_norm make this anew before each forward."""
     return any(f"{name}{suffix}" in module._parameters for suffix in ("_g", "_orig"))
+
+
+def _before(module: nn.Module, name: str, was: Any) -> Any:
+    """What an attribute was, of the module or else of its class."""
+    return getattr(type(module), name, MISSING) if was is MISSING else was
 
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})

@@ -206,6 +206,45 @@ def shares() -> dict[str, float]:
     return off
 
 
+def added() -> list[float]:
+    """A gradient to which the script adds between two reads of rank 0."""
+    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model(torch.ones(6, 8))[0].backward()
+    seen: list[float] = []
+    for _ in range(2):
+        if dist.get_rank() == 0:
+            seen.append(float(model.first.weight.grad.norm()))
+        dist.barrier()
+        model.first.weight.square().sum().backward()
+    if dist.get_rank() == 0:
+        seen.append(float(model.first.weight.grad.norm()))
+    dist.barrier()
+    plain = Model()
+    plain(torch.ones(6, 8))[0].backward()
+    for k, norm in enumerate(seen):
+        assert plain.first.weight.grad is not None
+        seen[k] = abs(norm - float(plain.first.weight.grad.norm()))
+        plain.first.weight.square().sum().backward()
+    return seen
+
+
+def ahead() -> str:
+    """A gradient to which rank 1 has added already, by a backward that sends nothing."""
+    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model(torch.ones(6, 8))[0].backward()
+    weight, told = model.first.weight, ""
+    if dist.get_rank() == 1:
+        weight.square().backward(torch.ones_like(weight))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        try:
+            told = str(float(weight.grad.norm()))
+        except AutoparError as error:
+            told = str(error)
+    dist.barrier()
+    return told
+
+
 def threads() -> float:
     """A thread of a logger reads while the script trains."""
     model: Any = autopar.compile(Model(), strategy="fsdp")

@@ -74,6 +74,14 @@ def test_ranks_read_shares_from_one_line() -> None:
     assert max(error for rank in ranks for error in rank.values()) < 1e-6
 
 
+def test_gradients_are_read_as_autograd_has_added_to_them() -> None:
+    seen: Any = spawn("tests.runtime.alone_workers.added", 2, timeout_s=100)[0]
+    assert len(seen) == 3 and max(seen) < 1e-6
+    told = spawn("tests.runtime.alone_workers.ahead", 2, timeout_s=100)[0]
+    assert isinstance(told, str)
+    assert re.match(r"rank 0 reads what rank 1 has: it is at change \d+\.\d+ of gradient of", told)
+
+
 def test_a_thread_reads_beside_training() -> None:
     ranks: list[Any] = spawn("tests.runtime.alone_workers.threads", 2)
     assert max(ranks) < 1e-6

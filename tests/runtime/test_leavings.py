@@ -64,6 +64,35 @@ def test_numbers_that_forward_sets_are_those_of_eager() -> None:
     assert len(model.plans) == 5
 
 
+class OnlyCounts(nn.Module):
+    """Reads what it counts for nothing else."""
+
+    calls = 0
+    part = 0.25
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.rest = nn.Linear(4, 4), 10
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.rest = self.rest - 3
+        self.part += 0.25
+        return self.line(x).sum()
+
+
+@pytest.mark.filterwarnings("error::autopar.errors.SideEffectWarning")
+def test_counters_that_begin_with_the_class_go_on() -> None:
+    plain, model = OnlyCounts(), autopar.compile(OnlyCounts())
+    for _ in range(4):
+        plain(X), model(X)
+        found = (model.calls, model.rest, model.part)
+        assert found == (plain.calls, plain.rest, plain.part)
+    del model.calls, plain.calls
+    plain(X), model(X)
+    assert model.calls == plain.calls == 1
+
+
 class Leaves(nn.Module):
     """Leaves what it computes where forward is over."""
 

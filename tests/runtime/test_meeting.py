@@ -185,6 +185,24 @@ def test_a_digest_sees_every_value_and_its_place(
     assert digest([]) == 0
 
 
+def test_reads_in_which_not_all_took_part_are_told_at_the_next_call() -> None:
+    """Though ranks have met for a step of an optimizer, or to tell their rows, in between."""
+
+    def work(meeting: Meeting, rank: int) -> None:
+        meeting.meet(0, values(0), dict)
+        meeting.read_unasked(7)
+        if rank == 1:
+            meeting.read_unasked(8)
+        meeting.step()
+        meeting.exchange([rank])
+        meeting.meet(0, values(0), dict)
+
+    for error in gather(work):
+        assert isinstance(error, PlanMismatchError)
+        assert "differs from rank 0 in reads: digest" in str(error)
+        assert "may be read on one rank alone" in str(error)
+
+
 def test_a_call_that_failed_before_it_met_is_counted_as_one() -> None:
     def work(meeting: Meeting, rank: int) -> list[int]:
         meeting.exchange([rank])

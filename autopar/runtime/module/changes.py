@@ -177,14 +177,10 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
         return _together(plain, op, args, kwargs, given, like)
     with jointly(op, given) as joint:
         if not joint:
-            return op(*map_tensors(_alone, args), **map_tensors(_alone, kwargs))
+            return op(*map_tensors(whole_alone, args), **map_tensors(whole_alone, kwargs))
         made = _together(plain, op, args, kwargs, given, like)
     note(made, op, args, kwargs, view=False)
     return made
-
-
-def _alone(x: Tensor) -> Tensor:
-    return whole_alone(x) if type(x) is not Tensor else x
 
 
 def _together(

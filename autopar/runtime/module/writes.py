@@ -65,17 +65,13 @@ def on_all_ranks(handler: Handler) -> Handler:
         reads = not written and not draws_numbers(op)
         with jointly(op, given, reads=reads) as joint:
             if not joint:
-                args, kwargs = map_tensors(_alone, (args, kwargs))
+                args, kwargs = map_tensors(whole_alone, (args, kwargs))
                 return done(op(*args, **kwargs))
             made = handler(plain, op, args, kwargs)
         count_changes(written)
         return made
 
     return handle
-
-
-def _alone(x: Tensor) -> Tensor:
-    return whole_alone(x) if type(x) is not Tensor else x
 
 
 def written_by_element(

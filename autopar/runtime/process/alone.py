@@ -147,8 +147,8 @@ def jointly(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[b
 
 
 def whole_alone(x: Tensor) -> Tensor:
-    """All of a tensor, plain, without the others' taking part."""
-    return made_again(source_of(x), _whole)
+    """All of a tensor, plain, without the others' taking part; a plain one is itself."""
+    return x if type(x) is Tensor else made_again(source_of(x), _whole)
 
 
 def is_in_shards(x: Any) -> bool:

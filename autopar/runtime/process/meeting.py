@@ -155,6 +155,7 @@ class Meeting:
         with self.roll.during(f"read {self._num_gathered}"):
             if self._come_to_read(work):
                 return rows.tolist()
+        self._left = [left for left in self._left if not left[0].is_completed()]
         self._left.append((work, mine, rows))
         self._others_wait = True
         return None
@@ -204,7 +205,9 @@ class Meeting:
         if (kinds != kinds[0]).any():
             doing = f"{_DOES[min(brought[0], NEW)]}{_at_line()}"
             self._compare("what comes next", {"next": doing}, _APART)
-        self._reads = 0
+        # Those that differ are told where they are compared, at a call.
+        if (self._gathered[:, 4] == self._reads).all():
+            self._reads = 0
 
     def _gather(self, numbers: Sequence[int]) -> Tensor:
         mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")

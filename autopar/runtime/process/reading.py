@@ -141,7 +141,7 @@ class Reader:
             if rank == self.world.rank:
                 out[_place(tensor)] = _piece(tensor).detach().cpu()
             else:
-                place, piece = self._ask(rank, [name, _version(tensor)])
+                place, piece = self._ask(rank, [name, _version(name, tensor)])
                 out[place] = piece
         return out
 
@@ -205,12 +205,12 @@ class Reader:
     def _serve(self, peer: Connection) -> None:
         while True:
             try:
-                name, count = json.loads(peer.recv_bytes())
+                name, wanted = json.loads(peer.recv_bytes())
             except (EOFError, OSError):
                 return
             self._last_s = time.monotonic()
             try:
-                tensor, piece = self._answer(name, count)
+                tensor, piece = self._answer(name, wanted)
             except Exception as error:
                 peer.send_bytes(json.dumps({"error": str(error)}).encode())
                 continue
@@ -220,21 +220,22 @@ class Reader:
             peer.send_bytes(piece.flatten().view(torch.uint8).numpy().tobytes())
             self._last_s = time.monotonic()
 
-    def _answer(self, name: str, count: int) -> tuple[Any, Tensor]:
+    def _answer(self, name: str, wanted: list[int]) -> tuple[Any, Tensor]:
         deadline = time.monotonic() + self._patience_s
         while time.monotonic() < deadline:
-            tensor = self._found(name, count)
-            if tensor is not None and _version(tensor) >= count:
+            tensor = self._found(name, wanted[0])
+            if tensor is not None and _version(name, tensor) >= wanted:
                 break
             time.sleep(0.001)
         else:
             raise AutoparError(f"it has not come to where {name} is there{_AT_THE_SAME}")
-        if _version(tensor) == count:
+        if _version(name, tensor) == wanted:
             piece = moves.copy(_piece(tensor).detach())
-            if _version(tensor) == count:
+            if _version(name, tensor) == wanted:
                 return tensor, piece
+        now, then = (".".join(map(str, each)) for each in (_version(name, tensor), wanted))
         raise AutoparError(
-            f"it is at change {_version(tensor)} of {name}, where {count} was wanted{_AT_THE_SAME}"
+            f"it is at change {now} of {name}, where {then} was wanted{_AT_THE_SAME}"
         )
 
     def _leave(self) -> None:
@@ -292,8 +293,12 @@ def _states(optimizer: Optimizer) -> Iterator[Mapping[str, Any]]:
     return (optimizer.state.get(param, {}) for param in params)
 
 
-def _version(tensor: Any) -> int:
-    return moves.count if isinstance(tensor, DTensor) else tensor.writes
+def _version(name: str, tensor: Any) -> list[int]:
+    """How often a tensor of this name was changed. What autograd adds to a gradient outside of a
+    program is counted by the gradient alone."""
+    if not isinstance(tensor, DTensor):
+        return [tensor.writes]
+    return [moves.count, tensor._version] if name.startswith(_GRAD) else [moves.count]
 
 
 def _piece(tensor: Any) -> Tensor:

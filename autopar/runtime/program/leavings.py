@@ -32,9 +32,9 @@ _LEFT = (
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
     """Attribute `name` of the module whose `vars` are `table`, that forward changes. `value` is
-    what it is from then on, with a `LeftTensor` for each tensor; `adds` says that it is to be added
-    to what is there, and `passes` that in a call there is what was before. If it is the list or
-    dict `held` that is changed, it stays the one it is."""
+    what it is from then on, with a `LeftTensor` for each tensor. `adds` says that it is to be added
+    to what is there, or else to `default`; `passes` that in a call there is what was before. If it
+    is the list or dict `held` that is changed, it stays the one it is."""
 
     table: dict[str, Any]
     name: str
@@ -42,6 +42,7 @@ class LeftBehind:
     adds: bool = False
     passes: bool = False
     held: Any = None
+    default: Any = MISSING
 
     def look(self) -> Any:
         """What is there now."""
@@ -124,7 +125,7 @@ class Leavings:
         """A call is over that left these."""
         for leaving in leavings:
             if not leaving.passes:
-                before = leaving.look()
+                before = leaving.table.get(leaving.name, leaving.default)
                 leaving.put(before + leaving.value if leaving.adds else leaving.value)
         _left[self] = [(leaving, None) for leaving in leavings if leaving.passes]
         for passing in _left.values():

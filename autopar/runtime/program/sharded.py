@@ -110,7 +110,7 @@ class ShardedOutput(Tensor):
             elif is_view(func):
                 made = view_of_whole(func, args, given)  # of which no change may be lost
             else:
-                return func(*map_tensors(_entire, args), **map_tensors(_entire, given))
+                return func(*map_tensors(whole_alone, args), **map_tensors(whole_alone, given))
         note(made, func, args, given, view=is_view(func))
         return made
 
@@ -207,10 +207,6 @@ def whole_of(tensor: Tensor) -> Tensor:
             return whole_alone(tensor)
         _refresh(tensor)
         return tensor.piece if tensor._is_whole else _dtensor(tensor).full_tensor()
-
-
-def _entire(tensor: Tensor) -> Tensor:
-    return whole_alone(tensor) if isinstance(tensor, ShardedOutput | DTensor) else tensor
 
 
 def _shares(made: Any, source: ShardedOutput) -> bool:
