@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import wraps
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.checkpoint._async_process_executor import _AsyncCheckpointProcess
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -279,10 +281,29 @@ def take_over_readings(whole: Callable[[DTensor], Tensor | None]) -> None:
 def take_over_pickling(whole: Callable[[DTensor], Tensor | None]) -> None:
     """From now on `whole(dtensor)`, a plain tensor, is what is pickled of a DTensor, unless that is
     None. Who asks which tensors share memory, before they are saved, is told of their pieces: a
-    DTensor has no storage itself."""
+    DTensor has no storage itself.
+
+    The process of `dcp.async_save` gets DTensors: it writes this rank's pieces of them, with those
+    of the other ranks. A thread sends them there while the script trains on."""
+    sends = threading.local()
+    send = _AsyncCheckpointProcess._send
+
+    @wraps(send)
+    def send_pieces(self: Any, data: Any) -> None:
+        sends.pieces = True
+        try:
+            send(self, data)
+        finally:
+            sends.pieces = False
+
+    def pickled(x: DTensor) -> Tensor | None:
+        return None if getattr(sends, "pieces", False) else whole(x)
+
     owner: Any = DTensor
-    owner.__reduce_ex__ = _reading(DTensor.__reduce_ex__, "__reduce_ex__", whole)
+    owner.__reduce_ex__ = _reading(DTensor.__reduce_ex__, "__reduce_ex__", pickled)
     owner.untyped_storage = lambda self: piece_of(self).untyped_storage()
+    checkpoints: Any = _AsyncCheckpointProcess
+    checkpoints._send = send_pieces
 
 
 def _reading(plain: Any, name: str, whole: Callable[[DTensor], Tensor | None]) -> Any:

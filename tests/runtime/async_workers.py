@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import autopar
-from tests.runtime.workers import whole
+from tests.runtime.workers import batch, llama, staged, whole
 
 
 class Model(nn.Module):
@@ -46,17 +46,18 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def saved_beside_training(way: str) -> dict[str, float]:
+def saved_beside_training(way: str, *, in_stages: bool = False) -> dict[str, float]:
     """How far what was saved is from what was there when it was."""
     folder = Path(os.environ["FOLDER"]) / way
-    torch.manual_seed(1)
-    x = torch.randn(4, 8)
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = staged(llama(), microbatches=2) if in_stages else compiled()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    torch.manual_seed(1)
+    given = batch(0) if in_stages else {"x": torch.randn(4, 8)}
 
     def step() -> None:
         optimizer.zero_grad()
-        model(x).backward()
+        made = model(**given)
+        (made.loss if in_stages else made).backward()
         optimizer.step()
 
     step()
@@ -75,6 +76,10 @@ def saved_beside_training(way: str) -> dict[str, float]:
     loaded = _plain(torch.load(folder / "whole.pt", weights_only=False))
     assert loaded.keys() == before.keys()
     return {name: float((loaded[name] - value).abs().max()) for name, value in before.items()}
+
+
+def compiled() -> Any:
+    return autopar.compile(Model(), strategy="fsdp")
 
 
 def _plain(states: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -98,3 +103,7 @@ def shared() -> dict[str, float]:
 
 def process() -> dict[str, float]:
     return saved_beside_training("process")
+
+
+def process_of_stages() -> dict[str, float]:
+    return saved_beside_training("process", in_stages=True)

@@ -11,7 +11,7 @@ from tests.runtime.spawn import spawn
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("way", ["thread", "shared", "process"])
+@pytest.mark.parametrize("way", ["thread", "shared", "process", "process_of_stages"])
 def test_what_is_saved_beside_training_is_what_was_there(way: str, tmp_path: Path) -> None:
     ranks = spawn(f"tests.runtime.async_workers.{way}", 2, env={"FOLDER": str(tmp_path)})
     for rank in ranks:

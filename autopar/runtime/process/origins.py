@@ -47,6 +47,10 @@ class _Noted(NamedTuple):
     origin: Origin
     version: tuple[int, int]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Of no use in another process, nor with a copy: None there."""
+        return type(None), ()
+
 
 def note(made: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, view: bool) -> None:
     """Note that `made`, if it is a tensor, is what `op` makes. In a backward nobody reads alone."""
