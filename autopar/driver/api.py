@@ -37,6 +37,7 @@ from autopar.plans.plan import Plan
 from autopar.plans.request import Asked
 from autopar.runtime.checkpoint.weights import find_sources
 from autopar.runtime.module import params
+from autopar.runtime.module.accelerated import is_accelerated
 from autopar.runtime.module.module import CompiledModule
 from autopar.runtime.module.runner import Runner
 from autopar.runtime.process.agreement import make_agreement
@@ -44,7 +45,7 @@ from autopar.runtime.process.digests import param_types
 from autopar.runtime.process.inputs import Inputs, check_inputs
 from autopar.runtime.process.world import device_of, join, look
 from autopar.runtime.program import backend as backends
-from autopar.runtime.program.random import SharedRandom
+from autopar.runtime.program.random import DefaultRandom, SharedRandom
 from autopar.tracer import Traced
 
 
@@ -174,7 +175,11 @@ def compile(
             request = Request(stored, described, options, chosen, sources, verify=verify)
         agreement.agree("the model and the plan", request.facts(model))
         params.replicate(model, world, sources)
-    builder = Builder(model, world, request, SharedRandom(world.device))
+        is_alike = (inputs or "global") == "global"
+        if is_alike and world.meeting is not None and not is_accelerated():
+            world.meeting.draw_alike()
+    random = DefaultRandom(world.device) if is_alike else SharedRandom(world.device)
+    builder = Builder(model, world, request, random)
     compiled = CompiledModule(model, Runner(model, world, builder, inputs, with_values=verify))
     report_at_exit(compiled)
     return compiled

@@ -35,7 +35,7 @@ from autopar.runtime.process.agreement import make_agreement
 from autopar.runtime.process.byte_messages import broadcast, know_bytes
 from autopar.runtime.process.world import device_of, join, look
 from autopar.runtime.program import backend as backends
-from autopar.runtime.program.random import SharedRandom
+from autopar.runtime.program.random import DefaultRandom
 from autopar.runtime.program.sharded import whole_of
 from autopar.tracer.labels import labelled
 
@@ -197,7 +197,7 @@ class _Compiled:
                 know_bytes()
                 for tensor in (*flat.parameters(), *flat.buffers()):
                     broadcast(tensor.data)
-        return Runner(flat, world, Builder(flat, world, request, SharedRandom(world.device)))
+        return Runner(flat, world, Builder(flat, world, request, DefaultRandom(world.device)))
 
 
 def _name(node: fx.Node) -> str:

@@ -125,7 +125,7 @@ class Builder:
     model: nn.Module
     world: World
     request: Request
-    random: SharedRandom
+    random: DefaultRandom
     family: ModelFamily = field(init=False)
 
     def __post_init__(self) -> None:
@@ -367,7 +367,7 @@ class Builder:
             return None
         if self.world.size == 1:
             return DefaultRandom(self.world.device)
-        if not self.random.is_set:
+        if isinstance(self.random, SharedRandom) and not self.random.is_set:
             self.random.set(agreement.share("random state", self.random.default))
         return self.random
 

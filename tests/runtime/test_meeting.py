@@ -41,7 +41,8 @@ def gather(work: Work, size: int = 2, timeout_s: float = 20.0) -> list[Any]:
         roll = Roll(own, rank, size, keeper=StoreKeeper(""))
         rolls.append(roll)
         try:
-            outcomes[rank] = work(Meeting(group, BoundedStore(store, timeout_s), roll), rank)
+            bounded, cpu = BoundedStore(store, timeout_s), torch.device("cpu")
+            outcomes[rank] = work(Meeting(group, bounded, roll, cpu), rank)
         except Exception as error:
             outcomes[rank] = error
             if not isinstance(error, RankError | PlanMismatchError):

@@ -12,6 +12,7 @@ expects are shares that add up, not means. So each rank returns an equal share.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -101,11 +102,15 @@ class Terms:
         return outputs
 
 
+def is_accelerated() -> bool:
+    """Whether the script has an `Accelerator`."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and state.is_initialized()
+
+
 def accept(model: nn.Module, world: World) -> Terms | None:
     """The terms for a model that accelerate asks about; None if no `Accelerator` is there."""
-    from accelerate.state import is_initialized
-
-    if not is_initialized():
+    if not is_accelerated():
         return None
     return Terms(model, world, Library(model, world), mixed_precision())
 

@@ -52,7 +52,6 @@ from autopar.runtime.module.stored import (
     is_simple,
     is_stored,
     replicated_beside,
-    rows_differ,
     values_of_rank_0,
 )
 from autopar.runtime.module.writes import (
@@ -71,6 +70,7 @@ from autopar.runtime.op_schemas import (
     is_view,
 )
 from autopar.runtime.process.alone import is_in_shards, jointly, whole_alone
+from autopar.runtime.process.beside import rows_differ
 from autopar.runtime.process.composites import know_composites
 from autopar.runtime.process.origins import count_changes, note
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all

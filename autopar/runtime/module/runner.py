@@ -22,8 +22,8 @@ from autopar.runtime.module.accelerated import Terms, accept, own_lengths
 from autopar.runtime.module.arguments import describe_argument, objects_among
 from autopar.runtime.module.own_rows import rows_of_rank
 from autopar.runtime.module.remade import Remade, remade_by_hooks, remake
-from autopar.runtime.module.stored import know_rows_differ
 from autopar.runtime.process.alone import keep_readable
+from autopar.runtime.process.beside import know_rows_differ
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import (
     Inputs,
@@ -281,7 +281,9 @@ class Runner:
             return []
         number = NEW if found is None else found.number
         facts = partial(self._facts, signature)
-        return self.world.meeting.meet(number, same_everywhere(leaves), facts, own_rows)
+        draws_alike = self.terms is None and not self._has_rows
+        batch = same_everywhere(leaves)
+        return self.world.meeting.meet(number, batch, facts, own_rows, draws_alike=draws_alike)
 
     def _facts(self, signature: Signature) -> dict[str, str]:
         suited = [each for each in self.made[signature.inputs] if each.signature == signature]

@@ -11,23 +11,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.runtime.dtensor_private import cut_piece, dtensor_of
+from autopar.runtime.process.beside import rows_differ
 from autopar.runtime.process.part_tensors import of_rank_0
 from autopar.runtime.program.sharded import whole_of
 from autopar.runtime.torch_private import in_backward, map_tensors
 
 _meshes: set[DeviceMesh] = set()
-rows_differ: list[bool] = []
-"""Whether plain tensors are not the same on every rank."""
 
 
 def add_meshes(meshes: Iterable[DeviceMesh]) -> None:
     """DTensors on `meshes` are those meant here."""
     _meshes.update(meshes)
-
-
-def know_rows_differ() -> None:
-    """From now on plain tensors are not the same on every rank."""
-    rows_differ[:] = [True]
 
 
 def is_ours(x: Any) -> bool:

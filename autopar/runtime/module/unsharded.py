@@ -8,7 +8,7 @@ after the other, each over its own process groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from autopar.runtime.process.digests import digest_values
 from autopar.runtime.process.inputs import Inputs
 from autopar.runtime.process.own_group import own_group
 from autopar.runtime.process.world import World
-from autopar.runtime.program.random import SharedRandom
 from autopar.runtime.torch_private import flatten, map_tensors
 
 
@@ -140,16 +139,11 @@ def generate_tokens(
     parameters, which it has inside `entire`. Of global inputs, which ranks are held to, all make
     the same tokens, with the random numbers of rank 0's default generator. A collective call."""
     args, kwargs = _on_device(world, (args, kwargs))
-    drawing: AbstractContextManager[None] = nullcontext()
-    if inputs == "global" and world.size > 1:
-        agreement = make_agreement(world)
+    if inputs == "global" and world.meeting is not None:
         values = digest_values(flatten((args, kwargs))[0])
-        agreement.agree("what to generate from", {"inputs of generate": values})
-        random = SharedRandom(world.device)
-        random.set(agreement.share("random state", random.default))
-        # That of rank 0 goes on from what was drawn, as in one process.
-        drawing = nullcontext() if world.rank == 0 else random.drawn_from()
-    with entire, drawing:
+        make_agreement(world).agree("what to generate from", {"inputs of generate": values})
+        world.meeting.draw_alike()
+    with entire:
         return own(*args, **kwargs)
 
 

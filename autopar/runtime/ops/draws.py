@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from autopar.ir.draws import STATE_BYTES
+from autopar.runtime.generators import generator_state, replayed
 from autopar.runtime.op_schemas import signature_of
-from autopar.runtime.ops.generators import generator_state, replayed
 from autopar.runtime.ops.operators import Operator
 
 _GPU_STATE_BYTES = 16

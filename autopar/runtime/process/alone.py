@@ -140,10 +140,23 @@ def jointly(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[b
     before = _inside.joint
     if before is None:
         _inside.joint = not _here or _come(_here[-1], op, given, reads=reads)
+        if _here and _inside.joint and (in_backward() or _is_differentiated(given)):
+            compare_beside(f"what is beside a compiled model's tensors in {op}", given)
     try:
         yield bool(_inside.joint)
     finally:
         _inside.joint = before
+
+
+def compare_beside(where: str, given: Iterable[Any]) -> None:
+    """Ranks that are handed the same batch are to have the same in what is plain of this."""
+    if _here:
+        _here[-1].meeting.beside.add(where, given)
+
+
+def _is_differentiated(given: Sequence[Any]) -> bool:
+    is_needed = any(isinstance(x, Tensor) and x.requires_grad for x in given)
+    return is_needed and torch.is_grad_enabled()
 
 
 def whole_alone(x: Tensor) -> Tensor:

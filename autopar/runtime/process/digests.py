@@ -62,38 +62,66 @@ def _runs(flags: Iterable[bool]) -> str:
     return ", ".join(f"{count} {'yes' if flag else 'no'}" for flag, count in runs)
 
 
-class BatchDigest:
-    """A number that stands for the values of a call's tensors.
-
-    On the CPU it is that of the call. Elsewhere that would wait for the device at every call: it is
-    that of the call before, which has long been computed.
-    """
+class Late:
+    """Numbers that a device computes, told at the next call: to wait for the device at every call
+    takes too long."""
 
     def __init__(self) -> None:
         self._before: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def __call__(self, values: Tensor) -> Tensor | None:
+        """What was given at the call before, on the host."""
+        before = self._before
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._before = host, event
+        if before is None:
+            return None
+        before[1].synchronize()
+        return before[0]
+
+
+class BatchDigest:
+    """A number that stands for the values of a call's tensors: on a GPU, of those of the call
+    before."""
+
+    def __init__(self) -> None:
+        self._late = Late()
 
     def __call__(self, tensors: Sequence[Tensor]) -> int:
         if not tensors:
             return 0
         with torch.no_grad():
-            value = _digest(torch.stack([_digest(w) for x in tensors for w in _words(x)]))
+            value = bits_digest([w for x in tensors for w in _words(x)])
         if value.device.type == "cpu":
             return int(value)
-        before = self._before
-        host = torch.empty((), dtype=torch.int64, pin_memory=True)
-        host.copy_(value, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._before = host, event
-        if before is None:
-            return 0
-        before[1].synchronize()
-        return int(before[0])
+        before = self._late(value)
+        return 0 if before is None else int(before)
 
 
 _ROW = 1 << 14
 _SLICE_ROWS = 64
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def digest_of(x: Tensor) -> Tensor:
+    """A number that stands for the bits of a tensor's values, as a tensor of int64."""
+    return bits_digest(_words(x))
+
+
+def signed_sum(x: Tensor) -> Tensor:
+    """The sum of floating point numbers, each with a random sign of its place, the same on all
+    ranks; at least in float32."""
+    signs = _signs(x.device, torch.promote_types(x.dtype, torch.float32))
+    return _weighted_sum(x.reshape(-1), signs)
+
+
+def bits_digest(parts: Sequence[Tensor]) -> Tensor:
+    """A number that stands for integers of 64 bits, or fewer, in several tensors."""
+    weights = _weights(parts[0].device)
+    return _weighted_sum(torch.stack([_weighted_sum(x, weights) for x in parts]), weights)
 
 
 def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,16 +136,15 @@ def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return flat[:end].view(torch.int64), flat[end:]
 
 
-def _digest(bits: Tensor) -> Tensor:
-    """A sum of `bits`, each by a weight of its place, modulo 2**64. Temporaries are of the size of
-    a slice, whatever that of the tensor is."""
-    weights = _weights(bits.device)
-    if bits.numel() <= _ROW:
-        return (bits * weights[: bits.numel()]).sum()
-    num_rows = bits.numel() // _ROW
-    rows, rest = bits[: num_rows * _ROW].view(num_rows, _ROW), bits[num_rows * _ROW :]
+def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
+    """A sum of `values`, each by a weight of its place, in the dtype of `weights`: of integers
+    modulo 2**64. Temporaries are of the size of a slice, whatever that of the tensor is."""
+    if values.numel() <= _ROW:
+        return (values * weights[: values.numel()]).sum()
+    num_rows = values.numel() // _ROW
+    rows, rest = values[: num_rows * _ROW].view(num_rows, _ROW), values[num_rows * _ROW :]
     sums = [(part * weights).sum(1) for part in rows.split(_SLICE_ROWS)]
-    return _digest(torch.cat([*sums, _digest(rest).reshape(1)]))
+    return _weighted_sum(torch.cat([*sums, _weighted_sum(rest, weights).reshape(1)]), weights)
 
 
 @cache
@@ -126,3 +153,9 @@ def _weights(device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     made = torch.randint(-(2**62), 2**62, (_ROW,), generator=generator, device="cpu")
     return (2 * made + 1).to(device)
+
+
+@cache
+def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Random signs, the same on every rank."""
+    return torch.where(_weights(device) > 0, 1, -1).to(dtype)

@@ -21,13 +21,16 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 
 from autopar.errors import PlanMismatchError, RankError
 from autopar.runtime.process.agreement import Agreement
+from autopar.runtime.process.beside import Beside, differ
 from autopar.runtime.process.digests import BATCH, BatchDigest
+from autopar.runtime.process.drawing import Drawing
 from autopar.runtime.process.moves import moves
 from autopar.runtime.process.roll import Roll, RollPlace, guilty, is_lost_peer
 from autopar.runtime.process.rows import row_shapes
@@ -66,8 +69,20 @@ _APART = (
     "; every rank runs the same script, since each holds a part of the model: what is only to be "
     "printed or saved may be read on one rank alone, and all else is to be done on all ranks"
 )
-_FACTS = ("program", "gradients", "batch", "changes of parameters in place", "reads")
-_WIDTH = len(_FACTS) + 1
+_SEEDED = (
+    "; every rank draws the same random numbers, as one process does: seed all ranks alike "
+    "(torch.manual_seed(seed), not seed + rank). What one rank alone is to draw from a seed of its "
+    "own, it draws inside torch.random.fork_rng(), or from a torch.Generator"
+)
+_BESIDE = (
+    "; what a script has beside a compiled model's outputs is the same on every rank, as the batch "
+    "is: compute it from the whole batch, draw it with torch, on all ranks alike, or hand each "
+    'rank rows of its own (inputs="local")'
+)
+_FACTS = ("program", "gradients", "batch", "changes of parameters in place", "reads", "seed")
+_PLACE, _FLOATS, _DIGESTS = range(len(_FACTS), len(_FACTS) + 3)
+"""Where ranks bring how far their random numbers have come, and what they had beside."""
+_WIDTH = len(_FACTS) + 4
 SLACK_S = 5.0
 """How much longer than torch's own timeout, whose words say more, a wait for torch may take."""
 _Answer = TypeVar("_Answer")
@@ -76,11 +91,13 @@ _Graph = Callable[[list[Any]], Sequence[Any]]
 
 class Meeting:
     """One rank's end of the meetings of all ranks. `group` is a process group of gloo for this
-    alone, and `name` tells what they write to the Store from that of others."""
+    alone, `device` that on which it trains, and `name` tells what they write to the Store from that
+    of others."""
 
     def __init__(
-        self, group: dist.ProcessGroup, store: BoundedStore, roll: Roll, name: str = ""
-    ) -> None:
+        self, group: dist.ProcessGroup, store: BoundedStore, roll: Roll, device: torch.device,
+        name: str = "",
+    ) -> None:  # fmt: skip
         self.rank, self.size = group.rank(), group.size()
         self.roll = roll
         self._group, self.store = group, store
@@ -97,6 +114,10 @@ class Meeting:
         """What this rank has brought to a read and did not wait for."""
         self._others_wait = False
         """Whether the others stand still until this rank does something with them."""
+        self.beside = Beside()
+        self._drawing = Drawing(device)
+        self._draws_alike = False
+        """Whether all ranks have begun to draw from where rank 0 was."""
         self._reads = 0
         """A digest of the reads since the call before, in which all ranks took part unasked."""
 
@@ -145,7 +166,8 @@ class Meeting:
 
     def _rows_of_reading(self, what: int, *, can_alone: bool) -> list[list[int]] | None:
         """What each rank brings; None if any cannot be waited for."""
-        mine = torch.tensor([_READ, what, can_alone, 0, 0, 0], dtype=torch.int64, device="cpu")
+        row = [_READ, what, can_alone, *[0] * (_WIDTH - 3)]
+        mine = torch.tensor(row, dtype=torch.int64, device="cpu")
         rows = torch.empty((self.size, _WIDTH), dtype=torch.int64, device="cpu")
         self._num_gathered += 1
         try:
@@ -189,12 +211,15 @@ class Meeting:
         key = f"autopar/{self._name}/read/{self._num_gathered}"
         return self.store.compare_set(key, "", said).decode()
 
-    def _arrive(self, phase: str, *brought: int) -> None:
+    def _arrive(self, phase: str, *brought: int, drawn: tuple[int, int] = (0, 0)) -> None:
         """Bring a row, and have those of all others, once those that read alone have gone on."""
         self._others_wait = False
-        row = [*brought, *[0] * (3 - len(brought)), moves.in_place, self._reads, self.roll.calls]
+        row = [*brought, *[0] * (3 - len(brought)), moves.in_place, self._reads]
+        row += [*drawn, 0, 0, self.roll.calls]
+        beside = self.beside.taken()
         while True:
             self._brought[:] = row
+            self._brought.view(np.float64)[_FLOATS : _DIGESTS + 1] = beside
             self._num_gathered += 1
             self._wait(self._group.allgather([self._rows], [self._mine]), phase)
             if not (self._gathered[:, 0] == _READ).any():
@@ -208,6 +233,9 @@ class Meeting:
         # Those that differ are told where they are compared, at a call.
         if (self._gathered[:, 4] == self._reads).all():
             self._reads = 0
+        sums = self._gathered.view(np.float64)
+        if differ(sums[:, _FLOATS].tolist(), sums[:, _DIGESTS].tolist()):
+            self._compare(self._topic(), self.beside.told(), _BESIDE)
 
     def _gather(self, numbers: Sequence[int]) -> Tensor:
         mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
@@ -221,6 +249,8 @@ class Meeting:
         batch: Sequence[Tensor],
         facts: Callable[[], Mapping[str, str]],
         own_rows: Sequence[Tensor] | None = None,
+        *,
+        draws_alike: bool = False,
     ) -> list[list[int]]:
         """Return when all ranks are here with the same. `program` is the number of what they made
         together, or `NEW`, `batch` the inputs of which every rank has all, `facts` what else to
@@ -230,6 +260,9 @@ class Meeting:
         not, or all need one: then it returns how many each rank has, per tensor, and they are to
         put them together and to meet again without.
 
+        Where ranks are to draw alike, they go on from where rank 0 is: what a rank has drawn alone
+        is as if it had not been.
+
         PlanMismatchError, on every rank, names those that differ and in what; RankError those that
         cannot come.
         """
@@ -237,8 +270,11 @@ class Meeting:
         self._has_begun = False
         digest = self._digest(batch)
         with self.roll.during("start"):
-            self._arrive("start", program, torch.is_grad_enabled(), digest)
-            facts_of_ranks = self._gathered[:, :-1]
+            drawn = (0, 0)
+            if draws_alike and self._draws_alike:
+                drawn = self._drawing.seed, self._drawing.place
+            self._arrive("start", program, torch.is_grad_enabled(), digest, drawn=drawn)
+            facts_of_ranks = self._gathered[:, : len(_FACTS)]
             differs = bool((facts_of_ranks != facts_of_ranks[0]).any())
             if own_rows is not None and (differs or program == NEW):
                 shapes = self._gather(row_shapes(own_rows))
@@ -249,10 +285,21 @@ class Meeting:
                     self._has_begun = True
                     return shapes[:, 1:].T[: len(own_rows)].tolist()
             if differs:
-                is_of_call = bool((facts_of_ranks[:, :3] != facts_of_ranks[0, :3]).any())
-                remedy = _TOGETHER if is_of_call else _APART
+                others = (facts_of_ranks != facts_of_ranks[0]).any(0)
+                remedy = _TOGETHER if others[:3].any() else _SEEDED if others[5] else _APART
                 self._compare(self._topic(), self._named(facts()), remedy)
+            places = self._gathered[:, _PLACE]
+            if draws_alike and (not self._draws_alike or (places != places[0]).any()):
+                self.draw_alike()
         return []
+
+    def draw_alike(self) -> None:
+        """From now on all ranks draw random numbers from where rank 0 is. A collective call."""
+        states = torch.frombuffer(bytearray(self._drawing.states()), dtype=torch.uint8)
+        with self.roll.during("start"):
+            self._wait(self._group.broadcast(states, 0), "start")
+        self._drawing.go_on(states.numpy().tobytes())
+        self._draws_alike = True
 
     def _check(self) -> None:
         if self._parted is not None:
@@ -367,11 +414,13 @@ class Meeting:
 
     def _named(self, facts: Mapping[str, str]) -> dict[str, str]:
         """`facts`, and what this rank brought, in words."""
-        named: dict[str, str] = dict(zip(_FACTS, map(str, self._brought[:-1]), strict=True))
+        brought = map(str, self._brought[: len(_FACTS)])
+        named: dict[str, str] = dict(zip(_FACTS, brought, strict=True))
         named[BATCH] = named.pop("batch")
         named["program"] = "a new one" if self._brought[0] == NEW else named["program"]
         named["gradients"] = "on" if self._brought[1] else "off"
         named["reads"] = f"digest {named['reads']}"
+        named["seed (all ranks must draw the same random numbers)"] = named.pop("seed")
         return {**facts, **named}
 
     def _compare(self, topic: str, facts: Mapping[str, str], remedy: str) -> None:

@@ -116,6 +116,22 @@ def made_again(source: Leaf | Origin, whole: Callable[[Tensor | None], Any]) -> 
     return source.op(*args, **{name: entire(x) for name, x in source.kwargs.items()})
 
 
+def numbers_in(x: Any) -> list[float]:
+    """The numbers that went into what a tensor was made of, where that is noted."""
+    noted: _Noted | None = vars(x).get(_ORIGIN) if isinstance(x, Tensor) else None
+    waiting: list[Any] = [] if noted is None else [noted.origin]
+    seen: set[int] = set()
+    found: list[float] = []
+    while waiting:
+        source = waiting.pop()
+        if type(source) in (int, float):
+            found.append(float(source))
+        elif isinstance(source, Origin) and id(source) not in seen:
+            seen.add(id(source))
+            waiting += [*source.args, *source.kwargs.values()]
+    return found
+
+
 def count_changes(written: Iterable[Tensor]) -> None:
     """A script is about to write to these. Gradients that autograd adds, and what optimizers do,
     are no changes of its own."""

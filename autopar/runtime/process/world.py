@@ -176,11 +176,11 @@ def _meeting(world: World) -> Meeting:
     group = dist.group.WORLD
     assert group is not None
     if group not in _meetings:
-        _meetings[group] = _first_meeting(world.rank, world.size)
+        _meetings[group] = _first_meeting(world.rank, world.size, world.device)
     return _meetings[group]
 
 
-def _first_meeting(rank: int, size: int) -> Meeting:
+def _first_meeting(rank: int, size: int, device: torch.device) -> Meeting:
     """All ranks come together, and learn where each of them runs."""
     timeout_s = timeout_of_world().total_seconds()
     keeper = keeper_of(default_store())
@@ -206,7 +206,7 @@ def _first_meeting(rank: int, size: int) -> Meeting:
         keeper_silent = [RollPlace(0, who=keeper.name or "the Store")]
         told = guilty(keeper_silent if roll is None else roll.call())
         raise RankError(f"rank {rank} waited for {awaited}, and {told}") from error
-    return Meeting(group, bounded, roll, name)
+    return Meeting(group, bounded, roll, device, name)
 
 
 @dataclass(frozen=True, slots=True)

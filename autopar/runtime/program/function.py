@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.dtensor_private import dtensor_like, piece_of
+from autopar.runtime.process.alone import compare_beside
 from autopar.runtime.process.moves import moves
 from autopar.runtime.program.sharded import output, whole_of
 from autopar.runtime.program.sharded_ops import Place
@@ -328,6 +329,7 @@ def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor]) -> list[Any]:
 def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tensor:
     """The gradient that came in for a result; zeros if the user's loss does not depend on it."""
     if position in given:
+        compare_beside("the gradient that comes in for an output", [given[position]])
         return whole_of(given[position]).contiguous()
     device = next(iter(given.values())).device
     return torch.zeros_like(ctx.blanks[position], device=device)

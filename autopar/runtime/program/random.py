@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from autopar.runtime.ops.generators import generator_state, go_on_from, replayed
+from autopar.runtime.generators import generator_state, go_on_from, replayed
 from autopar.runtime.process.own_group import own_group
 
 

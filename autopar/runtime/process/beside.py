@@ -1,0 +1,143 @@
+"""What a script has beside a compiled model's tensors: labels, noise, weights of losses.
+
+Where ranks are handed the same batch, plain tensors that enter a loss outside of the model, and the
+gradients that come back from it, are to be the same on every rank. What each rank has is summed up
+in two numbers, which the ranks compare where they meet next: before the optimizer's step, or at the
+next call. Integers are to be equal. Floating point numbers may differ as much as where kernels add
+up in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from autopar.runtime.process.digests import Late, digest_of, signed_sum
+from autopar.runtime.process.origins import numbers_in
+
+_PLAIN = (Tensor, nn.Parameter)
+TOLERANCE = 1e-3
+"""How far sums of floating point numbers may be from each other: values may differ by so much of
+them, if all do by random. Those of 16 bits count a tenth: their last digit alone is as much, and
+kernels that add up in another order change it."""
+
+rows_differ: list[bool] = []
+"""Whether plain tensors are not the same on every rank."""
+
+
+def know_rows_differ() -> None:
+    """From now on plain tensors are not the same on every rank."""
+    rows_differ[:] = [True]
+
+
+_DIGITS = (1 << 40) - 1
+"""Those of a digest that are kept: as many can be added up exactly in float64."""
+
+
+class _Met(NamedTuple):
+    """A tensor: of which kind and where, and its sums: of floating point numbers, and a digest of
+    integers. One of the two is zero."""
+
+    what: str
+    sums: tuple[float, float] | Tensor
+
+
+class Beside:
+    """What this rank had beside, since that was `taken` last. Of what a GPU computes it is told at
+    the time after."""
+
+    def __init__(self) -> None:
+        self._met: list[_Met] = []
+        self._told: list[_Met] = []
+        self._late: Late | None = None
+        self._waits: tuple[list[_Met], tuple[float, float]] = [], (0.0, 0.0)
+
+    def add(self, where: str, given: Iterable[Any]) -> None:
+        """Count in those tensors among the given that are plain, and have values, and the numbers
+        that went into the others."""
+        if rows_differ:
+            return
+        for x in given:
+            numbers = numbers_in(x)
+            if numbers:
+                total = math.fsum(_sum_of_one(each) for each in numbers)
+                self._met.append(_Met(f"{where} (a number)", (total, 0.0)))
+            if type(x) in _PLAIN and not x.is_meta and x.numel():
+                with torch.no_grad():
+                    kind = f"{str(x.dtype)[6:]}{list(x.shape)}"
+                    self._met.append(_Met(f"{where} ({kind})", _sums(x)))
+
+    def taken(self) -> tuple[float, float]:
+        """The sums of all."""
+        if not self._met and self._late is None:
+            return 0.0, 0.0
+        met, self._met = self._met, []
+        here = [each.sums for each in met if not isinstance(each.sums, Tensor)]
+        there = [each.sums for each in met if isinstance(each.sums, Tensor)]
+        sums = math.fsum(x for x, _ in here), math.fsum(x for _, x in here)
+        if not there and self._late is None:
+            self._told = met
+            return sums
+        self._late = self._late or Late()
+        before = self._late(torch.stack(there).sum(0)) if there else None
+        (self._told, waited), self._waits = self._waits, (met, sums)
+        floats, digests = (0.0, 0.0) if before is None else before.tolist()
+        return waited[0] + floats, waited[1] + digests
+
+    def told(self) -> dict[str, str]:
+        """What was taken, in words."""
+        found: dict[str, str] = {}
+        times: Counter[str] = Counter()
+        for what, sums in self._told:
+            times[what] += 1
+            name = what if times[what] == 1 else f"{what} ({times[what]})"
+            floats, digest = sums.tolist() if isinstance(sums, Tensor) else sums
+            found[name] = f"sum {floats:.9g}" if floats else f"digest {digest:.0f}"
+        return found
+
+
+def differ(floats: Sequence[float], digests: Sequence[float]) -> bool:
+    """Whether what ranks have taken is not the same."""
+    is_near = max(floats) - min(floats) <= TOLERANCE
+    return not is_near or any(each != digests[0] for each in digests)
+
+
+def _sums(x: Tensor) -> tuple[float, float] | Tensor:
+    x = x.detach()
+    x = x.to_dense() if x.layout is not torch.strided else x
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    if x.device.type == "cpu" and x.numel() == 1:
+        number: Any = x.item()
+        if not x.is_floating_point():
+            return 0.0, float(int(number) & _DIGITS)
+        share = 0.1 if x.itemsize == 2 else 1.0
+        return share * _sum_of_one(number), float(not math.isfinite(number))
+    for dim, stride in enumerate(x.stride()):
+        x = x.narrow(dim, 0, 1) if stride == 0 else x
+    sums = _of_floats(x) if x.is_floating_point() else _of_integers(x)
+    return (float(sums[0]), float(sums[1])) if x.device.type == "cpu" else torch.stack(sums)
+
+
+def _sum_of_one(number: float) -> float:
+    if not (number and math.isfinite(number)):
+        return 0.0
+    return math.log(abs(number)) + math.copysign(1, number)
+
+
+def _of_floats(x: Tensor) -> tuple[Tensor, Tensor]:
+    """How long it is as a vector, and in which direction: each changes by one where values are
+    others. Of numbers that are not finite there is a digest alone."""
+    length = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
+    found = (signed_sum(x) / length + length.log()).double() * (0.1 if x.itemsize == 2 else 1)
+    is_finite = length.isfinite()
+    return torch.where(is_finite & (length > 0), found, 0.0), (~is_finite).double()
+
+
+def _of_integers(x: Tensor) -> tuple[Tensor, Tensor]:
+    digest = (digest_of(x) & _DIGITS).double()
+    return torch.zeros_like(digest), digest
