@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -12,14 +13,19 @@ import torch
 
 from autopar.cost_model import played
 from autopar.ir import uneven
+from autopar.runtime import generators
 from autopar.runtime.checkpoint import initialise
-from autopar.runtime.ops import draws, generators
-from autopar.runtime.process import digests, world
+from autopar.runtime.ops import draws
+from autopar.runtime.process import beside, digests, drawing, world
 from autopar.runtime.program import function, random, symbols
 from tests.codegen.test_chunks import test_every_step
 from tests.codegen.test_draws import test_equal_to_eager
 from tests.cost_model.test_price import test_the_bill_of_any_plan_is_what_the_problem_says
 from tests.faults.table import by_test, fault, verified
+from tests.runtime.test_beside import (
+    test_each_draw_moves_the_place_and_a_seed_takes_it_back,
+    test_what_differs_is_told,
+)
 from tests.runtime.test_draws import (
     test_the_very_same_is_drawn_and_the_generator_left_as_it_was,
 )
@@ -53,6 +59,20 @@ def random_numbers_that_repeat(patch: Patch) -> None:
         self._state = before
 
     patch.setattr(random.SharedRandom, "drawn_from", again)
+
+
+def draw_one() -> torch.Tensor:
+    return torch.rand(1)
+
+
+@fault(by_test(test_each_draw_moves_the_place_and_a_seed_takes_it_back, draw_one))
+def draws_of_one_rank_overlooked(patch: Patch) -> None:
+    patch.setattr(drawing, "_MOVED", {"cpu": itemgetter(0, 0)})
+
+
+@fault(by_test(test_what_differs_is_told, torch.arange(1.0, 9), torch.arange(1.0, 9).flip(0)))
+def values_beside_outputs_compared_by_their_length(patch: Patch) -> None:
+    patch.setattr(beside, "signed_sum", torch.Tensor.sum)
 
 
 @fault(by_test(test_gradients_through_any_output_are_those_of_eager, "both", ()))

@@ -79,11 +79,11 @@ def test_shards_are_pickled_whole_or_not_at_all(ranks: list[Any]) -> None:
 
 @pytest.mark.processes
 def test_all_ranks_generate_what_one_process_does(ranks: list[Any]) -> None:
-    for rank, each in enumerate(ranks):
+    for each in ranks:
         seen = each["generated"]
         for name in ("greedy", "sampled"):
             assert seen[name] == seen[f"{name} by eager"]
-        assert (seen["sampled, next number"] == seen["sampled, next by eager"]) == (rank == 0)
+        assert seen["sampled, next number"] == seen["sampled, next by eager"]
         assert "PlanMismatchError" in seen["other prompts"]
     first = ranks[0]["generated"]
     assert first["alone"] == first["greedy"]

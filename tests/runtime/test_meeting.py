@@ -18,8 +18,9 @@ from autopar.codegen.bind import bind
 from autopar.errors import PlanMismatchError, RankError
 from autopar.ir.mesh import Axis, Mesh
 from autopar.runtime.process import meeting as meetings
+from autopar.runtime.process.brought import NEW
 from autopar.runtime.process.digests import BatchDigest
-from autopar.runtime.process.meeting import NEW, Meeting
+from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.process.roll import Roll, StoreKeeper
 from autopar.runtime.process.spots import AXIS, FOR, of_error, waiting_collective
 from autopar.runtime.process.waits import BoundedStore

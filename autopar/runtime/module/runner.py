@@ -24,6 +24,7 @@ from autopar.runtime.module.own_rows import rows_of_rank
 from autopar.runtime.module.remade import Remade, remade_by_hooks, remake
 from autopar.runtime.process.alone import keep_readable
 from autopar.runtime.process.beside import know_rows_differ
+from autopar.runtime.process.brought import NEW
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import (
     Inputs,
@@ -33,7 +34,6 @@ from autopar.runtime.process.inputs import (
     same_everywhere,
     take_inputs,
 )
-from autopar.runtime.process.meeting import NEW
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import Groups, ParamPlace, World
 from autopar.runtime.program.binding import Result, RowResult
@@ -161,8 +161,7 @@ class Runner:
     def __post_init__(self) -> None:
         kinds = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
         self._leavings = Leavings()
-        self._has_rows = "local" in kinds
-        """Whether ranks may be handed rows of their own."""
+        self._has_rows = "local" in kinds  # of their own, the ranks
         if self._has_rows:
             know_rows_differ()
 
@@ -281,9 +280,8 @@ class Runner:
             return []
         number = NEW if found is None else found.number
         facts = partial(self._facts, signature)
-        draws_alike = self.terms is None and not self._has_rows
-        batch = same_everywhere(leaves)
-        return self.world.meeting.meet(number, batch, facts, own_rows, draws_alike=draws_alike)
+        batch, alike = same_everywhere(leaves), not (self.terms or self._has_rows)
+        return self.world.meeting.meet(number, batch, facts, own_rows, draws_alike=alike)
 
     def _facts(self, signature: Signature) -> dict[str, str]:
         suited = [each for each in self.made[signature.inputs] if each.signature == signature]

@@ -40,10 +40,11 @@ _DIGITS = (1 << 40) - 1
 
 
 class _Met(NamedTuple):
-    """A tensor: of which kind and where, and its sums: of floating point numbers, and a digest of
-    integers. One of the two is zero."""
+    """A tensor: where and of which kind it was, and its sums: of floating point numbers, and a
+    digest of integers. One of the two is zero."""
 
-    what: str
+    where: str
+    kind: tuple[torch.dtype, torch.Size] | None
     sums: tuple[float, float] | Tensor
 
 
@@ -55,6 +56,7 @@ class Beside:
         self._met: list[_Met] = []
         self._told: list[_Met] = []
         self._late: Late | None = None
+        self._nothing = torch.zeros(2, dtype=torch.float64, device="cpu")
         self._waits: tuple[list[_Met], tuple[float, float]] = [], (0.0, 0.0)
 
     def add(self, where: str, given: Iterable[Any]) -> None:
@@ -63,28 +65,30 @@ class Beside:
         if rows_differ:
             return
         for x in given:
+            if type(x) in _PLAIN:
+                if not x.is_meta and x.numel():
+                    self._met.append(_Met(where, (x.dtype, x.shape), _sums(x)))
+                continue
             numbers = numbers_in(x)
             if numbers:
                 total = math.fsum(_sum_of_one(each) for each in numbers)
-                self._met.append(_Met(f"{where} (a number)", (total, 0.0)))
-            if type(x) in _PLAIN and not x.is_meta and x.numel():
-                with torch.no_grad():
-                    kind = f"{str(x.dtype)[6:]}{list(x.shape)}"
-                    self._met.append(_Met(f"{where} ({kind})", _sums(x)))
+                self._met.append(_Met(where, None, (total, 0.0)))
 
     def taken(self) -> tuple[float, float]:
         """The sums of all."""
         if not self._met and self._late is None:
+            self._told.clear()
             return 0.0, 0.0
         met, self._met = self._met, []
-        here = [each.sums for each in met if not isinstance(each.sums, Tensor)]
         there = [each.sums for each in met if isinstance(each.sums, Tensor)]
+        here = [each.sums for each in met if not isinstance(each.sums, Tensor)]
         sums = math.fsum(x for x, _ in here), math.fsum(x for _, x in here)
-        if not there and self._late is None:
+        if there and self._late is None:
+            self._late, self._nothing = Late(), torch.zeros_like(there[0])
+        if self._late is None:
             self._told = met
             return sums
-        self._late = self._late or Late()
-        before = self._late(torch.stack(there).sum(0)) if there else None
+        before = self._late(torch.stack([self._nothing, *there]).sum(0))
         (self._told, waited), self._waits = self._waits, (met, sums)
         floats, digests = (0.0, 0.0) if before is None else before.tolist()
         return waited[0] + floats, waited[1] + digests
@@ -93,9 +97,11 @@ class Beside:
         """What was taken, in words."""
         found: dict[str, str] = {}
         times: Counter[str] = Counter()
-        for what, sums in self._told:
-            times[what] += 1
-            name = what if times[what] == 1 else f"{what} ({times[what]})"
+        for where, kind, sums in self._told:
+            what = "a number" if kind is None else f"{str(kind[0])[6:]}{list(kind[1])}"
+            name = f"{where} ({what})"
+            times[name] += 1
+            name = name if times[name] == 1 else f"{name} ({times[name]})"
             floats, digest = sums.tolist() if isinstance(sums, Tensor) else sums
             found[name] = f"sum {floats:.9g}" if floats else f"digest {digest:.0f}"
         return found
@@ -108,15 +114,19 @@ def differ(floats: Sequence[float], digests: Sequence[float]) -> bool:
 
 
 def _sums(x: Tensor) -> tuple[float, float] | Tensor:
-    x = x.detach()
-    x = x.to_dense() if x.layout is not torch.strided else x
-    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-    if x.device.type == "cpu" and x.numel() == 1:
+    if x.numel() == 1 and x.device.type == "cpu" and not x.is_complex():
         number: Any = x.item()
         if not x.is_floating_point():
             return 0.0, float(int(number) & _DIGITS)
         share = 0.1 if x.itemsize == 2 else 1.0
         return share * _sum_of_one(number), float(not math.isfinite(number))
+    return _sums_of_many(x)
+
+
+@torch.no_grad()
+def _sums_of_many(x: Tensor) -> tuple[float, float] | Tensor:
+    x = x.to_dense() if x.layout is not torch.strided else x
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     for dim, stride in enumerate(x.stride()):
         x = x.narrow(dim, 0, 1) if stride == 0 else x
     sums = _of_floats(x) if x.is_floating_point() else _of_integers(x)

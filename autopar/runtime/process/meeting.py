@@ -21,17 +21,27 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 
 from autopar.errors import PlanMismatchError, RankError
 from autopar.runtime.process.agreement import Agreement
-from autopar.runtime.process.beside import Beside, differ
-from autopar.runtime.process.digests import BATCH, BatchDigest
+from autopar.runtime.process.beside import Beside
+from autopar.runtime.process.brought import (
+    APART,
+    BESIDE,
+    NEW,
+    OPTIMIZER,
+    OWN_ROWS,
+    READ,
+    ROWS,
+    STEP,
+    TOGETHER,
+    Brought,
+)
+from autopar.runtime.process.digests import BatchDigest
 from autopar.runtime.process.drawing import Drawing
-from autopar.runtime.process.moves import moves
 from autopar.runtime.process.roll import Roll, RollPlace, guilty, is_lost_peer
 from autopar.runtime.process.rows import row_shapes
 from autopar.runtime.process.spots import of_error, of_stack, script_line, waiting_collective
@@ -41,48 +51,12 @@ PATIENCE_S = 1.0
 """How long a rank waits before it asks where the others are, and then again and again."""
 SURE_S = 3.0
 """How long ranks stand still in other collectives before they are held to be stuck there."""
-NEW = -1
-"""The number of a program that is to be made."""
-_READ, _STEP, _ROWS = -2, -3, -4
-"""What else ranks come for: to read a tensor of which each has a piece, to step, to tell rows."""
 _READ_PATIENCE_S, _READ_SURE_S = 0.3, 0.5
 """The same for a rank that may as well read alone."""
 ALL, ALONE, FIRST = range(3)
 """Who reads: all ranks together, or each alone, or this one alone before it is with the others."""
 _GAVE_UP, _CAME = "alone", "all"
 _FACTOR, _MODULUS = 1_000_003, (1 << 61) - 1
-_OPTIMIZER = "step of an optimizer"
-_CALL = "a call of a compiled model"
-_DOES = {NEW: _CALL, _STEP: f"a {_OPTIMIZER}", _ROWS: _CALL}
-
-_TOGETHER = (
-    "; every rank calls a compiled model at the same time with the same inputs, since each holds a "
-    "part of it: make the call on all ranks, or enter `with model.unsharded(rank=0):` on all ranks "
-    "and make it inside on that one alone"
-)
-_OWN_ROWS = (
-    '; each rank passes rows of its own (inputs="local"), which may be of another number, but not '
-    "of another shape or dtype: pad them to one length on all ranks (accelerate's "
-    'pad_across_processes, or padding="max_length" of a tokenizer or collator)'
-)
-_APART = (
-    "; every rank runs the same script, since each holds a part of the model: what is only to be "
-    "printed or saved may be read on one rank alone, and all else is to be done on all ranks"
-)
-_SEEDED = (
-    "; every rank draws the same random numbers, as one process does: seed all ranks alike "
-    "(torch.manual_seed(seed), not seed + rank). What one rank alone is to draw from a seed of its "
-    "own, it draws inside torch.random.fork_rng(), or from a torch.Generator"
-)
-_BESIDE = (
-    "; what a script has beside a compiled model's outputs is the same on every rank, as the batch "
-    "is: compute it from the whole batch, draw it with torch, on all ranks alike, or hand each "
-    'rank rows of its own (inputs="local")'
-)
-_FACTS = ("program", "gradients", "batch", "changes of parameters in place", "reads", "seed")
-_PLACE, _FLOATS, _DIGESTS = range(len(_FACTS), len(_FACTS) + 3)
-"""Where ranks bring how far their random numbers have come, and what they had beside."""
-_WIDTH = len(_FACTS) + 4
 SLACK_S = 5.0
 """How much longer than torch's own timeout, whose words say more, a wait for torch may take."""
 _Answer = TypeVar("_Answer")
@@ -103,10 +77,7 @@ class Meeting:
         self._group, self.store = group, store
         self._name = f"{name}/meeting"
         self._digest = BatchDigest()
-        rows = torch.zeros((self.size, _WIDTH), dtype=torch.int64, device="cpu")
-        mine = torch.zeros(_WIDTH, dtype=torch.int64, device="cpu")
-        self._mine, self._rows = mine, list(rows.unbind())
-        self._brought, self._gathered = mine.numpy(), rows.numpy()
+        self._brought = Brought(self.size)
         self._parted: RankError | None = None
         self._has_begun = False
         self._num_gathered = 0
@@ -132,15 +103,15 @@ class Meeting:
         self._has_begun = False  # A call before may have failed on its way to meet.
         self._begin()
         with self.roll.during("start"):
-            self._arrive("start", _ROWS)
+            self._arrive("start", ROWS)
             return self._gather(numbers)
 
     def step(self) -> None:
         """Return when all ranks are at a step of an optimizer. PlanMismatchError or RankError where
         they are not: parameters change by it, and those of one rank alone must not."""
         self._check()
-        with self.roll.during(_OPTIMIZER):
-            self._arrive(_OPTIMIZER, _STEP)
+        with self.roll.during(OPTIMIZER):
+            self._arrive(OPTIMIZER, STEP)
 
     def reads(self, what: int, *, can_alone: bool) -> int:
         """ALL if all ranks are here to read the same, of which `what` is a digest. ALONE where any
@@ -148,7 +119,7 @@ class Meeting:
         to read this and that, the fewest that can read alone are the FIRST to do so."""
         while self._parted is None and not (can_alone and self._others_wait):
             rows = self._rows_of_reading(what, can_alone=can_alone)
-            if rows is None or any(row[0] != _READ for row in rows):
+            if rows is None or any(row[0] != READ for row in rows):
                 return ALONE
             groups: dict[int, list[int]] = {}
             for rank, row in enumerate(rows):
@@ -166,19 +137,18 @@ class Meeting:
 
     def _rows_of_reading(self, what: int, *, can_alone: bool) -> list[list[int]] | None:
         """What each rank brings; None if any cannot be waited for."""
-        row = [_READ, what, can_alone, *[0] * (_WIDTH - 3)]
-        mine = torch.tensor(row, dtype=torch.int64, device="cpu")
-        rows = torch.empty((self.size, _WIDTH), dtype=torch.int64, device="cpu")
+        brought = Brought(self.size)
+        brought.mine[:3] = torch.tensor([READ, what, can_alone], device="cpu")
         self._num_gathered += 1
         try:
-            work = self._group.allgather([list(rows.unbind())], [mine])
+            work = self._group.allgather([brought.rows], [brought.mine])
         except RuntimeError:
             return None  # The script has ended the process groups.
         with self.roll.during(f"read {self._num_gathered}"):
             if self._come_to_read(work):
-                return rows.tolist()
+                return [row.tolist() for row in brought.rows]
         self._left = [left for left in self._left if not left[0].is_completed()]
-        self._left.append((work, mine, rows))
+        self._left.append((work, brought))
         self._others_wait = True
         return None
 
@@ -214,28 +184,22 @@ class Meeting:
     def _arrive(self, phase: str, *brought: int, drawn: tuple[int, int] = (0, 0)) -> None:
         """Bring a row, and have those of all others, once those that read alone have gone on."""
         self._others_wait = False
-        row = [*brought, *[0] * (3 - len(brought)), moves.in_place, self._reads]
-        row += [*drawn, 0, 0, self.roll.calls]
-        beside = self.beside.taken()
+        own, beside = self._brought, self.beside.taken()
         while True:
-            self._brought[:] = row
-            self._brought.view(np.float64)[_FLOATS : _DIGESTS + 1] = beside
+            own.bring(brought, self._reads, drawn, beside, self.roll.calls)
             self._num_gathered += 1
-            self._wait(self._group.allgather([self._rows], [self._mine]), phase)
-            if not (self._gathered[:, 0] == _READ).any():
+            self._wait(self._group.allgather([own.rows], [own.mine]), phase)
+            if not own.is_read:
                 break
         # Those that were elsewhere when a call failed have not counted it.
-        self.roll.calls = int(self._gathered[:, -1].max())
-        kinds = self._gathered[:, 0].clip(max=NEW)
-        if (kinds != kinds[0]).any():
-            doing = f"{_DOES[min(brought[0], NEW)]}{_at_line()}"
-            self._compare("what comes next", {"next": doing}, _APART)
+        self.roll.calls = own.calls
+        if own.doing:
+            self._compare("what comes next", {"next": f"{own.doing}{_at_line()}"}, APART)
         # Those that differ are told where they are compared, at a call.
-        if (self._gathered[:, 4] == self._reads).all():
+        if own.has_read_alike:
             self._reads = 0
-        sums = self._gathered.view(np.float64)
-        if differ(sums[:, _FLOATS].tolist(), sums[:, _DIGESTS].tolist()):
-            self._compare(self._topic(), self.beside.told(), _BESIDE)
+        if own.is_beside_other:
+            self._compare(self._topic(), self.beside.told(), BESIDE)
 
     def _gather(self, numbers: Sequence[int]) -> Tensor:
         mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
@@ -274,22 +238,18 @@ class Meeting:
             if draws_alike and self._draws_alike:
                 drawn = self._drawing.seed, self._drawing.place
             self._arrive("start", program, torch.is_grad_enabled(), digest, drawn=drawn)
-            facts_of_ranks = self._gathered[:, : len(_FACTS)]
-            differs = bool((facts_of_ranks != facts_of_ranks[0]).any())
-            if own_rows is not None and (differs or program == NEW):
+            remedy = self._brought.remedy
+            if own_rows is not None and (remedy or program == NEW):
                 shapes = self._gather(row_shapes(own_rows))
                 if (shapes[:, 0] != shapes[0, 0]).any():
                     what = ", ".join(f"{str(x.dtype)[6:]}{list(x.shape)}" for x in own_rows)
-                    self._compare(self._topic(), {"rows of their own": what}, _OWN_ROWS)
+                    self._compare(self._topic(), {"rows of their own": what}, OWN_ROWS)
                 if (shapes != shapes[0]).any():
                     self._has_begun = True
                     return shapes[:, 1:].T[: len(own_rows)].tolist()
-            if differs:
-                others = (facts_of_ranks != facts_of_ranks[0]).any(0)
-                remedy = _TOGETHER if others[:3].any() else _SEEDED if others[5] else _APART
-                self._compare(self._topic(), self._named(facts()), remedy)
-            places = self._gathered[:, _PLACE]
-            if draws_alike and (not self._draws_alike or (places != places[0]).any()):
+            if remedy:
+                self._compare(self._topic(), self._brought.named(facts()), remedy)
+            if draws_alike and (not self._draws_alike or self._brought.has_drawn_other):
                 self.draw_alike()
         return []
 
@@ -372,7 +332,7 @@ class Meeting:
         return self._lost(f"the {phase}{call}, in {waited}", self.roll.call())
 
     def _wait(self, work: Any, phase: str) -> None:
-        is_step = phase == _OPTIMIZER
+        is_step = phase == OPTIMIZER
         stuck: list[RollPlace] = []
         since = time.monotonic()
         while True:
@@ -389,13 +349,13 @@ class Meeting:
             if work.is_completed():
                 continue
             if any(place.ended for place in places):
-                raise self._lost(self._start(phase), places, _TOGETHER)
+                raise self._lost(self._start(phase), places, TOGETHER)
             calls = self.roll.calls
             absent = [p for p in places if p.calls < calls or (is_step and p.phase != phase)]
             if not _same(absent, stuck):
                 stuck, since = absent, time.monotonic()
             elif absent and all(p.waits_in for p in absent) and time.monotonic() > since + SURE_S:
-                raise self._lost(self._start(phase), absent, _TOGETHER)
+                raise self._lost(self._start(phase), absent, TOGETHER)
 
     def _start(self, phase: str) -> str:
         return f"the {phase} of call {self.roll.calls}{_at_line()}"
@@ -411,17 +371,6 @@ class Meeting:
         told = guilty(places)
         self._parted = RankError(f"rank {self.rank} waited in {where}, and {told}{hint}")
         return self._parted
-
-    def _named(self, facts: Mapping[str, str]) -> dict[str, str]:
-        """`facts`, and what this rank brought, in words."""
-        brought = map(str, self._brought[: len(_FACTS)])
-        named: dict[str, str] = dict(zip(_FACTS, brought, strict=True))
-        named[BATCH] = named.pop("batch")
-        named["program"] = "a new one" if self._brought[0] == NEW else named["program"]
-        named["gradients"] = "on" if self._brought[1] else "off"
-        named["reads"] = f"digest {named['reads']}"
-        named["seed (all ranks must draw the same random numbers)"] = named.pop("seed")
-        return {**facts, **named}
 
     def _compare(self, topic: str, facts: Mapping[str, str], remedy: str) -> None:
         """All ranks know that something differs: what it is, in words."""
