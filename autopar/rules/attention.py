@@ -252,11 +252,10 @@ ATTENTION: Family = (
             _flops,
             work=_work,
             joint=_RING,
-            exact=(0, 1, 3),
             dim_names=_HEADS,
             sequential=True,
         ),
         FORWARD,
     ),
-    (Op(attention, _flops, work=_work, joint=_RING, exact=(1, 2, 3, 4, 6)), BACKWARD),
+    (Op(attention, _flops, work=_work, joint=_RING), BACKWARD),
 )

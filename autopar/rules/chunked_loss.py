@@ -150,7 +150,7 @@ CHUNKED_LOSS: Family = (
         SCORES,
     ),
     (
-        Op(linear_loss, _flops, work=_work, inner_bytes=_inner_bytes, exact=(0, 1)),
+        Op(linear_loss, _flops, work=_work, inner_bytes=_inner_bytes),
         LINEAR_BACKWARD,
     ),
     (
@@ -159,7 +159,6 @@ CHUNKED_LOSS: Family = (
             _flops,
             work=_work,
             inner_bytes=_inner_bytes,
-            exact=(0,),
             dim_names=_CLASSES,
         ),
         SCORES_BACKWARD,

@@ -147,8 +147,8 @@ INDEX: Family = (
     (Op(gather, reads=reads_as_made), "gather"),
     (Op(scatter), "scatter.src scatter.value scatter_add"),
     (Op(scatter_reduce), "scatter_reduce.two"),
-    (Op(bucketize, exact=True), "bucketize.Tensor"),
-    (Op(searchsorted, exact=True), "searchsorted.Tensor"),
+    (Op(bucketize), "bucketize.Tensor"),
+    (Op(searchsorted), "searchsorted.Tensor"),
     (Op(index_select, reads=reads_as_made), "index_select"),
     (Op(index_add), "index_add"),
 )

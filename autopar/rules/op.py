@@ -165,9 +165,6 @@ class Op:
     all in one layout: eager sees to that before it calls the kernel, but local tensors may be laid
     out otherwise than the whole ones, and where a dim is cut down to size 1, layouts that look
     alike are not. One that `fills` reads no element of its first input, but makes a tensor like it.
-    `exact` are the inputs, by position among its tensors, that it must have in backward as forward
-    had them, to the last bit: those that stand in an exponent, those whose differences are small
-    beside them, and those by which it decides; all if True (`rules/rounding.py`).
 
     `dim_names` are what people call the dims of its inputs. In one that is `sequential`, positions
     of a sequence see one another.
@@ -187,7 +184,6 @@ class Op:
     reshapes: bool = False
     one_layout: bool = False
     fills: bool = False
-    exact: tuple[int, ...] | bool = ()
     dim_names: tuple[DimName, ...] = ()
     sequential: bool = False
 

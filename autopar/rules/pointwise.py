@@ -8,25 +8,15 @@ from autopar.rules.op import Family, Op
 
 _ALONE = """
 abs acos acosh asin asinh atan atan2 atanh bitwise_and.Scalar bitwise_and.Tensor bitwise_not
-bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Tensor celu clamp clamp.Tensor clamp_max clamp_min
-cos cosh elu eq.Scalar eq.Tensor erf erfc ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor hardsigmoid
-hardswish hardtanh isfinite isinf isnan le.Scalar le.Tensor leaky_relu log log10 log1p log2
-log_sigmoid_forward logical_and logical_not logical_or logical_xor lt.Scalar lt.Tensor maximum
-minimum mish ne.Scalar ne.Tensor ones_like pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor
-reciprocal relu relu6 rsqrt selu silu sin sinh softplus sqrt square tan tanh where.Scalar
+bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Tensor ceil celu clamp clamp.Tensor clamp_max
+clamp_min cos cosh div.Tensor_mode div.Scalar_mode elu eq.Scalar eq.Tensor erf erfc exp exp2 expm1
+floor floor_divide floor_divide.Scalar fmod.Scalar fmod.Tensor ge.Scalar ge.Tensor gelu gt.Scalar
+gt.Tensor hardsigmoid hardswish hardtanh isfinite isinf isnan le.Scalar le.Tensor leaky_relu log
+log10 log1p log2 log_sigmoid_forward logical_and logical_not logical_or logical_xor lt.Scalar
+lt.Tensor maximum minimum mish ne.Scalar ne.Tensor ones_like pow.Scalar pow.Tensor_Scalar
+pow.Tensor_Tensor reciprocal relu relu6 remainder.Scalar remainder.Tensor round rsqrt selu sgn
+sigmoid sign silu sin sinh softplus sqrt square tan tanh trunc where.Scalar
 """
-
-_EXPONENTS = """
-exp exp2 expm1 sigmoid
-"""
-"""Those whose result is off by a factor where the input is off by a sum."""
-
-_STEPS = """
-ceil div.Tensor_mode div.Scalar_mode floor floor_divide floor_divide.Scalar fmod.Scalar
-fmod.Tensor remainder.Scalar remainder.Tensor round sgn sign trunc
-"""
-"""Those that jump from one value to the next. (Comparisons make truth values, and are known by
-that.)"""
 
 _SPECIAL = """
 angle bitwise_left_shift.Tensor bitwise_right_shift.Tensor copysign.Tensor digamma erfinv fmax fmin
@@ -47,8 +37,9 @@ special_spherical_bessel_j0 special_zeta frexp.Tensor round.decimals polygamma c
 _LINEAR = {
     "0": """
         clone contiguous _conj_physical _to_copy div.Tensor div.Scalar elu_backward gelu_backward
-        hardswish_backward leaky_relu_backward lift_fresh_copy mul.Scalar
-        native_dropout_backward neg silu_backward tanh_backward threshold_backward
+        hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward
+        lift_fresh_copy log_sigmoid_backward mul.Scalar native_dropout_backward neg
+        sigmoid_backward silu_backward softplus_backward tanh_backward threshold_backward
     """,
     "0 1": "mul.Tensor",
     "01": """
@@ -84,12 +75,6 @@ def _view_dtype(call: Call) -> Rule | None:
 
 POINTWISE: Family = (
     (Op(pointwise()), _ALONE + _SPECIAL),
-    (Op(pointwise(), exact=True), _EXPONENTS + _STEPS),
     *((Op(pointwise(joint)), names) for joint, names in _LINEAR.items()),
-    (
-        Op(pointwise("0"), exact=(1,)),
-        """hardsigmoid_backward hardtanh_backward log_sigmoid_backward sigmoid_backward
-        softplus_backward""",
-    ),
     (Op(_view_dtype), "view.dtype"),
 )

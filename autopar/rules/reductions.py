@@ -72,7 +72,7 @@ REDUCTIONS: Family = (
     (Op(reduction("mean")), "mean.dim"),
     (Op(reduction("mean", None)), "mean"),
     (Op(reduction("count")), "count_nonzero.dim_IntList"),
-    (Op(histogram, exact=True), "histc"),
+    (Op(histogram), "histc"),
     (
         Op(reduction("whole")),
         """all.dim all.dims amax amin any.dim any.dims argmax argmin max.dim min.dim
@@ -80,7 +80,7 @@ REDUCTIONS: Family = (
     ),
     (Op(reduction("whole", None)), "all any max min prod"),
     (Op(reduction("whole", 2)), "linalg_vector_norm"),
-    (Op(along(1), exact=True, sequential=True), "_safe_softmax"),
+    (Op(along(1), sequential=True), "_safe_softmax"),
     (Op(along(1)), "argsort cummax cummin cumprod logcumsumexp sort"),
     (Op(along(2)), "sort.stable topk"),
     (Op(along(1, "0")), "cumsum"),

@@ -1,17 +1,20 @@
 """Which activations may be saved in fewer bits.
 
-Those that the model computes in float32 of its inputs and its parameters. Not statistics, of which
+Those that the model computes in float32 of its inputs and its parameters, by ops whose results are
+of a usual size (`_OF_USUAL_SIZE`). Not statistics, of which
 there is one for many elements, whose error would be that of all of them: what an op sums up, what
 it gives beside its first output, and what is computed of such alone. Nor masks, noise and tables,
 which know nothing of inputs and parameters, nor what is computed of parameters alone.
 
-Nor what backward must have as forward had it (`exact_keys`): what stands in an exponent there,
-beside a statistic that is exact, and that by which an op decides, as it did in forward.
+And of these those alone that backward reads in a way that leaves an error as small as it was
+(`exact_keys`): a factor of a product, an argument of a smooth gate, what is only moved. Differences
+of like numbers (norms, variances, distances), periodic functions, poles, exponents and decisions
+make a large error of it, and so may any op that is not known (`_KEEPS_ERRORS_SMALL`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import prod
 
 from autopar.ir.copies import original_key
@@ -32,9 +35,10 @@ def roundable(graph: Graph, exact: Collection[str]) -> frozenset[Ref]:
 
 @per_graph
 def exact_keys(graph: Graph) -> frozenset[str]:
-    """The keys of ops of forward some of whose results backward must have as they are: an op that
-    is `exact` reads them there, through views and all that backward computes on the way, or makes
-    again, or may."""
+    """The keys of ops of forward whose results backward must have as they are: an op may make a
+    large error of a small one there, through all that backward computes on the way, or makes again,
+    or may. What is linear in tangents leaves errors as small as they are."""
+    tangents = _of_tangents(graph)
     wanted, found = set[int](), set[str]()
     for node in reversed(graph.nodes):
         if node.role is not Role.OP:
@@ -43,27 +47,79 @@ def exact_keys(graph: Graph) -> frozenset[str]:
             # An optional copy stands for its original, which is saved where there is no copy.
             found.add(original_key(node.key))
         if node.phase is Phase.BACKWARD:
-            passed = node.inputs if node.index in wanted else _exact_inputs(graph, node)
-            wanted.update(ref.node for ref in passed)
+            read = node.inputs if node.index in wanted else _read_exactly(node)
+            wanted.update(ref.node for ref in read if ref.node not in tangents)
         elif node.index in wanted and node.view:
             wanted.update(ref.node for ref in node.inputs)
     return frozenset(found)
 
 
-def _exact_inputs(graph: Graph, node: Node) -> tuple[Ref, ...]:
-    """What its record says; all inputs of an op that makes integers or truth values of numbers."""
-    exact = record_of(node.op).exact
-    if exact is True or (not node.view and _decides(graph, node)):
+def _of_tangents(graph: Graph) -> frozenset[int]:
+    """The nodes of backward that are computed of tangents: backward is linear in these."""
+    found = set[int]()
+    for node in graph.nodes:
+        is_sent = node.op == RECEIVE and node.phase is Phase.BACKWARD
+        if node.role is Role.TANGENT or is_sent or any(ref.node in found for ref in node.inputs):
+            found.add(node.index)
+    return frozenset(found)
+
+
+def _read_exactly(node: Node) -> tuple[Ref, ...]:
+    """The inputs of which a small error may become a large one."""
+    name = _name(node)
+    if node.view:
+        return ()
+    if name in _BY_NUMBERS and not _is_mild(node):
         return node.inputs
-    return tuple(node.inputs[at] for at in exact or () if at < len(node.inputs))
+    small = _KEEPS_ERRORS_SMALL.get(name, ())
+    return tuple(ref for at, ref in enumerate(node.inputs) if small is not _ALL and at not in small)
 
 
-def _decides(graph: Graph, node: Node) -> bool:
-    def is_real(dtype: str) -> bool:
-        return dtype.startswith(("float", "bfloat", "complex"))
+def _is_mild(node: Node) -> bool:
+    """Whether a power, or a threshold, is one that leaves errors small."""
+    numbers = [x for x in node.args if isinstance(x, int | float) and not isinstance(x, bool)]
+    if node.op.startswith("aten.pow."):
+        return len(numbers) == 1 and 1 <= numbers[0] <= 4
+    return numbers == [0]  # the sign, which rounding leaves as it is
 
-    reads_real = any(is_real(graph.type_of(ref).dtype) for ref in node.inputs)
-    return reads_real and not all(is_real(each.dtype) for each in node.outputs)
+
+def _name(node: Node) -> str:
+    return node.op.removeprefix("aten.").removesuffix(".default")
+
+
+_ALL = (-1,)
+_PRODUCTS = (
+    "mm bmm addmm baddbmm mv dot convolution convolution_backward _grouped_mm "
+    "transformers.grouped_mm_fallback transformers.grouped_mm_fallback_backward"
+)
+_SCALED = "mul.Tensor mul.Scalar div.Scalar neg abs square"
+_SMOOTH = "gelu silu mish relu leaky_relu"
+_MOVED = (
+    "clone contiguous copy _to_copy cat stack constant_pad_nd flip roll repeat gather index.Tensor "
+    "where.self masked_fill.Scalar select_backward slice_backward lift_fresh_copy "
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward"
+)
+_GATES = (
+    "gelu_backward silu_backward leaky_relu_backward threshold_backward _fused_rms_norm_backward"
+)
+_BY_NUMBERS = frozenset({"pow.Tensor_Scalar", "threshold_backward"})
+_KEEPS_ERRORS_SMALL: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(f"{_PRODUCTS} {_SCALED} {_SMOOTH} {_MOVED}".split(), _ALL),
+    **dict.fromkeys(_GATES.split(), (1,)),
+    "pow.Tensor_Scalar": _ALL,
+    "div.Tensor": (0,),
+}
+"""The inputs, by position among its tensors, in which an op's result is off by no larger a share
+than they are, or, beside numbers of the size of one, by no more than they are."""
+
+_OF_USUAL_SIZE = frozenset(
+    f"{_PRODUCTS} {_SMOOTH} {_MOVED} add.Tensor mul.Tensor native_layer_norm native_batch_norm "
+    "_native_batch_norm_legit_functional native_group_norm _fused_rms_norm embedding "
+    "native_dropout".split()
+)
+"""What makes activations of the size of one in models as they are. Beside a pole a few elements are
+larger than all others, and a sum in which these cancel has their error. float16 has few digits of
+what is smaller than 6e-5, and none below 3e-8, as squares and logarithms easily are."""
 
 
 @per_graph
@@ -90,7 +146,7 @@ def _is_activation(node: Node) -> bool:
     """Whether an op makes a tensor of which each element is one of many."""
     is_made_here = not (node.view or node.random or node.op == RECEIVE)
     tensor = node.outputs[0] if node.outputs else None
-    if not is_made_here or tensor is None:
+    if not is_made_here or tensor is None or _name(node) not in _OF_USUAL_SIZE:
         return False
     return tensor.dtype == DTYPE and prod(tensor.shape) > 1
 

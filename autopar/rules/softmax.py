@@ -9,21 +9,21 @@ _BOTH = ("max", "sum")
 _ALONG, _BACK = along(1, permuted=True), along(2, "0", permuted=True)
 
 SOFTMAX: Family = (
-    (Op(_ALONG, row_reductions=_BOTH, row_copies=(0.0, 1.5), exact=True), "_log_softmax"),
+    (Op(_ALONG, row_reductions=_BOTH, row_copies=(0.0, 1.5)), "_log_softmax"),
     (
-        Op(_ALONG, row_reductions=_BOTH, row_copies=(1.0, 1.5), exact=True, sequential=True),
+        Op(_ALONG, row_reductions=_BOTH, row_copies=(1.0, 1.5), sequential=True),
         "_softmax",
     ),
     (
-        Op(reduction("permuted"), row_reductions=_BOTH, row_copies=(0.0, 1.0), exact=True),
+        Op(reduction("permuted"), row_reductions=_BOTH, row_copies=(0.0, 1.0)),
         "logsumexp",
     ),
     (
-        Op(_BACK, row_reductions=("sum",), row_copies=(1.0, 2.5), exact=(1,)),
+        Op(_BACK, row_reductions=("sum",), row_copies=(1.0, 2.5)),
         "_log_softmax_backward_data",
     ),
     (
-        Op(_BACK, row_reductions=("sum",), row_copies=(2.0, 2.5), exact=(1,)),
+        Op(_BACK, row_reductions=("sum",), row_copies=(2.0, 2.5)),
         "_softmax_backward_data",
     ),
 )

@@ -101,10 +101,10 @@ def test_what_is_rounded(name: str) -> None:
     graph = case(name).traced.graph
     saved = handed_over(graph, "bfloat16")
     wide = {node.key for node in saved if node.op != ROUND}
-    for word in ("rsqrt", "cos", "sin", "_log_softmax", "nll_loss"):
+    for word in ("rsqrt", "cos", "sin", "tanh", "layer_norm", "_log_softmax", "nll_loss"):
         assert not any(f":round.{word}." in node.key for node in saved)
     of = {rounded_key(node.key) for node in saved if node.op == ROUND}
-    activations = {"gpt2": ("mlp.act:forward:tanh", "c_fc:forward"), "llama": ("silu", "up_proj")}
+    activations = {"gpt2": ("mlp.act:forward:mul", "act:forward:add"), "llama": ("silu", "up_proj")}
     assert all(any(word in str(key) for key in of) for word in activations[name])
     assert not any("sdpa.0" in str(key) for key in of)
     assert any("sdpa.0" in key for key in wide)
@@ -137,15 +137,17 @@ def test_masks_and_noise_stay_as_they_are() -> None:
     assert step_with(graph, (), "bfloat16") is graph
 
 
-def test_much_less_is_saved() -> None:
-    graph = case("gpt2").traced.graph
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_less_is_saved(name: str) -> None:
+    """Nearly half of what is behind the first layer of each feed-forward network."""
+    graph = case(name).traced.graph
 
     def num_bytes(dtype: str) -> int:
         step = step_with(graph, (), dtype)
         saved = (step.type_of(g.root) for g in groups(step) if is_saved(step, g))
         return sum(tensor.num_bytes for tensor in saved)
 
-    assert num_bytes("bfloat16") <= 0.65 * num_bytes("")
+    assert num_bytes("bfloat16") <= 0.81 * num_bytes("")
 
 
 class Large(nn.Module):
