@@ -208,12 +208,18 @@ def pickled() -> dict[str, Any]:
     reference, model, ours, theirs = both()
     step(model, ours, 0)
     step(reference, theirs, 0)
-    seen: dict[str, Any] = {"outside": error_of(lambda: pickle.dumps(model))}
+    outside = pickle.loads(pickle.dumps(model))
     with model.unsharded():
-        loaded = pickle.loads(pickle.dumps(model))
-    seen["kind"] = type(loaded).__name__
-    seen["values"] = furthest(state(loaded), state(reference))
-    return seen
+        inside = pickle.loads(pickle.dumps(model))
+    file = io.BytesIO()
+    if RANK == 1:
+        torch.save(model, file)
+    dist.barrier()
+    alone = torch.load(io.BytesIO(file.getvalue()), weights_only=False) if RANK == 1 else inside
+    return {
+        how: [type(each).__name__, furthest(state(each), state(reference))]
+        for how, each in (("outside", outside), ("inside", inside), ("alone", alone))
+    }
 
 
 def generated() -> dict[str, Any]:

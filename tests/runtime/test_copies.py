@@ -70,11 +70,11 @@ def test_statistics_of_norms_are_made_anew_in_one_process() -> None:
 
 
 @pytest.mark.processes
-def test_shards_are_pickled_whole_or_not_at_all(ranks: list[Any]) -> None:
+def test_shards_are_pickled_whole(ranks: list[Any]) -> None:
     for each in ranks:
-        seen = each["pickled"]
-        assert "in shards, which no file of one rank can hold" in seen["outside"]
-        assert seen["kind"] == "Net" and seen["values"] < TOLERANCE
+        assert [*each["pickled"]] == ["outside", "inside", "alone"]
+        for kind, off in each["pickled"].values():
+            assert kind == "Net" and off < TOLERANCE
 
 
 @pytest.mark.processes
@@ -94,7 +94,8 @@ def test_what_is_pickled_is_the_plain_model() -> None:
     model(*points())
     file = io.BytesIO()
     torch.save(model, file)
-    by_torch = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    torch.serialization.add_safe_globals([type(net()), nn.Linear, nn.Dropout, nn.Sequential])
+    by_torch = torch.load(io.BytesIO(file.getvalue()))
     for loaded in (by_torch, pickle.loads(pickle.dumps(model))):
         assert type(loaded) is type(net())
         again = autopar.compile(loaded)

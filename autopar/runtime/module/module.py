@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
@@ -112,15 +111,9 @@ class CompiledModule(Facade):
         return CompiledModule(model, self._runner.copied(model))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """The plain model, to be compiled again where it is loaded."""
-        if self._runner.world.size > 1 and not isinstance(self._runner, Whole):
-            raise AutoparError(
-                "the parameters of this model are in shards, which no file of one rank can hold: "
-                "pickle it inside `with model.unsharded(rank=0):`, or save its state_dict() with "
-                "torch.distributed.checkpoint"
-            )
-        # By what every Python has: neither autopar nor its classes are needed to load it.
-        return operator.getitem, ([self._model], 0)
+        """The plain model with whole parameters, as it would be by itself: neither autopar nor its
+        classes are needed to load it."""
+        return self._model.__reduce_ex__(protocol)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CompiledModule:
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):

@@ -250,14 +250,18 @@ class Meeting:
             if remedy:
                 self._compare(self._topic(), self._brought.named(facts()), remedy)
             if draws_alike and (not self._draws_alike or self._brought.has_drawn_other):
-                self.draw_alike()
+                self._take_states()
         return []
 
     def draw_alike(self) -> None:
         """From now on all ranks draw random numbers from where rank 0 is. A collective call."""
-        states = torch.frombuffer(bytearray(self._drawing.states()), dtype=torch.uint8)
         with self.roll.during("start"):
-            self._wait(self._group.broadcast(states, 0), "start")
+            self._arrive("start", ROWS)
+            self._take_states()
+
+    def _take_states(self) -> None:
+        states = torch.frombuffer(bytearray(self._drawing.states()), dtype=torch.uint8)
+        self._wait(self._group.broadcast(states, 0), "start")
         self._drawing.go_on(states.numpy().tobytes())
         self._draws_alike = True
 
