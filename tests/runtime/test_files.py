@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import torch as library
 
-from autopar.runtime.checkpoint.files import _TAKERS
+from autopar.runtime.checkpoint.files import _TAKERS, in_one_piece
 from tests.runtime import file_workers
 from tests.runtime.spawn import spawn
 
@@ -18,6 +22,48 @@ def check(seen: dict[str, Any]) -> None:
     for kind, found in seen.items():
         for name, far in found.items():
             assert far < TOLERANCE, (kind, name, far)
+
+
+def test_a_file_takes_the_place_of_another_when_it_is_complete(tmp_path: Path) -> None:
+    save = in_one_piece(torch.save)
+    path, plain = tmp_path / "here.pt", tmp_path / "plain"
+    plain.mkdir()
+    found: dict[str, Any] = {}
+
+    class Reading:
+        """Reads the file while it is written."""
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            found["while"] = torch.load(path, weights_only=True) if path.exists() else None
+            return OrderedDict, ()
+
+    for step in range(2):
+        save({"x": torch.full((3,), step), "y": Reading()}, str(path))
+        found[f"step {step}"] = found.pop("while")
+    assert found["step 0"] is None
+    assert torch.equal(found["step 1"]["x"], torch.zeros(3))
+    save({"x": torch.ones(3)}, path)
+    torch.save({"x": torch.ones(3)}, plain / "here.pt")
+    assert path.read_bytes() == (plain / "here.pt").read_bytes()
+    with pytest.raises(TypeError):
+        save({"x": (each for each in ())}, path)
+    assert path.read_bytes() == (plain / "here.pt").read_bytes()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["here.pt", "plain"]
+
+
+def test_what_is_no_file_is_written_to_as_it_is(tmp_path: Path) -> None:
+    save = in_one_piece(torch.save)
+    buffer = io.BytesIO()
+    save(torch.ones(2), buffer)
+    assert torch.equal(torch.load(io.BytesIO(buffer.getvalue())), torch.ones(2))
+    target, link = tmp_path / "target.pt", tmp_path / "link.pt"
+    target.touch(mode=0o640)
+    link.symlink_to(target)
+    save(torch.ones(2), link)
+    assert link.is_symlink() and torch.equal(torch.load(target), torch.ones(2))
+    assert target.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(RuntimeError, match="does not exist"):
+        save(torch.ones(2), tmp_path / "nowhere" / "x.pt")
 
 
 @pytest.mark.filterwarnings("ignore:All adapters are already merged")

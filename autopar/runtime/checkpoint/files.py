@@ -1,16 +1,23 @@
 """Files that a script writes itself: they hold whole tensors of what ranks have in shards.
 
 `torch.save` and `save_file` of safetensors, which peft and others save by, take the state dict of a
-compiled model as that of a plain one. A collective call of all ranks, each of which writes.
+compiled model as that of a plain one. A collective call of all ranks, each of which writes. Where
+all write to one path, as a script of one device does, what is there is at any time the file of one
+of them: a rank that reads it while others write finds no part of one.
 `tests/runtime/test_files.py` holds what is relied on of safetensors' internals.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -21,8 +28,10 @@ _WholeOf = Callable[[DTensor], Tensor | None]
 
 
 def write_whole(whole: _WholeOf) -> None:
-    """From now on DTensors are `whole` in files."""
+    """From now on DTensors are `whole` in files, and those that `torch.save` writes to a path take
+    the place of another when they are complete."""
     take_over_pickling(whole)
+    torch.save = in_one_piece(torch.save)
     try:
         from safetensors import torch as library
     except ImportError:
@@ -31,6 +40,32 @@ def write_whole(whole: _WholeOf) -> None:
     for name in _TAKERS:
         if hasattr(module, name):
             setattr(module, name, _taking(getattr(module, name), whole))
+
+
+def in_one_piece(save: Callable[..., None]) -> Callable[..., None]:
+    """`torch.save` that writes beside the path that it is given, under the same name (which is part
+    of what it writes), and puts that in the place of what was there."""
+
+    @wraps(save)
+    def save_beside(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        is_path = isinstance(f, str | os.PathLike)
+        path = Path(os.path.realpath(f)) if is_path else None
+        if path is None or not path.parent.is_dir() or (path.exists() and not path.is_file()):
+            return save(obj, f, *args, **kwargs)
+        try:
+            folder = tempfile.mkdtemp(prefix=".saving", dir=path.parent)
+        except OSError:  # the folder may not be written to, though the file may
+            return save(obj, f, *args, **kwargs)
+        try:
+            beside = Path(folder, path.name)
+            save(obj, beside, *args, **kwargs)
+            if path.exists():
+                shutil.copymode(path, beside)
+            beside.replace(path)
+        finally:
+            shutil.rmtree(folder)
+
+    return save_beside
 
 
 _TAKERS = ("_flatten", "_flatten_as_ptr")
