@@ -21,7 +21,7 @@ from autopar.runtime.process.digests import Late, digest_of, signed_sum
 from autopar.runtime.process.origins import numbers_in
 
 _PLAIN = (Tensor, nn.Parameter)
-TOLERANCE = 1e-3
+SUM_TOLERANCE = 1e-3
 """How far sums of floating point numbers may be from each other: values may differ by so much of
 them, if all do by random. Those of 16 bits count a tenth: their last digit alone is as much, and
 kernels that add up in another order change it."""
@@ -109,7 +109,7 @@ class Beside:
 
 def differ(floats: Sequence[float], digests: Sequence[float]) -> bool:
     """Whether what ranks have taken is not the same."""
-    is_near = max(floats) - min(floats) <= TOLERANCE
+    is_near = max(floats) - min(floats) <= SUM_TOLERANCE
     return not is_near or any(each != digests[0] for each in digests)
 
 

@@ -16,11 +16,11 @@ NEW = -1
 """The number of a program that is to be made."""
 READ, STEP, ROWS = -2, -3, -4
 """What else ranks come for: to read a tensor of which each has a piece, to step, to tell rows."""
-OPTIMIZER = "step of an optimizer"
+OPTIMIZER_STEP = "step of an optimizer"
 _CALL = "a call of a compiled model"
-_DOES = {NEW: _CALL, STEP: f"a {OPTIMIZER}", ROWS: _CALL}
+_DOES = {NEW: _CALL, STEP: f"a {OPTIMIZER_STEP}", ROWS: _CALL}
 
-TOGETHER = (
+ALL_CALL = (
     "; every rank calls a compiled model at the same time with the same inputs, since each holds a "
     "part of it: make the call on all ranks, or enter `with model.unsharded(rank=0):` on all ranks "
     "and make it inside on that one alone"
@@ -114,7 +114,7 @@ class Brought:
         others = (facts != facts[0]).any(0)
         if not others.any():
             return ""
-        return TOGETHER if others[_CALLS].any() else SEEDED if others[_SEED] else APART
+        return ALL_CALL if others[_CALLS].any() else SEEDED if others[_SEED] else APART
 
     def named(self, facts: Mapping[str, str]) -> dict[str, str]:
         """`facts`, and what this rank brought, in words."""

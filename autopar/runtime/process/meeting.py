@@ -29,15 +29,15 @@ from autopar.errors import PlanMismatchError, RankError
 from autopar.runtime.process.agreement import Agreement
 from autopar.runtime.process.beside import Beside
 from autopar.runtime.process.brought import (
+    ALL_CALL,
     APART,
     BESIDE,
     NEW,
-    OPTIMIZER,
+    OPTIMIZER_STEP,
     OWN_ROWS,
     READ,
     ROWS,
     STEP,
-    TOGETHER,
     Brought,
 )
 from autopar.runtime.process.digests import BatchDigest
@@ -110,8 +110,8 @@ class Meeting:
         """Return when all ranks are at a step of an optimizer. PlanMismatchError or RankError where
         they are not: parameters change by it, and those of one rank alone must not."""
         self._check()
-        with self.roll.during(OPTIMIZER):
-            self._arrive(OPTIMIZER, STEP)
+        with self.roll.during(OPTIMIZER_STEP):
+            self._arrive(OPTIMIZER_STEP, STEP)
 
     def reads(self, what: int, *, can_alone: bool) -> int:
         """ALL if all ranks are here to read the same, of which `what` is a digest. ALONE where any
@@ -336,7 +336,7 @@ class Meeting:
         return self._lost(f"the {phase}{call}, in {waited}", self.roll.call())
 
     def _wait(self, work: Any, phase: str) -> None:
-        is_step = phase == OPTIMIZER
+        is_step = phase == OPTIMIZER_STEP
         stuck: list[RollPlace] = []
         since = time.monotonic()
         while True:
@@ -353,13 +353,13 @@ class Meeting:
             if work.is_completed():
                 continue
             if any(place.ended for place in places):
-                raise self._lost(self._start(phase), places, TOGETHER)
+                raise self._lost(self._start(phase), places, ALL_CALL)
             calls = self.roll.calls
             absent = [p for p in places if p.calls < calls or (is_step and p.phase != phase)]
             if not _same(absent, stuck):
                 stuck, since = absent, time.monotonic()
             elif absent and all(p.waits_in for p in absent) and time.monotonic() > since + SURE_S:
-                raise self._lost(self._start(phase), absent, TOGETHER)
+                raise self._lost(self._start(phase), absent, ALL_CALL)
 
     def _start(self, phase: str) -> str:
         return f"the {phase} of call {self.roll.calls}{_at_line()}"
