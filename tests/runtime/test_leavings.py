@@ -64,6 +64,41 @@ def test_numbers_that_forward_sets_are_those_of_eager() -> None:
     assert len(model.plans) == 5
 
 
+class Alternates(nn.Module):
+    """One layer or the other, with a loss beside an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.calls = nn.ModuleList(nn.Linear(4, 4) for _ in range(2)), 0
+        self.left: Any = None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layers[self.calls % 2](x)
+        self.calls += 1
+        self.left = y
+        return y.square().mean(), y
+
+
+@pytest.mark.filterwarnings("ignore:forward leaves tensors in left")
+def test_a_backward_through_an_output_is_that_of_the_call_before_a_counter_went_on() -> None:
+    """The forward that it takes again, with the gradient of the output, counts nothing."""
+    plain = Alternates()
+    model: Any = autopar.compile(copy.deepcopy(plain))
+    for step in range(4):
+        for each in (model, plain):
+            torch.manual_seed(step)
+            loss, y = each(torch.randn(3, 4))
+            (loss + y.exp().mean()).backward()
+        assert model.calls == plain.calls == step + 1
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            if ours.grad is not None and theirs.grad is not None:
+                torch.testing.assert_close(ours.grad, theirs.grad)
+    with pytest.raises(AutoparError, match="is a tensor that forward left there"):
+        model.left.sum()
+
+
 class OnlyCounts(nn.Module):
     """Reads what it counts for nothing else."""
 

@@ -160,8 +160,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         kinds = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
-        self._leavings = Leavings()
-        self._has_rows = "local" in kinds  # of their own, the ranks
+        self._leavings, self._has_rows = Leavings(), "local" in kinds  # of their own, the ranks
         if self._has_rows:
             know_rows_differ()
 
@@ -200,7 +199,8 @@ class Runner:
         step, params, others, random = ready = self._ready(made, leaves)
         past = None
         if step.cut and step.is_differentiated:
-            past = remember(ready, leaves, executable.names, partial(self._wider, made, leaves))
+            wider = self._leavings.again(executable.leavings, partial(self._wider, made, leaves))
+            past = remember(ready, leaves, executable.names, wider)
         results: dict[str, Tensor] | None = None
         with suppress(RefrozenError), random.drawn_from() if random else nullcontext():
             results = step(params, others, past, made.trained)

@@ -10,9 +10,9 @@ there before.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from autopar.errors import AutoparError
 
+_Made = TypeVar("_Made")
 MISSING = object()
 """Stands for an attribute that there was not."""
 
@@ -120,6 +121,25 @@ class Leavings:
             passing[:] = [each for each in passing if each[0].is_there()]
             for leaving, before in reversed(passing):
                 leaving.put(before)
+
+    @staticmethod
+    def again(
+        leavings: Sequence[LeftBehind], function: Callable[..., _Made]
+    ) -> Callable[..., _Made]:
+        """`function`, in which there is what is there now, where a call leaves `leavings`."""
+        before = [(each, each.look()) for each in leavings]
+
+        def run(*args: Any) -> _Made:
+            now = [(each, each.look()) for each, _ in before]
+            try:
+                for leaving, value in before:
+                    leaving.put(value)
+                return function(*args)
+            finally:
+                for leaving, value in now:
+                    leaving.put(value)
+
+        return run
 
     def leave(self, leavings: Sequence[LeftBehind]) -> None:
         """A call is over that left these."""
