@@ -8,7 +8,7 @@ they hold the same one before the program sends anything.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -175,7 +175,8 @@ def compile(
             request = Request(stored, described, options, chosen, sources, verify=verify)
         agreement.agree("the model and the plan", request.facts(model))
         params.replicate(model, world, sources)
-        is_alike = (inputs or "global") == "global"
+        kinds = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+        is_alike = "local" not in kinds
         if is_alike and world.meeting is not None and not is_accelerated():
             world.meeting.draw_alike()
     random = DefaultRandom(world.device) if is_alike else SharedRandom(world.device)

@@ -42,12 +42,12 @@ def _output(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def beside_eager(
-    script: Script, strategy: str = "fsdp", *, in_shards: bool = False
+    script: Script, strategy: str = "fsdp", *, in_shards: bool = False, **how: Any
 ) -> dict[str, float]:
     """How far a script is on all ranks from where it is on one device, and what comes after it."""
     torch.manual_seed(0)
     plain = Net(in_shards=in_shards)
-    model: Any = autopar.compile(copy.deepcopy(plain), strategy=strategy)
+    model: Any = autopar.compile(copy.deepcopy(plain), strategy=strategy, **how)
     torch.manual_seed(3)
     ours = [x.detach() for x in script(model)]
     after = torch.rand(())
@@ -89,6 +89,7 @@ def draws() -> dict[str, dict[str, float]]:
             found[f"{strategy} {in_shards}"] = beside_eager(
                 lambda model: _trained(model, _drawn), strategy, in_shards=in_shards
             )
+    found["by name"] = beside_eager(lambda m: _trained(m, _drawn), inputs={"x": "global"})
     return found
 
 

@@ -39,6 +39,7 @@ def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
         (noise(BIG), noise(BIG).neg()),
         (noise(40), noise(40) * 1.01),
         (noise(40, dtype=torch.bfloat16), noise(40, seed=1, dtype=torch.bfloat16)),
+        (noise(40).to(torch.float8_e4m3fn), noise(40, seed=1).to(torch.float8_e4m3fn)),
         (noise(40, dtype=torch.complex64), noise(40, seed=1, dtype=torch.complex64)),
         (noise(4, 8).to_sparse(), noise(4, 8, seed=1).to_sparse()),
         (torch.tensor(0.5), torch.tensor(0.25)),
@@ -118,6 +119,8 @@ def test_what_a_gpu_computes_is_told_a_time_late(monkeypatch: pytest.MonkeyPatch
     for step, on in enumerate((False, True, True, False, False)):
         on_gpu[:] = [True] if on else []
         beside.add(f"step {step}", [torch.tensor(step + 1)] * (2 if step == 1 else 1))
+        if on:
+            assert beside.taken(at_call=False) == (0.0, 0.0)
         taken.append(beside.taken())
         if step == 2:
             told = beside.told()

@@ -332,6 +332,15 @@ def test_what_dtensors_of_some_ranks_rely_on() -> None:
     }
 
 
+def test_what_is_sent_to_the_process_of_a_checkpoint_is_pickled_there() -> None:
+    from torch.distributed.checkpoint import _async_process_executor as executor
+
+    process = executor._AsyncCheckpointProcess
+    assert list(inspect.signature(process._send).parameters) == ["self", "data"]
+    assert "self._process_pipe.send(data)" in inspect.getsource(process._send)
+    assert "self._send(async_cp_request)" in inspect.getsource(process.save)
+
+
 def test_ops_on_dtensors_are_taken_over_and_done_as_torch_does() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -140,9 +140,10 @@ def jointly(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[b
     before = _inside.joint
     if before is None:
         _inside.joint = not _here or _come(_here[-1], op, given, reads=reads)
-        if _here and _inside.joint and (in_backward() or _is_differentiated(given)):
-            compare_beside(f"what is beside a compiled model's tensors in {op}", given)
     try:
+        is_outermost = before is None and _here and _inside.joint
+        if is_outermost and (in_backward() or _is_differentiated(given)):
+            compare_beside(f"what is beside a compiled model's tensors in {op}", given)
         yield bool(_inside.joint)
     finally:
         _inside.joint = before

@@ -74,10 +74,12 @@ class Beside:
                 total = math.fsum(_sum_of_one(each) for each in numbers)
                 self._met.append(_Met(where, None, (total, 0.0)))
 
-    def taken(self) -> tuple[float, float]:
-        """The sums of all."""
-        if not self._met and self._late is None:
-            self._told.clear()
+    def taken(self, *, at_call: bool = True) -> tuple[float, float]:
+        """The sums of all. Those of a GPU are taken `at_call` alone: to take them in each step too
+        would be to wait there for what the step computes."""
+        is_late = self._late is not None or any(isinstance(m.sums, Tensor) for m in self._met)
+        if (not self._met and self._late is None) or (is_late and not at_call):
+            self._told = []
             return 0.0, 0.0
         met, self._met = self._met, []
         there = [each.sums for each in met if isinstance(each.sums, Tensor)]
@@ -129,7 +131,8 @@ def _sums_of_many(x: Tensor) -> tuple[float, float] | Tensor:
     x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     for dim, stride in enumerate(x.stride()):
         x = x.narrow(dim, 0, 1) if stride == 0 else x
-    sums = _of_floats(x) if x.is_floating_point() else _of_integers(x)
+    is_floating = x.is_floating_point() and x.itemsize > 1  # of the others norms are not computed
+    sums = _of_floats(x) if is_floating else _of_integers(x)
     return (float(sums[0]), float(sums[1])) if x.device.type == "cpu" else torch.stack(sums)
 
 

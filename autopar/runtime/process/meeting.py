@@ -184,7 +184,7 @@ class Meeting:
     def _arrive(self, phase: str, *brought: int, drawn: tuple[int, int] = (0, 0)) -> None:
         """Bring a row, and have those of all others, once those that read alone have gone on."""
         self._others_wait = False
-        own, beside = self._brought, self.beside.taken()
+        own, beside = self._brought, self.beside.taken(at_call=phase != OPTIMIZER_STEP)
         while True:
             own.bring(brought, self._reads, drawn, beside, self.roll.calls)
             self._num_gathered += 1
