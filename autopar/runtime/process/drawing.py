@@ -25,7 +25,7 @@ class Drawing:
     """The default generators of this process: that of the CPU, and of `device`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._devices = (_CPU,) if device.type == "cpu" else (_CPU, device)
+        self._devices = (_CPU, device) if device.type == "cuda" else (_CPU,)
         self._read = [
             (each, ctypes.c_int64 * (generator_state(each).numel() // 8), _MOVED[each.type])
             for each in self._devices
