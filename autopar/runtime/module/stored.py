@@ -54,7 +54,9 @@ def is_simple(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         for x in given:
             if type(x) is DTensor:
                 first = x if first is None else first
-                same = x.device_mesh is first.device_mesh and x.placements == first.placements
+                # What torch makes may be on a mesh that is only equal, which it has seen before.
+                is_one = x.device_mesh is first.device_mesh or x.device_mesh == first.device_mesh
+                same = is_one and x.placements == first.placements
                 if x is not first and not (same and x.shape == first.shape):
                     return False
             elif x is not None and type(x) not in _NUMBERS:
