@@ -1,9 +1,9 @@
 """Random numbers that are the same on every rank.
 
-Ops that draw random numbers run whole on every rank, and must draw the same there. Default
-generators cannot be trusted with that (a rank that shuffles data differently would train another
-model without anyone noticing), so that programs draw from a state of their own, which starts as
-rank 0's default generator was at the first call.
+Ops that draw random numbers run whole on every rank, and must draw the same there. Where ranks are
+handed the same batch, all keep their default generators alike (`process/drawing`), and programs
+draw from these. Where each has rows of its own, its default generator is its own as well: programs
+draw from a state apart, which starts as rank 0's default generator was at the first call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autopar.runtime.process.own_group import own_group
 
 
 class DefaultRandom:
-    """The default generator of `device`, which a program of one process draws from."""
+    """The default generator of `device`, which is that of one process."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
