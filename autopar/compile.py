@@ -282,6 +282,6 @@ def _settle(
 def _recording(model: nn.Module) -> Generator[None, None, None]:
     """With gradients wherever a parameter is trained, though the call may be under `torch.no_grad`:
     a model is stored in one way, and training decides which."""
-    trained = any(param.requires_grad for param in model.parameters())
+    trained = torch.is_grad_enabled() or any(x.requires_grad for x in model.parameters())
     with torch.inference_mode(False), torch.set_grad_enabled(trained):
         yield

@@ -108,7 +108,7 @@ class _Imposing:
 
     @cached_property
     def params(self) -> dict[str, Node]:
-        return {node.target: node for node in self.graph.with_role(Role.PARAM)}
+        return {n.target: n for n in self.graph.with_role(Role.PARAM) if not n.external}
 
     def _speaks(self, node: Node, kind: str, constraint: Constraint) -> bool:
         """Whether `constraint`, which speaks of `node`, is the first to say so of its class."""

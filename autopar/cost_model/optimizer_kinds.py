@@ -18,7 +18,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 from autopar.errors import AutoparError
-from autopar.ir.graph import TensorType, itemsize
+from autopar.ir.graph import Node, TensorType, itemsize
 from autopar.ir.patterns import expand
 from autopar.plans.matching import matches
 
@@ -245,9 +245,10 @@ class Optimizers:
         """Each of them."""
         return (self.rest, *self.named.values(), *(each for _, each in self.patterns))
 
-    def of(self, name: str, tensor: TensorType) -> Optimizer:
-        """What steps on the parameter of this name."""
-        found = self.named.get(name)
+    def of(self, param: Node) -> Optimizer:
+        """What steps on a parameter: of one that is `external`, nothing that is known."""
+        name, tensor = param.target, param.outputs[0]
+        found = find_kind("none") if param.external else self.named.get(name)
         if found is None:
             hits = (each for pattern, each in self.patterns if matches(pattern, name))
             found = next(hits, self.rest)

@@ -32,7 +32,7 @@ class ParamMemory:
         """What steps on a parameter; None for one that is not trained."""
         if param.target not in self._trained:
             return None
-        return self._optimizers.of(param.target, param.outputs[0])
+        return self._optimizers.of(param)
 
     def local_bytes(self, param: Node, storage: Sharding) -> int:
         """Of one stored so on one rank."""

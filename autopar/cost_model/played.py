@@ -132,7 +132,7 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
     for node in graph.with_role(Role.PARAM):
         if node.target in trained:
             choice, tensor = layout.params[node.target], node.outputs[0]
-            optimizer = optimizers.of(node.target, tensor)
+            optimizer = optimizers.of(node)
             kind = node.key, choice, optimizer
             if kind not in known:
                 where = optimizer, tensor, graph.atoms, choice.storage, mesh

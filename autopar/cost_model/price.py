@@ -162,17 +162,17 @@ def _compute(
     if fused:
         add_saved_traffic(*where, work, costs, windows)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
-    members: dict[str, list[str]] = {}
+    members: dict[str, list[Node]] = {}
     for node in graph.with_role(Role.PARAM):
         if node.target in trained:
-            members.setdefault(node.key, []).append(node.target)
+            members.setdefault(node.key, []).append(node)
     optimizers = find_optimizers(options.optimizer)
-    for key, names in members.items():
+    for key, params in members.items():
         tensor = table[key].node.outputs[0]
         for c, choice in enumerate(table[key].choices):
             assert isinstance(choice, ParamChoice)
             hosted = hosts.hosted(key, choice.hosted) if choice.hosted else frozenset[str]()
-            kinds = Counter((optimizers.of(name, tensor), name in hosted) for name in names)
+            kinds = Counter((optimizers.of(each), each.target in hosted) for each in params)
             for (optimizer, on_host), count in kinds.items():
                 where = optimizer, tensor, graph.atoms, choice.storage, mesh
                 costs[key][c] += count * to_ns(

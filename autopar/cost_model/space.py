@@ -196,9 +196,12 @@ def _param_class(
 ) -> NodeClass:
     """(storage, kept) pairs: a parameter is kept for backward as it is stored or, if it is read
     `in_forward`, gathered over some of the axes; nothing where any are on the host, of which there
-    are as many as one of `counts`. It is stored in one of `given`, if that is limited."""
+    are as many as one of `counts`. It is stored in one of `given`, if that is limited; whole if it
+    is external."""
     node, tensor = nodes[0], nodes[0].outputs[0]
     found: list[ParamChoice] = []
+    if node.external:
+        given = [Sharding.replicated(len(mesh))]
     for storage in _stored(graph, tensor, mesh) if given is None else given:
         if not all(_reaches(graph, mesh.sizes, use, kind, storage) for use, kind in gradients):
             continue

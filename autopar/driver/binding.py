@@ -43,7 +43,11 @@ def stored_places(structure: Structure, groups: AllGroups | None) -> dict[str, P
         return {}
     if isinstance(groups, StageGroups):
         return {name: groups.place(name) for name in groups.storage}
-    return {name: groups.stored(p.choice.storage) for name, p in structure.params.items()}
+    return {
+        name: groups.stored(param.choice.storage)
+        for name, param in structure.params.items()
+        if param.residency != "external"
+    }
 
 
 def check_homes(compiled: Compiled, groups: StageGroups) -> None:
@@ -73,9 +77,10 @@ def check_stored(held: Mapping[str, Sharding], planned: Mapping[str, Sharding]) 
 
 
 def _read(graph: Graph) -> list[str]:
-    """The parameters that a graph reads."""
+    """The parameters of the model that a graph reads."""
     read = {ref.node for node in graph.nodes for ref in node.inputs}
-    return [node.target for node in graph.with_role(Role.PARAM) if node.index in read]
+    params = (node for node in graph.with_role(Role.PARAM) if not node.external)
+    return [node.target for node in params if node.index in read]
 
 
 def bound_step(

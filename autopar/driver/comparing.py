@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from autopar.compile import Compiled, ModelCall
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph
+from autopar.runtime.module.made import external_tensors
 from autopar.runtime.module.params import buffer_places
+from autopar.runtime.program.externals import whole_external
 from autopar.runtime.simulator.comparison import EXACT_TOLERANCE, Report, blank_note
 from autopar.runtime.simulator.differences import (
     SimulatedStep,
@@ -29,6 +30,7 @@ from autopar.runtime.simulator.differences import (
 from autopar.runtime.simulator.eager_step import (
     TOLERANCES,
     eager_step,
+    own_externals,
     own_values,
     seeded,
     step_of,
@@ -40,7 +42,8 @@ from autopar.runtime.simulator.spmd import StepResult, train_step
 from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from autopar.runtime.torch_private import map_tensors
 from autopar.tracer import Traced
-from autopar.tracer.capture import autocast_on_cpu, replace_states
+from autopar.tracer.capture import autocast_on_cpu
+from autopar.tracer.stand_ins import replace_states
 from autopar.tracer.watch import untouched
 
 _FINE, _COARSE = "float64", "float32"
@@ -54,8 +57,10 @@ def compare_program(
     seed: int = 0,
     tolerance: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    externals: Mapping[str, Tensor] | None = None,
 ) -> Report:
-    """`compare` for what a call was compiled to.
+    """`compare` for what a call was compiled to. `externals` has all of the script's tensors, if
+    they are not that by themselves.
 
     All steps draw their random numbers, if any, from a generator that starts from `seed`; the
     caller's is left as it was.
@@ -63,7 +68,7 @@ def compare_program(
     plan = compiled.plan
     own = dtype or _lowest_dtype(compiled.traced.graph)
     allowed = TOLERANCES[own] if tolerance is None else tolerance
-    sides = _Sides(compiled, call, seed)
+    sides = _Sides(compiled, call, seed, externals)
     progress("running the model")
     eager = sides.eager(dtype)
     progress(f"running {plan.world_size} ranks")
@@ -97,10 +102,14 @@ def compare_program(
 
 
 def eager(
-    traced: Traced, call: ModelCall, seed: int = 0, dtype: str | None = None
+    traced: Traced,
+    call: ModelCall,
+    seed: int = 0,
+    dtype: str | None = None,
+    externals: Mapping[str, Tensor] | None = None,
 ) -> SimulatedStep:
     """The step by PyTorch alone, with every op computing in `dtype` if one is given; the model is
-    left as it was."""
+    left as it was, as are the script's tensors, whose values are `externals` if they are given."""
     model, args, kwargs = call.model, call.args, call.kwargs
     device = next((x.device for x in model.parameters()), None)
     directions = tangents(traced.graph, seed, device)
@@ -108,8 +117,20 @@ def eager(
         args, kwargs = map_tensors(lambda x: in_dtype(x, dtype), (args, kwargs))
         directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
     form = traced.out_spec, len(traced.outputs)
-    with untouched(model.modules()), own_values(model, dtype), computing_in(dtype), seeded(seed):
+    real = external_tensors(model, traced.graph, traced.externals)
+    values = externals or real
+    if dtype is not None:
+        values = {name: in_dtype(x.detach(), dtype) for name, x in values.items()}
+    with (
+        untouched(model.modules()),
+        own_externals(model, real, values) as leaves,
+        own_values(model, dtype),
+        computing_in(dtype),
+        seeded(seed),
+    ):
         found = eager_step(model, args, kwargs, form, directions)
+        more = {name: x.grad for name, x in leaves.items() if x.grad is not None}
+    found = replace(found, gradients={**found.gradients, **more})
     left_out = {str(k) for k, leaf in enumerate(traced.outputs) if leaf.is_left_out}
     return replace(found, outputs={k: x for k, x in found.outputs.items() if k not in left_out})
 
@@ -121,15 +142,18 @@ class _Sides:
     compiled: Compiled
     call: ModelCall
     seed: int
+    externals: Mapping[str, Tensor] | None
 
     def eager(self, dtype: str | None) -> SimulatedStep:
         """What the model computes."""
-        return eager(self.compiled.traced, self.call, self.seed, dtype)
+        return eager(self.compiled.traced, self.call, self.seed, dtype, self.externals)
 
     def simulated(self, dtype: str | None, tolerance: float) -> SimulatedStep:
         """What the ranks compute."""
-        call, graph = self.call, self.compiled.traced.graph
-        tensors = whole_tensors(call.model, call.args, call.kwargs)
+        call, traced = self.call, self.compiled.traced
+        graph, tensors = traced.graph, whole_tensors(call.model, call.args, call.kwargs)
+        externals = self.externals or external_tensors(call.model, graph, traced.externals)
+        tensors |= {f"param:{name}": x.detach().clone() for name, x in externals.items()}
         device = next((tensor.device for tensor in tensors.values()), None)
         directions = tangents(graph, self.seed, device)
         if dtype is not None:
@@ -179,14 +203,19 @@ def check_call(
 
     Rank 0 runs both on its CPU, from whole values; the others send theirs, a tensor at a time.
     """
-    states = (*call.model.parameters(), *(buffer for *_, buffer in buffer_places(call.model)))
+    traced = compiled.traced
+    externals = external_tensors(call.model, traced.graph, traced.externals)
+    buffers = (buffer for *_, buffer in buffer_places(call.model))
+    states = (*call.model.parameters(), *buffers, *externals.values())
     whole = {id(x): _whole(x, keep=rank == 0) for x in states}
+    values = {name: whole[id(x)] for name, x in externals.items()}
 
     def work() -> bytes:
         args, kwargs = map_tensors(Tensor.cpu, (call.args, call.kwargs))
         with untouched(call.model.modules()), torch.inference_mode(False), autocast_on_cpu():
-            replace_states(call.model, lambda x: whole[id(x)])
-            compare_program(compiled, replace(call, args=args, kwargs=kwargs)).check()
+            replace_states(call.model, lambda x: whole.get(id(x), x))
+            own = replace(call, args=args, kwargs=kwargs)
+            compare_program(compiled, own, externals=values).check()
         return b"equal"
 
     share("comparison with eager", work)
@@ -196,6 +225,6 @@ def _whole(state: Tensor, *, keep: bool) -> Tensor:
     """A parameter or buffer with the values of all ranks; if it is not kept, an empty one. A
     collective call for what is in shards."""
     values = state.detach()
-    values = values.full_tensor() if isinstance(values, DTensor) else values
+    values = whole_external(values, values.device)
     values = values.cpu() if keep else values.new_empty(0)
     return nn.Parameter(values, state.requires_grad) if isinstance(state, nn.Parameter) else values

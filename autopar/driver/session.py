@@ -49,14 +49,14 @@ from autopar.plans.plan import Plan, Structure
 from autopar.plans.strategies import STORAGE
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.module import params
-from autopar.runtime.module.runner import Executable, Signature
+from autopar.runtime.module.made import Executable, Signature, external_tensors
 from autopar.runtime.process.agreement import Agreement, make_agreement
 from autopar.runtime.process.digests import BATCH, digest_params, digest_values, modes
 from autopar.runtime.process.progress import StepProgress
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import ParamPlace, World
 from autopar.runtime.program.binding import results, row_results, sequence_results
-from autopar.runtime.program.constants import share_constants
+from autopar.runtime.program.constants import share_constants, share_externals
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom, SharedRandom, draws
@@ -168,6 +168,8 @@ class Builder:
             agreement.agree(_TOPICS["trace"], facts | signature.facts() | modes(self.model))
             if self.world.size > 1:
                 share_constants(traced.gm, self.world.device)
+                externals = external_tensors(self.model, traced.graph, traced.externals)
+                share_externals(externals.values(), self.world.device)
             progress.phase("plan")
             return stored or self._plan(agreement, call, traced, groups, progress)
 
@@ -294,7 +296,7 @@ class Builder:
             return {node.target: whole for node in nodes}
         by_class: dict[str, Sharding] = {}
         known: dict[str, Sharding] = {}
-        for node in nodes:
+        for node in filter(lambda node: not node.external, nodes):
             path, _, leaf = node.target.rpartition(".")
             held = getattr(self.model.get_submodule(path), leaf)
             name = params.stored_name(node.target, held)
@@ -340,13 +342,19 @@ class Builder:
             random=random,
             reads=traced.reads,
             leavings=traced.leavings,
+            externals=traced.externals,
         )
 
     def _store(self, structure: Structure, places: Mapping[str, ParamPlace]) -> None:
         """The parameters of the model and its copies, as the first program has them."""
         family = self.family
         models = [found for model in family.models if (found := model()) is not None]
-        choices = {n: p.choice for part in structure.parts for n, p in part.params.items()}
+        choices = {
+            name: param.choice
+            for part in structure.parts
+            for name, param in part.params.items()
+            if param.residency != "external"
+        }
         if family.is_first:
             family.hosted = tuple(n for n, choice in choices.items() if choice.hosted)
             family.structure = structure

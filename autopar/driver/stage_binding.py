@@ -18,6 +18,7 @@ from autopar.ir.graph import OUTPUT_ROLES, Phase, Role, TensorType
 from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
 from autopar.plans.layout import Layout, parse_layout
 from autopar.runtime.dtensor_private import local_slices
+from autopar.runtime.process.own_group import own_group
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import World
 from autopar.runtime.program.binding import detached_places, runnable
@@ -251,12 +252,17 @@ class StageBinder:
         return Leaving(name, tensor.shape, getattr(torch, tensor.dtype), device, source)
 
     def _copies(self) -> Iterator[tuple[str, CopiedGradient]]:
-        """The gradients of tied weights of which this rank has copies."""
+        """The gradients of tied weights of which this rank has copies, and of the script's."""
         if self.groups is None:
             return
-        types = {node.target: node.outputs[0] for node in self.graph.with_role(Role.PARAM)}
+        params = {node.target: node for node in self.graph.with_role(Role.PARAM)}
+        types = {name: node.outputs[0] for name, node in params.items()}
         for each in self._gradients():
             target = each.name.partition(":")[2]
+            if params[target].external:
+                counts = self.world.rank in self.first_ranks
+                yield each.name, CopiedGradient(own_group(), each.shape, counts)
+                continue
             place = self.groups.place(target)
             if place.mesh not in self.groups.copies.values():
                 continue

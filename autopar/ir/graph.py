@@ -174,7 +174,8 @@ class Node:
     runs replicated. `target` is the name of a parameter, buffer or input, or the position of an
     output. For `Role.GRAD`, `target` is the parameter's name. `handed` says what ranks are handed
     of an input, if that is not all of it; `random` of an op that it draws random numbers;
-    `checkpoint` what the model asks to be saved of it.
+    `checkpoint` what the model asks to be saved of it. A parameter that is `external` is the
+    script's: whole on every rank, and nobody knows its optimizer.
     """
 
     index: int
@@ -198,6 +199,7 @@ class Node:
     handed: Handed | None = None
     random: bool = False
     checkpoint: Checkpointed = ""
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -44,13 +44,13 @@ class Streamed(NamedTuple):
 @per_graph
 def can_be_hosted(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     """The parameters that may live on the host, per class in order: all that forward does not
-    change, and that do not leave the graph as they are."""
+    change, that do not leave the graph as they are, and that are not the script's."""
     changed = {node.target for node in graph.with_role(Role.UPDATE)}
     leaving = {root_of(graph, n.inputs[0])[0].node for n in graph.with_role(*OUTPUT_ROLES)}
     members, ruled_out = dict[str, list[str]](), set[str]()
     for node in graph.with_role(Role.PARAM):
         members.setdefault(node.key, []).append(node.target)
-        if node.target in changed or node.index in leaving:
+        if node.target in changed or node.index in leaving or node.external:
             ruled_out.add(node.key)
     return {key: tuple(found) for key, found in members.items() if key not in ruled_out}
 

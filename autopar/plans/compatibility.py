@@ -70,8 +70,9 @@ def _check_same(name: str, asked: int | str | None, stored: int | str) -> None:
 
 
 def check_params(structure: Structure, params: ParamTypes) -> None:
-    """PlanMismatchError, naming them, if the model's parameters are not those of the plan."""
-    _refuse(structure, _param_differences(structure, params))
+    """PlanMismatchError, naming them, if the model's parameters are not those of the plan, beside
+    those that are the script's."""
+    _refuse(structure, _param_differences(structure, params, external=False))
 
 
 def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
@@ -126,8 +127,16 @@ def describe_inputs(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def _param_differences(structure: Structure, params: ParamTypes) -> list[str]:
-    planned = {name: param for part in structure.parts for name, param in part.params.items()}
+def _param_differences(
+    structure: Structure, params: ParamTypes, *, external: bool = True
+) -> list[str]:
+    """`external` says whether `params` has those that are the script's."""
+    planned = {
+        name: param
+        for part in structure.parts
+        for name, param in part.params.items()
+        if external or param.residency != "external"
+    }
     differences = _one_sided("parameters", params, planned)
     changed = [
         f"{name} ({stored.dtype}{list(stored.shape)} in the plan, "

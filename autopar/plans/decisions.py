@@ -28,6 +28,7 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         assert isinstance(choice, ParamChoice)
         states = str(choice.storage), str(choice.kept)
         residency = "host" if node.target in (request.hosted or ()) else "device"
+        residency = "external" if node.external else residency
         params[node.target] = Param(tensor.shape, tensor.dtype, *states, residency)
     texts = {key: str(choice) for key, choice in chosen.items()}
     return Structure(

@@ -49,7 +49,7 @@ def _is_number(part: str) -> bool:
 def names(graph: Graph, kind: str) -> tuple[str, ...]:
     """What the patterns of a kind of constraint choose from, in order of appearance."""
     if kind in ("param", "kept"):
-        found: Iterable[str] = (node.target for node in graph.with_role(Role.PARAM))
+        found: Iterable[str] = (n.target for n in graph.with_role(Role.PARAM) if not n.external)
     elif kind == "input":
         found = (node.target for node in graph.with_role(Role.INPUT))
     elif kind == "output":

@@ -43,8 +43,9 @@ class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     bucket_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_TENSOR_BYTES)] = BUCKET_BYTES
 
 
-Residency = Literal["device", "host"]
-"""Whose memory holds a tensor: the device's that computes with it, or its host's."""
+Residency = Literal["device", "host", "external"]
+"""Whose memory holds a tensor: the device's that computes with it, or its host's; of one that is
+the script's own, the device's."""
 
 
 class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -83,7 +83,7 @@ class Asked:
     ) -> Asked:
         """The same of a part of the graph, of whose parameters alone constraints speak. Of some it
         is known from other parts how they are `stored`, or whether they are `hosted`."""
-        params = graph.with_role(Role.PARAM)
+        params = [node for node in graph.with_role(Role.PARAM) if not node.external]
         own = {node.target for node in params}
         known = tuple((name, is_so) for name, is_so in hosted.items() if name in own)
         mine = tuple(

@@ -215,7 +215,7 @@ def _settled(
     outermost part of a dim divides, but another one, and those planned as one with others, of which
     it would ask otherwise."""
     wanted, axes = _WANTED[strategy](graph, found, mesh)
-    nodes = graph.with_role(Role.PARAM)
+    nodes = [node for node in graph.with_role(Role.PARAM) if not node.external]
     weights = {node.target for node in nodes if len(node.outputs[0].shape) > 1}
     free = {
         name

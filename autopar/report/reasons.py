@@ -267,7 +267,7 @@ def _share(plan: Plan, time_ns: int) -> float:
 
 def _holdings(plan: Plan, groups: Sequence[Alike], keys: Sequence[str]) -> tuple[Holding, ...]:
     memory, mesh = plan.estimates.memory, plan.structure.mesh
-    on_device = (group for group in groups if group.param.residency == "device")
+    on_device = (group for group in groups if group.param.residency != "host")
     stored = sum(group.held_bytes(group.param.storage, mesh) for group in on_device)
     kept = sum(
         group.held_bytes(group.param.kept, mesh)

@@ -19,7 +19,9 @@ from torch import Tensor, fx, nn
 from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDispatchKeyGuard
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import TCPStore
+from torch._C._functorch import is_legacy_batchedtensor, maybe_current_level
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.fx.node import map_arg
 from torch.utils._mode_utils import no_dispatch
@@ -37,6 +39,7 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "backend_of_two",
+    "batched",
     "compose",
     "default_store",
     "differentiating",
@@ -47,6 +50,9 @@ __all__ = [
     "has_own_ops",
     "in_backward",
     "inductor",
+    "is_batched",
+    "is_forward_mode",
+    "is_transforming",
     "keeps_graph",
     "limit_waiting",
     "load_into",
@@ -61,6 +67,7 @@ __all__ = [
     "take_over_collective",
     "timeout_of_world",
     "tree_map",
+    "unbatched",
     "unflatten",
     "without_dynamo",
     "wrapper_of",
@@ -148,6 +155,37 @@ _COMPOSED = torch.library.Library("aten", "IMPL")
 def in_backward() -> bool:
     """Whether autograd runs a backward on this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether a gradient stands for those of a batch, as with `is_grads_batched=True`."""
+    return is_legacy_batchedtensor(x)
+
+
+def _batch_level() -> int:
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
+def unbatched(x: Tensor) -> Tensor:
+    """All of them, along dim 0."""
+    return torch._remove_batch_dim(x, _batch_level(), 1, 0)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def batched(x: Tensor) -> Tensor:
+    """What stands for those along dim 0."""
+    return torch._add_batch_dim(x, 0, _batch_level())  # pyright: ignore[reportPrivateImportUsage]
+
+
+def is_transforming() -> bool:
+    """Whether a transform of `torch.func` (grad, vmap, jacrev, jvp) is at work."""
+    return maybe_current_level() is not None
+
+
+def is_forward_mode() -> bool:
+    """Whether derivatives may be on their way forward: inside of a `dual_level`."""
+    return forward_ad._current_level >= 0
 
 
 def keeps_graph() -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from autopar.errors import TraceError
 from autopar.ir.gc_pause import collection_paused
@@ -21,6 +21,7 @@ from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
 from autopar.tracer.expand import expand_blocks as _expand
 from autopar.tracer.find import find_runs
+from autopar.tracer.held_tensors import check_followed
 from autopar.tracer.normalize import normalize as _normalize
 from autopar.tracer.periods import Different
 from autopar.tracer.runs import shortened
@@ -56,7 +57,8 @@ class Traced:
     output). `in_spec` and `input_leaves` are what a later call's (args, kwargs) must flatten to;
     `out_spec` and `outputs` rebuild the output. `tied` gives the first name of a parameter for each
     of its other names. `reads` is what else the program depends on, `leavings` what
-    forward leaves on the model when it is over.
+    forward leaves on the model when it is over, `externals` the tensors of the script that are
+    inputs with a gradient, though no module has them (`external_name`).
     """
 
     gm: fx.GraphModule
@@ -69,6 +71,7 @@ class Traced:
     tied: dict[str, str]
     reads: tuple[Read, ...]
     leavings: tuple[LeftBehind, ...] = ()
+    externals: tuple[Tensor, ...] = ()
 
 
 @collection_paused()
@@ -97,6 +100,7 @@ def trace(
         found, graph = _graph(
             model, args, kwargs or {}, name or type(model).__name__, wanted, watch
         )
+    check_followed(model, watch.reads, watch.externals)
     report_unknown(graph, strict=strict)
     placeholders = [
         f"{node.role.value}:{node.target}"
@@ -124,6 +128,7 @@ def trace(
         tied=found.tied,
         reads=watch.reads,
         leavings=watch.leavings,
+        externals=tuple(watch.externals),
     )
 
 
@@ -160,7 +165,7 @@ def _whole_graph(
 ) -> tuple[Capture, Graph]:
     found = _capture(model, args, kwargs, wanted, watch)
     with torch.autocast("cpu", enabled=False):
-        _normalize(found.gm, found.tied)
+        _normalize(found.gm, found.tied, found.external)
     graph = with_keys(with_rules(_snapshot(found, name)))
     graph.check()
     return found, graph

@@ -18,16 +18,17 @@ from torch import Tensor, fx, nn
 
 from autopar.errors import TraceError
 from autopar.ir.graph import Role
-from autopar.runtime.program.guards import is_state
+from autopar.runtime.program.externals import Substitutes, external_name
 from autopar.runtime.program.spent import is_spent
 from autopar.tracer import torch_private
 from autopar.tracer.calls import CallMode
 from autopar.tracer.effects import Fakes, refused, without_inner_backward
 from autopar.tracer.failures import is_data_dependent, trace_error
-from autopar.tracer.held_tensors import check_constants, check_trained
+from autopar.tracer.held_tensors import check_constants, check_paths
 from autopar.tracer.huggingface import prepared
 from autopar.tracer.known import Known
 from autopar.tracer.running_averages import averages_as_tensors
+from autopar.tracer.stand_ins import fake_tensor, replace_states, tied_parameters
 from autopar.tracer.updates import hidden_updates
 from autopar.tracer.watch import Watch, untouched
 from autopar.tracer.wrappers import unwrapped
@@ -81,7 +82,8 @@ class CapturedLeaf:
 class Capture:
     """A joint graph and how its flat inputs and outputs relate to the model's. Graph input
     `PlainAOTInput(i)` is leaf `tensor_inputs[i]` of (args, kwargs), and `PlainAOTOutput(i)` leaf
-    `tensor_outputs[i]` of the output."""
+    `tensor_outputs[i]` of the output. The inputs that are `external` have a gradient, and are no
+    parameters of the model."""
 
     gm: fx.GraphModule
     in_spec: torch_private.TreeSpec
@@ -89,6 +91,7 @@ class Capture:
     inputs: tuple[InputLeaf, ...]
     outputs: tuple[CapturedLeaf, ...]
     tied: dict[str, str] = field(default_factory=dict)
+    external: frozenset[str] = frozenset()
 
     def name_of(self, desc: torch_private.AOTInput) -> str:
         """The user's name of the parameter or buffer that a descriptor speaks of; of several, the
@@ -127,6 +130,14 @@ class _Step(nn.Module):
         self.wanted = wanted
         self.watch = watch
         self.known: Known | None = None
+        self.held = [
+            (id(x), table, name)
+            for table in (module._parameters for module in model.modules())
+            for name, x in table.items()
+        ]
+        self.externals = tuple(watch.externals)
+        self.external: frozenset[str] = frozenset()
+        self.meet = watch.meet_real
         self.calls = CallMode()
         self.out_spec: torch_private.TreeSpec | None = None
         self.outputs: tuple[CapturedLeaf, ...] = ()
@@ -142,11 +153,14 @@ class _Step(nn.Module):
             annotated(self.paths),
             hidden_updates(self.model),
             self.watch.forward(),
+            Substitutes(self._substitutes(), self.meet),
         ):
             result = self.model(*args, **kwargs)
         if self.calls.refused is not None:
             raise self.calls.refused
         found, self.out_spec = torch_private.tree_flatten(result)
+        if self.meet == self.watch.meet and len(self.watch.externals) == len(self.externals):
+            check_paths(found)
         names = _names(found, result)
         roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
         spent: set[int] = set()
@@ -165,6 +179,26 @@ class _Step(nn.Module):
             for x, role in zip(found, roles, strict=True)
             if role is not None
         )
+
+    def stand_in(self, make: Callable[[Tensor], Tensor]) -> None:
+        """From now on there are stand-ins in the place of all that is no input."""
+        self.external = replace_states(self.model, make)
+        for number, tensor in enumerate(self.externals):
+            name = external_name(number)
+            self.register_buffer(name, make(tensor))
+            self.external |= {name}
+
+    def _substitutes(self) -> dict[int, Tensor]:
+        """What stands for a parameter of the model, or an external tensor, where forward finds it
+        elsewhere than in its module."""
+        found: dict[int, Tensor] = {}
+        for number, table, name in self.held:
+            state = table.get(name)
+            if state is not None:
+                found[number] = state
+        for number, tensor in enumerate(self.externals):
+            found[id(tensor)] = self.get_buffer(external_name(number))
+        return found
 
 
 def _names(leaves: list[Any], result: Any) -> list[str]:
@@ -233,26 +267,38 @@ def capture(
                 "with respect to parameters only: pass it detached, or make it a parameter"
             )
     tied = tied_parameters(model)
-    try:
-        step, gm = _joint_graph(model, leaves, spec, wanted, watch, as_compiled=True)
-    except TraceError as error:
-        # What the model looks at may follow from its code alone. And some models leave out what
-        # they need where they are compiled, and run in eager alone.
-        compiled = is_data_dependent(error)
-        watch.spare_replaced()
-        try:
-            step, gm = _joint_graph(model, leaves, spec, wanted, watch, Known, as_compiled=compiled)
-        except TraceError as last:
-            raise last from None
-    if torch.is_grad_enabled():
-        check_trained(model, watch.reads)
+    while True:
+        known = len(watch.externals)
+        step, gm = _captured(model, leaves, spec, wanted, watch)
+        if len(watch.externals) == known:
+            break
     check_constants(gm, model)
     assert step.out_spec is not None
     inputs = tuple(
         InputLeaf(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else InputLeaf(value=x)
         for x in leaves
     )
-    return Capture(gm, spec, step.out_spec, inputs, step.outputs, tied)
+    return Capture(gm, spec, step.out_spec, inputs, step.outputs, tied, step.external)
+
+
+def _captured(
+    model: nn.Module,
+    leaves: list[Any],
+    spec: torch_private.TreeSpec,
+    wanted: Wanted,
+    watch: Watch,
+) -> tuple[_Step, fx.GraphModule]:
+    try:
+        return _joint_graph(model, leaves, spec, wanted, watch, as_compiled=True)
+    except TraceError as error:
+        # What the model looks at may follow from its code alone. And some models leave out what
+        # they need where they are compiled, and run in eager alone.
+        compiled = is_data_dependent(error)
+        watch.spare_replaced()
+        try:
+            return _joint_graph(model, leaves, spec, wanted, watch, Known, as_compiled=compiled)
+        except TraceError as last:
+            raise last from None
 
 
 def _joint_graph(
@@ -275,6 +321,7 @@ def _joint_graph(
         # Of a backward that fails, which the error tells, and which may be tried again.
         warnings.filterwarnings("ignore", "Error detected in")
         step.known = mode if isinstance(mode, Known) else None
+        step.meet = watch.meet
         try:
             with without_inner_backward():
                 gm = torch_private.joint_graph(step, fakes, mode, as_compiled=as_compiled)
@@ -302,48 +349,10 @@ def staged(
     with ExitStack() as stack:
         stack.enter_context(untouched(model.modules()))
         step = _Step(model, given, spec, paths, wanted, watch)
-        replace_states(model, stand_in)
+        step.stand_in(stand_in)
         for each in (prepared(model), autocast_on_cpu(), unwrapped(), averages_as_tensors()):
             stack.enter_context(each)
         yield step, tuple(x for x in given if isinstance(x, Tensor))
-
-
-def tied_parameters(model: nn.Module) -> dict[str, str]:
-    """Each further name of a parameter that has several, and the first."""
-    first: dict[int, str] = {}
-    tied: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            tied[name] = first[id(parameter)]
-    return tied
-
-
-def fake_tensor(x: Tensor, mode: torch_private.FakeTensorMode) -> Tensor:
-    """A fake CPU tensor of x's global shape; of a parameter, a parameter."""
-    with mode:
-        fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
-        return nn.Parameter(fake, x.requires_grad) if isinstance(x, nn.Parameter) else fake
-
-
-def replace_states(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> None:
-    """Put stand-ins in the place of parameters and buffers, one for all names of a tensor. Tensors
-    that are plain attributes become buffers: a program has their values as inputs."""
-    for module in model.modules():
-        for name in [name for name, value in vars(module).items() if is_state(value)]:
-            module._buffers[name] = vars(module).pop(name)
-    found: dict[int, Tensor] = {}
-    for states in _states(model):
-        for name, tensor in states.items():
-            if tensor is not None:
-                if id(tensor) not in found:
-                    found[id(tensor)] = stand_in(tensor)
-                states[name] = found[id(tensor)]
-
-
-def _states(model: nn.Module) -> Iterator[dict[str, Any]]:
-    for module in model.modules():
-        yield module._parameters
-        yield module._buffers
 
 
 @contextmanager

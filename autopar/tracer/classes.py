@@ -55,7 +55,7 @@ def with_keys(graph: Graph) -> Graph:
 
 
 def _base_key(node: Node, ordinals: dict[tuple[str, str, str], int]) -> str:
-    role = _NAMED_BY_TARGET.get(node.role)
+    role = "external" if node.external else _NAMED_BY_TARGET.get(node.role)
     if role is not None:
         target = node.target if node.role in _NUMBERED_BY_POSITION else pattern(node.target)
         return f"{role}:{target}"

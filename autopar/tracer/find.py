@@ -11,8 +11,9 @@ from torch import nn
 from autopar.tracer import torch_private
 from autopar.tracer.alike import Stream, proposals, repeats, same_around
 from autopar.tracer.capture import Wanted, staged
-from autopar.tracer.recording import Kinds, Recording, meta_tensor, record
+from autopar.tracer.recording import Kinds, Recording, record
 from autopar.tracer.runs import BlockRun, block_lists, block_name, shortened
+from autopar.tracer.stand_ins import meta_tensor
 from autopar.tracer.watch import Watch
 
 
@@ -80,6 +81,7 @@ def _recorded(
         warnings.simplefilter("ignore")
         with staged(model, leaves, spec, meta_tensor, {}, wanted, watch) as (step, tensors):
             states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            states |= dict(step.named_buffers(recurse=False))
             try:
                 found = record(step, tensors, states, blocks, kinds)
             except Exception:  # whatever the model raises here, it is traced whole

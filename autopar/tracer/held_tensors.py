@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
+from torch.distributed.tensor import DTensor
 
-from autopar.errors import SideEffectWarning, TraceError
-from autopar.runtime.module.remade import remade_by_hooks
-from autopar.runtime.program.guards import Read
+from autopar.errors import TraceError
+from autopar.runtime.program.guards import Guard, Read
+from autopar.runtime.program.sharded import ShardedOutput
 from autopar.tracer import torch_private
 
-_TRAINED = (
-    "forward reads {name}, which requires a gradient and is no parameter of the model: a compiled "
-    "model has gradients of its parameters alone, and this one would be lost. Make it a parameter "
-    "of a module (self.w = nn.Parameter(w)), or detach() it. To call the model with other weights, "
-    "as functional_call does, do it on the plain model: with model.unsharded(): ..."
+_UNSEEN = (
+    "forward reads {name}, which requires a gradient, in a way that autopar cannot follow, and the "
+    "gradient would be lost: make it a parameter of a module (self.w = nn.Parameter(w)), pass it "
+    "as an attribute of one (self.w = w), or detach() it"
 )
-
-
-_UNREGISTERED = (
-    "forward reads {name}, a parameter that model.parameters() does not have, as of a module in a "
-    "plain list: it stays what it is, the same on all ranks, and gets no gradient. To train it, "
-    "keep modules in nn.ModuleList or nn.ModuleDict"
-)
+_PLAIN = frozenset({Tensor, nn.Parameter, DTensor, ShardedOutput})
 
 
 def check_constants(gm: fx.GraphModule, model: nn.Module) -> None:
@@ -44,20 +36,29 @@ def check_constants(gm: fx.GraphModule, model: nn.Module) -> None:
                 "where it would stay what it is now: read it as an attribute of its module, or "
                 "keep the list as nn.ParameterList"
             )
-        if torch.is_grad_enabled() and type(value) in plain and value.requires_grad:
-            told = f"a tensor of shape {tuple(value.shape)}"
-            if type(value) is Tensor:
-                raise TraceError(_TRAINED.format(name=told))
-            warnings.warn(SideEffectWarning(_UNREGISTERED.format(name=told)), stacklevel=2)
+        if type(value) in _PLAIN and value.requires_grad:
+            raise TraceError(_UNSEEN.format(name=f"a tensor of shape {tuple(value.shape)}"))
 
 
-def check_trained(model: nn.Module, reads: Iterable[Read]) -> None:
-    """TraceError if a tensor of a module that forward `reads` would have a gradient, and is no
-    parameter."""
-    made = {(id(each.module), each.name) for each in remade_by_hooks(model)}
-    read = {(id(each.owner), each.name) for each in reads}
-    for path, module in model.named_modules():
-        for name, x in (vars(module) | module._buffers | module._parameters).items():
-            known = isinstance(x, nn.Parameter) or (id(module), name) not in read - made
-            if isinstance(x, Tensor) and x.requires_grad and not known:
-                raise TraceError(_TRAINED.format(name=f"{path}.{name}" if path else name))
+def check_followed(model: nn.Module, reads: Iterable[Read], externals: Sequence[Tensor]) -> None:
+    """TraceError if a tensor of the script's is where no guard sees which one is there later."""
+    seen = Guard(model, reads).trained if externals else ()
+    for tensor in externals:
+        if not any(tensor is each for each in seen):
+            raise TraceError(_UNSEEN.format(name=f"a tensor of shape {tuple(tensor.shape)}"))
+
+
+def check_paths(outputs: Iterable[Any]) -> None:
+    """TraceError if a gradient of an output would leave the trace for a tensor of the script's,
+    which forward has come by unseen."""
+    pending = [x.grad_fn for x in outputs if isinstance(x, Tensor) and x.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        leaf: Any = getattr(node, "variable", None)
+        if type(leaf) in _PLAIN:
+            raise TraceError(_UNSEEN.format(name=f"a tensor of shape {tuple(leaf.shape)}"))
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                pending.append(after)

@@ -33,11 +33,13 @@ _NLL_FORWARD = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 _NLL_BACKWARD = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 
 
-def passes(tied: dict[str, str]) -> tuple[_Pass, ...]:
-    """All passes in order, for a model whose parameter names `tied` are further names of others."""
+def passes(tied: dict[str, str], external: frozenset[str]) -> tuple[_Pass, ...]:
+    """All passes in order, for a model whose parameter names `tied` are further names of others,
+    and a script some of whose tensors are `external`."""
     return (
         strip_prefix,
-        keep_known_outputs,
+        partial(keep_known_outputs, external=external),
+        partial(drop_unread, external=external),
         settle_updates,
         partial(merge_tied_parameters, tied=tied),
         drop_output_copies,
@@ -54,9 +56,11 @@ def passes(tied: dict[str, str]) -> tuple[_Pass, ...]:
     )
 
 
-def normalize(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphModule:
+def normalize(
+    gm: fx.GraphModule, tied: dict[str, str], external: frozenset[str] = frozenset()
+) -> fx.GraphModule:
     """`gm` after all passes, checked."""
-    for step in passes(tied):
+    for step in passes(tied, external):
         gm = step(gm)
     gm.graph.lint()
     gm.recompile()
@@ -77,7 +81,7 @@ def strip_prefix(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
+def keep_known_outputs(gm: fx.GraphModule, external: frozenset[str]) -> fx.GraphModule:
     """Drop the outputs that are no tensors (no gradient is asked for there), and gradients of
     inputs, for which only forward asks; TraceError on one that autopar cannot return."""
     kept: list[tuple[Any, Any]] = []
@@ -85,7 +89,9 @@ def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
         match desc:
             case torch_private.GradAOTOutput(grad_of=torch_private.PlainAOTInput()):
                 continue
-            case torch_private.GradAOTOutput(grad_of=torch_private.BufferAOTInput() as buffer):
+            case torch_private.GradAOTOutput(grad_of=torch_private.BufferAOTInput() as buffer) if (
+                _target(buffer) not in external
+            ):
                 raise TraceError(
                     f"forward makes {_target(buffer)} require a gradient, which is no parameter: "
                     "make it an nn.Parameter"
@@ -102,7 +108,9 @@ def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
             case (
                 torch_private.PlainAOTOutput()
                 | torch_private.InputMutationAOTOutput()
-                | torch_private.GradAOTOutput(grad_of=torch_private.ParamAOTInput())
+                | torch_private.GradAOTOutput(
+                    grad_of=torch_private.ParamAOTInput() | torch_private.BufferAOTInput()
+                )
             ):
                 if item is not None:
                     kept.append((item, desc))
@@ -113,6 +121,14 @@ def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
             case _:
                 pass
     set_outputs(gm, kept)
+    return gm
+
+
+def drop_unread(gm: fx.GraphModule, external: frozenset[str]) -> fx.GraphModule:
+    """Drop the script's tensors that forward does not read."""
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if node.meta.get("target") in external and not node.users:
+            gm.graph.erase_node(node)
     return gm
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from autopar.tracer import torch_private
 from autopar.tracer.effects import is_collective
+from autopar.tracer.stand_ins import meta_tensor
 from autopar.tracer.wrappers import region
 
 
@@ -154,12 +155,6 @@ def _again(like: tuple[Any, ...]) -> Any:
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     kind, items = like
     return kind(None if item is None else _again(item) for item in items)
-
-
-def meta_tensor(x: Tensor) -> Tensor:
-    """A tensor like x without memory; of a parameter, a parameter."""
-    empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-    return nn.Parameter(empty, x.requires_grad) if isinstance(x, nn.Parameter) else empty
 
 
 def record(

@@ -66,6 +66,7 @@ def snapshot(found: Capture, name: str) -> Graph:
                 source_line=_source_line(node),
                 random=is_random(node),
                 checkpoint=node.meta.get("custom", {}).get(CHECKPOINT_KEY, ""),
+                external=role is Role.PARAM and target in found.external,
             )
         )
     for item in items:
@@ -116,7 +117,8 @@ def _role(found: Capture, node: fx.Node) -> tuple[Role, str]:
     if isinstance(desc, torch_private.ParamAOTInput):
         return Role.PARAM, node.meta["target"]
     if isinstance(desc, torch_private.BufferAOTInput):
-        return Role.BUFFER, node.meta["target"]
+        target = node.meta["target"]
+        return Role.PARAM if target in found.external else Role.BUFFER, target
     if isinstance(desc, torch_private.PlainAOTInput):
         return Role.INPUT, str(found.tensor_inputs[desc.idx])
     if isinstance(desc, torch_private.TangentAOTInput) and isinstance(
@@ -134,9 +136,9 @@ def _item(found: Capture, source: fx.Node, desc: Any) -> _Item:
         return _Item(source, role, str(position))
     if isinstance(desc, torch_private.GradAOTOutput):
         return _Item(source, Role.GRAD, found.name_of(desc.grad_of))
-    changed = desc.mutated_input
-    role = Role.UPDATE if isinstance(changed, torch_private.ParamAOTInput) else Role.MUTATION
-    return _Item(source, role, found.name_of(changed))
+    changed, name = desc.mutated_input, found.name_of(desc.mutated_input)
+    is_param = isinstance(changed, torch_private.ParamAOTInput) or name in found.external
+    return _Item(source, Role.UPDATE if is_param else Role.MUTATION, name)
 
 
 def _op_name(node: fx.Node) -> str:

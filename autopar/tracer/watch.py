@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from autopar.errors import SideEffectWarning, TraceError, listed
 from autopar.runtime.module.facade import Facade
 from autopar.runtime.process.world import place_of_process
+from autopar.runtime.program.externals import is_external
 from autopar.runtime.program.frozen import frozen
 from autopar.runtime.program.guards import HOOKS, TABLES, Read, is_watchable
 from autopar.runtime.program.leavings import MISSING, LeftBehind, LeftTensor
@@ -50,6 +51,10 @@ _KEPT = (
     "a program computes it anew in each call, as the first one did. If it depends on the call, "
     "return it, and pass it as an argument, or keep it in a buffer"
 )
+_REPLACED = (
+    "forward puts another tensor in the place of {name}, which requires a gradient: the next call "
+    "would go back through this one. detach() it, or keep it as an argument and a result"
+)
 _WITH_TORCH = _ONCE + (
     "Set the probability to 0, pass what is drawn as an argument, or draw with torch, as in "
     "torch.where(torch.rand([]) < p, a, b)"
@@ -70,6 +75,8 @@ class Watch:
         """What was found where a forward looked first."""
         self._around = reachable(model, leaves or [])
         self._effects: dict[str, str] = {}
+        self.externals: list[Tensor] = []
+        """The tensors of the script that were met, and are to be inputs."""
         self._replaced: dict[tuple[nn.Module, str], None] = {}
         self._spared: dict[tuple[nn.Module, str], None] = {}
 
@@ -92,6 +99,16 @@ class Watch:
     def note(self, effect: str, remedy: str) -> None:
         """The forward has an `effect` that its program will not have."""
         self._effects[effect] = remedy
+
+    def meet(self, tensor: Tensor) -> None:
+        """Forward computes with a tensor of the script that requires a gradient."""
+        if not any(tensor is known for known in self.externals):
+            self.externals.append(tensor)
+
+    def meet_real(self, tensor: Tensor) -> None:
+        """The same where all that is computed is on the meta device."""
+        if not tensor.is_meta:
+            self.meet(tensor)
 
     def spare_replaced(self) -> None:
         """Of buffers that forward replaces it reads copies from now on: where backward needs the
@@ -150,6 +167,9 @@ class Watch:
                     continue
                 alike = isinstance(old, Tensor) and isinstance(new, Tensor)
                 alike = alike and old.shape == new.shape and old.dtype == new.dtype
+                if is_external(old):
+                    called = _label(self._paths[module] or "the model", name)
+                    raise TraceError(_REPLACED.format(name=called))
                 if table == "_buffers" and alike:
                     with torch.no_grad():
                         old.copy_(new)

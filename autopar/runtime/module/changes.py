@@ -166,7 +166,7 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     nothing is not to be relied on but where each element is by itself."""
     if is_by_element(op) and is_simple(args, kwargs):
         made = added_up(plain(*args, **kwargs))
-        note(made, op, args, kwargs, view=False)
+        note(made, op, args, kwargs, view=False, is_here=not is_in_shards(made))
         return made
     given = flatten((args, kwargs))[0]
     like = next((x for x in given if is_ours(x)), None)
@@ -179,7 +179,7 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
         if not joint:
             return op(*map_tensors(whole_alone, args), **map_tensors(whole_alone, kwargs))
         made = _together(plain, op, args, kwargs, given, like)
-    note(made, op, args, kwargs, view=False)
+    note(made, op, args, kwargs, view=False, is_here=not is_in_shards(made))
     return made
 
 
@@ -235,7 +235,7 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
                 return op(whole_alone(source), *args[1:], **kwargs)
             else:
                 made = view_of_whole(op, args, kwargs)
-    note(made, op, args, kwargs, view=True)
+    note(made, op, args, kwargs, view=True, is_here=not is_in_shards(made))
     return made
 
 

@@ -110,6 +110,8 @@ def newcomers(
     that came to the model since, or took the place of others."""
     found: dict[str, nn.Parameter] = {}
     for name, param in model.named_parameters():
+        if not isinstance(param, nn.Parameter):
+            continue  # what a script has put there for a call
         place = places.get(stored_name(name, param))
         if place is None and not places and world.device_mesh is not None:
             place = ParamPlace(world.device_mesh, (Replicate(),))
@@ -197,6 +199,8 @@ def shard_parameters(
     moves.begin()
     know_changes(place.mesh for place in places.values())
     for name, param in model.named_parameters():
+        if not isinstance(param, nn.Parameter):
+            continue  # what a script has put there for a call
         assert isinstance(param, DTensor)
         place = places[name]
         if (param.device_mesh, param.placements) == place and not param.is_meta:

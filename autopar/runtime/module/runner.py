@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from autopar.errors import AutoparError, ManyProgramsWarning
-from autopar.ir.sharding import Handed
-from autopar.plans.plan import Plan
+from autopar.errors import ManyProgramsWarning
 from autopar.runtime.module.accelerated import Terms, accept, own_lengths
-from autopar.runtime.module.arguments import describe_argument, objects_among
+from autopar.runtime.module.arguments import check_derivatives, describe_argument, objects_among
+from autopar.runtime.module.made import Executable, ProgramEntry, Signature
 from autopar.runtime.module.own_rows import rows_of_rank
-from autopar.runtime.module.remade import Remade, remade_by_hooks, remake
+from autopar.runtime.module.remade import remake
 from autopar.runtime.process.alone import keep_readable
 from autopar.runtime.process.beside import know_rows_differ
 from autopar.runtime.process.brought import NEW
@@ -35,88 +33,14 @@ from autopar.runtime.process.inputs import (
     take_inputs,
 )
 from autopar.runtime.process.stage_groups import StageGroups
-from autopar.runtime.process.world import Groups, ParamPlace, World
-from autopar.runtime.program.binding import Result, RowResult
-from autopar.runtime.program.function import RefrozenError, Step, local
-from autopar.runtime.program.guards import Guard, Read
-from autopar.runtime.program.leavings import Leavings, LeftBehind
-from autopar.runtime.program.meter import Meter
-from autopar.runtime.program.random import DefaultRandom
+from autopar.runtime.process.world import Groups, World
+from autopar.runtime.program.function import RefrozenError, local
+from autopar.runtime.program.leavings import Leavings
 from autopar.runtime.program.widening import Ready, impossible, remember
 from autopar.runtime.torch_private import TreeSpec, flatten, unflatten
 
 _MANY = 8
 _NUMBERS = count()
-
-
-class Signature(NamedTuple):
-    """The arguments that a program was made for: a call that differs in any of it needs another
-    one. `objects` are the arguments that are neither tensors nor constants, frozen."""
-
-    inputs: tuple[str, ...]
-    handed: tuple[Handed | None, ...]
-    objects: tuple[Hashable, ...]
-    spec: TreeSpec
-    autocast: tuple[str, ...]
-
-    def facts(self) -> dict[str, str]:
-        """What ranks compare."""
-        return {
-            "inputs": ", ".join(self.inputs),
-            "structure of the inputs": str(self.spec),
-            "autocast": ", ".join(self.autocast) or "off",
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Executable:
-    """A program bound to this rank.
-
-    `places` says where each parameter lies, but for those that are plain tensors, whole on every
-    rank; `pieces` the inputs taken in the pieces that ranks are handed ("input:0"); `rows` the
-    results that have rows of the batch that ranks hold pieces of, `sequences` those whose dim 1 is
-    that of inputs, with their positions; `random` is what it draws from, if it draws any.
-    `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
-    `origin` is the same for all programs of a call, each with gradients of more outputs;
-    `reads` are what a program is right for beside its arguments, `leavings` what forward leaves.
-    """
-
-    step: Step
-    plan: Plan
-    backend: str
-    meter: Meter
-    groups: Groups | StageGroups | None
-    places: Mapping[str, ParamPlace]
-    pieces: frozenset[str]
-    results: tuple[Result, ...]
-    rows: Mapping[str, RowResult]
-    sequences: Mapping[str, tuple[int, ...]]
-    in_spec: TreeSpec
-    out_spec: TreeSpec
-    names: tuple[str, ...]
-    random: DefaultRandom | None
-    reads: tuple[Read, ...]
-    leavings: tuple[LeftBehind, ...] = ()
-    origin: object = field(default_factory=object)
-
-
-@dataclass(slots=True)
-class _Made:
-    """A program, the `number`-th that was made by all ranks together, and when it is the one to
-    run."""
-
-    number: int
-    signature: Signature
-    guard: Guard
-    executable: Executable
-    params: dict[str, Tensor]
-    """The parameters it takes, by name, while the guard holds."""
-    buffers: dict[str, Tensor]
-    """The same of buffers, by their names among the inputs of its forward graph."""
-    remade: tuple[Remade, ...] = ()
-    """What hooks make of parameters before each forward."""
-    trained: tuple[bool, ...] = ()
-    """Which of the parameters require gradients."""
 
 
 class Build(Protocol):
@@ -148,7 +72,7 @@ class Runner:
     build: Build
     inputs: Inputs | None = None
     terms: Terms | None = None
-    made: dict[tuple[str, ...], list[_Made]] = field(default_factory=dict)
+    made: dict[tuple[str, ...], list[ProgramEntry]] = field(default_factory=dict)
     """By the inputs' types, those that ran last first."""
     groups: Groups | StageGroups | None = None
     differentiable: frozenset[str] = frozenset()
@@ -167,6 +91,7 @@ class Runner:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.runs_plain:
             return self.model(*args, **kwargs)
+        check_derivatives(self.model, args, kwargs)
         if self.terms is None:
             return self._run(args, kwargs)
         taken = self.terms.take(kwargs)
@@ -208,7 +133,8 @@ class Runner:
             return self._run(args, kwargs, lengths, exact=True)
         with torch.no_grad():
             for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
-                local(self._tensor(name.partition(":")[2])).copy_(results.pop(name))
+                changed = made.tensor(self.model, name.partition(":")[2])
+                local(changed).copy_(results.pop(name))
         remake(made.remade)
         if self._has_rows:
             for name, (dim, source) in executable.rows.items():
@@ -220,7 +146,7 @@ class Runner:
         keep_readable(self.model, leaves)
         return unflatten(leaves, executable.out_spec)
 
-    def _ready(self, made: _Made, leaves: list[Any]) -> Ready:
+    def _ready(self, made: ProgramEntry, leaves: list[Any]) -> Ready:
         executable = made.executable
         # A tensor that is a plain attribute may lie elsewhere.
         others = {name: x.to(self.world.device) for name, x in made.buffers.items()}
@@ -229,9 +155,9 @@ class Runner:
                 piece: Piece = leaves[int(name.removeprefix("input:"))]
                 others[name] = piece.local if name in executable.pieces else piece.whole()
         random = self.terms.random(executable.random) if self.terms else executable.random
-        return Ready(executable.step, made.params, others, random)
+        return Ready(executable.step, made.ready_params(self.world.device), others, random)
 
-    def _wider(self, made: _Made, leaves: list[Any], outputs: frozenset[str]) -> Ready:
+    def _wider(self, made: ProgramEntry, leaves: list[Any], outputs: frozenset[str]) -> Ready:
         """A call that `made` was run for, with a program that has gradients of `outputs`."""
         signature = self._signature(leaves, made.executable.in_spec)
         found = self._known(signature)
@@ -252,7 +178,7 @@ class Runner:
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False
-    ) -> tuple[list[Any], _Made]:
+    ) -> tuple[list[Any], ProgramEntry]:
         """The leaves of a call, and the program for it, made if there is none yet; `exact` as in
         `_known`."""
         # The order of keywords means nothing, and must not make another program.
@@ -271,7 +197,7 @@ class Runner:
 
     def _meet(
         self,
-        found: _Made | None,
+        found: ProgramEntry | None,
         leaves: list[Any],
         signature: Signature,
         own_rows: Sequence[Tensor] | None = None,
@@ -295,17 +221,17 @@ class Runner:
             model, self.world, self.build.copied(model), self.inputs, with_values=self.with_values
         )
 
-    def _known(self, signature: Signature, *, exact: bool = False) -> _Made | None:
+    def _known(self, signature: Signature, *, exact: bool = False) -> ProgramEntry | None:
         """The program for a call, if the model is as it was when that was made. If not `exact`,
         parameters may have been frozen since, which leaves results right."""
         same = self.made.setdefault(signature.inputs, [])
         suited = [each for each in same if each.signature == signature]
         found = next((each for each in suited if not exact and each.guard.holds()), None)
         if found is None:
-            kept = (each for each in suited if each.guard.holds_after_all())
-            found = next((each for each in kept if self._is_stored(each.executable)), None)
+            kept = (p for p in suited if p.guard.holds_after_all(partial(p.is_stored, self.model)))
+            found = next(kept, None)
             if found is not None:
-                self._collect(found)
+                found.collect(self.model)
         if found is not None and found is not same[0]:
             same.remove(found)
             same.insert(0, found)
@@ -313,7 +239,9 @@ class Runner:
             _tell_many(suited)
         return found
 
-    def _new(self, leaves: list[Any], signature: Signature, instead: _Made | None = None) -> _Made:
+    def _new(
+        self, leaves: list[Any], signature: Signature, instead: ProgramEntry | None = None
+    ) -> ProgramEntry:
         """The program for a call, made, in the place of one that is dropped if that is given."""
         stand_ins = [self._stand_in(leaf) if isinstance(leaf, Piece) else leaf for leaf in leaves]
         args, kwargs = unflatten(stand_ins, signature.spec)
@@ -326,39 +254,10 @@ class Runner:
         if instead is not None:
             executable = replace(executable, origin=instead.executable.origin)
         self.groups = executable.groups
-        names = [name for name in executable.step.forward_inputs if name.startswith("buffer:")]
-        names = [*executable.step.params, *(name.removeprefix("buffer:") for name in names)]
-        reads = (Read(*self._place(name), name) for name in names)
-        guard = Guard(self.model, [*executable.reads, *reads])
         number = next(_NUMBERS) if instead is None else instead.number
-        made = _Made(number, signature, guard, executable, {}, {})
-        self._collect(made)
+        made = ProgramEntry.of(number, signature, self.model, executable)
         self.made[signature.inputs].insert(0, made)
         return made
-
-    def _is_stored(self, executable: Executable) -> bool:
-        """Whether parameters are stored as a program has them, and buffers plain: none is new."""
-        if executable.groups is None:
-            return True
-        places = executable.places
-        params = ((self._tensor(name), places.get(name)) for name in executable.step.params)
-        names = (n for n in executable.step.forward_inputs if n.startswith("buffer:"))
-        return all(
-            place is None
-            or (isinstance(param, DTensor) and (param.device_mesh, param.placements) == place)
-            for param, place in params
-        ) and not any(isinstance(self._tensor(n.removeprefix("buffer:")), DTensor) for n in names)
-
-    def _collect(self, made: _Made) -> None:
-        executable = made.executable
-        made.params = {name: self._tensor(name) for name in executable.step.params}
-        made.remade = tuple(remade_by_hooks(self.model))
-        made.trained = tuple(param.requires_grad for param in made.params.values())
-        made.buffers = {
-            name: self._tensor(name.removeprefix("buffer:"))
-            for name in executable.step.forward_inputs
-            if name.startswith("buffer:")
-        }
 
     def _stand_in(self, piece: Piece) -> Tensor:
         return piece.whole() if self.with_values else piece.stand_in()
@@ -376,19 +275,8 @@ class Runner:
             ),
         )
 
-    def _place(self, name: str) -> tuple[nn.Module, str]:
-        path, _, leaf = name.rpartition(".")
-        return self.model.get_submodule(path), leaf
 
-    def _tensor(self, name: str) -> Tensor:
-        module, leaf = self._place(name)
-        found = getattr(module, leaf, None)
-        if not isinstance(found, Tensor):
-            raise AutoparError(f"{name} was a tensor of the model when it was planned, and is none")
-        return found
-
-
-def _tell_many(suited: list[_Made]) -> None:
+def _tell_many(suited: list[ProgramEntry]) -> None:
     what = ", ".join(suited[0].guard.changed()[:3]) or "an argument that is an object"
     warnings.warn(
         ManyProgramsWarning(

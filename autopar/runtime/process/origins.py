@@ -52,8 +52,21 @@ class _Noted(NamedTuple):
         return type(None), ()
 
 
-def note(made: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, view: bool) -> None:
-    """Note that `made`, if it is a tensor, is what `op` makes. In a backward nobody reads alone."""
+_NOBODY = Leaf(lambda: None, (0, 0))  # pyright: ignore[reportArgumentType]
+
+
+def note(
+    made: Any,
+    op: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    view: bool,
+    is_here: bool = False,
+) -> None:
+    """Note that `made`, if it is a tensor, is what `op` makes. In a backward nobody reads alone.
+    What `is_here`, all of it, need not be made again: it does not refer to what it was made of,
+    which may be a parameter that is yet to be sharded."""
     if in_backward() or not isinstance(made, Tensor) or "out" in kwargs:
         return
     depth = 1
@@ -62,6 +75,7 @@ def note(made: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
         if isinstance(given, (list, tuple)) and any(isinstance(x, Tensor) for x in given):
             return
         source = source_of(given) if isinstance(given, Tensor) else given
+        source = _NOBODY if is_here and isinstance(source, Leaf) else source
         depth = max(depth, source.depth + 1) if isinstance(source, Origin) else depth
         sources.append(source)
     if depth > _MOST_OPS:

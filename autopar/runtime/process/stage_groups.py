@@ -128,6 +128,8 @@ def storage_in_stages(stages: Sequence[Stage]) -> dict[str, tuple[tuple[int, ...
     found: dict[str, ParamChoice] = {}
     for stage in stages:
         for name, param in stage.structure.params.items():
+            if param.residency == "external":
+                continue
             ranks.setdefault(name, set()).add(stage.first_rank)
             choice = param.choice
             known = found.setdefault(name, choice)

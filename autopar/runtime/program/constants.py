@@ -1,7 +1,9 @@
-"""Tensors that a graph holds: what forward found in a list, a dict, a closure or a global."""
+"""What forward found in a list, a dict, a closure or a global, as rank 0 has it: ranks may have
+drawn other values."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from autopar.runtime.process.part_tensors import of_rank_0
 
 def share_constants(gm: fx.GraphModule, device: torch.device) -> None:
     """Give the tensors that `gm` holds the values that rank 0 has, as parameters and buffers have
-    them: ranks may have drawn other ones. A collective call; it goes by way of `device`."""
+    them. A collective call; it goes by way of `device`."""
     nodes = gm.graph.find_nodes(op="get_attr")
     for name in dict.fromkeys(str(node.target) for node in nodes):
         value: Any = getattr(gm, name, None)
@@ -20,3 +22,11 @@ def share_constants(gm: fx.GraphModule, device: torch.device) -> None:
             same = of_rank_0(value.detach().to(device)).to(value.device)
             delattr(gm, name)
             gm.register_buffer(name, same)
+
+
+def share_externals(tensors: Iterable[Tensor], device: torch.device) -> None:
+    """The same of the script's tensors that have a gradient, which stay the objects they are; what
+    was computed from others is left alone, and compared in each call. A collective call."""
+    for x in tensors:
+        if type(x) in (Tensor, nn.Parameter) and x.is_leaf and x.layout == torch.strided:
+            x.data.copy_(of_rank_0(x.detach().to(device)))

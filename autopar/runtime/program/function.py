@@ -21,9 +21,10 @@ from torch.distributed.tensor import DTensor
 from autopar.runtime.dtensor_private import dtensor_like, piece_of
 from autopar.runtime.process.alone import compare_beside
 from autopar.runtime.process.moves import moves
+from autopar.runtime.program.batched import one_by_one
 from autopar.runtime.program.sharded import output, whole_of
 from autopar.runtime.program.sharded_ops import Place
-from autopar.runtime.torch_private import keeps_graph
+from autopar.runtime.torch_private import is_batched, keeps_graph
 
 _GRADED = ("loss", "value")
 _CHANGED_BY = {"mutation": "buffer", "update": "param"}
@@ -291,15 +292,33 @@ class _Differentiable(torch.autograd.Function):
         if cut:
             assert ctx.past is not None
             _save(ctx, *ctx.past.again(cut))
-        step = ctx.step
-        inputs = _backward_inputs(ctx, given)
-        assert step.backward is not None
-        grads = _run(step.backward, inputs)
-        pairs = zip(step.grads, grads, strict=True)
-        moves.backward()
-        by_name = {name: grad for name, grad in pairs if step.is_reached(name, given)}
-        leaves = zip(ctx.params, ctx.leaves, strict=True)
-        return (None, None, None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))
+        several = any(map(is_batched, given.values()))
+        found = one_by_one(_kept(ctx), given) if several else _gradients(ctx, given)
+        return (None, None, None, None, *found)
+
+
+def _kept(ctx: _Context) -> Callable[[Mapping[str, Tensor]], list[Tensor | None]]:
+    """`_gradients`, each time of all that is saved."""
+    saved, past = ctx.saved, ctx.past
+
+    def backward(given: Mapping[str, Tensor]) -> list[Tensor | None]:
+        ctx.saved, ctx.past = saved, past
+        return _gradients(ctx, given)
+
+    return backward
+
+
+def _gradients(ctx: _Context, given: Mapping[str, Tensor]) -> list[Tensor | None]:
+    """Those of all leaves, from those of results by position."""
+    step = ctx.step
+    inputs = _backward_inputs(ctx, given)
+    assert step.backward is not None
+    grads = _run(step.backward, inputs)
+    pairs = zip(step.grads, grads, strict=True)
+    moves.backward()
+    by_name = {name: grad for name, grad in pairs if step.is_reached(name, given)}
+    leaves = zip(ctx.params, ctx.leaves, strict=True)
+    return [_like(by_name.get(name), leaf) for name, leaf in leaves]
 
 
 def _save(ctx: _Context, step: Step, saved: list[Tensor]) -> None:

@@ -9,7 +9,7 @@ differs, the values are looked at: those that are equal after all give the funct
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from autopar.runtime.program.externals import is_external
 from autopar.runtime.program.frozen import Freezer, Same
 from autopar.runtime.program.leavings import LeftTensor
 
@@ -55,6 +56,8 @@ class Guard:
         # What differs between programs most often is asked first.
         each = {(id(read.owner), read.name): read for read in reads}.values()
         self._reads = tuple(sorted(each, key=lambda read: read.name != "training"))
+        self.trained: tuple[Tensor, ...] = ()
+        """The tensors with a gradient among what is read, beside those of modules."""
         self._state, self._check = self._look()
 
     def holds(self) -> bool:
@@ -64,10 +67,11 @@ class Guard:
         except (KeyError, IndexError, AttributeError, ValueError, TypeError):
             return False
 
-    def holds_after_all(self) -> bool:
-        """Whether all is equal to what it was, if not the same; from then on, that is the same."""
+    def holds_after_all(self, and_so: Callable[[], bool]) -> bool:
+        """Whether all is equal to what it was, if not the same, `and_so` is true; from then on,
+        that is the same."""
         state, check = self._look()
-        if state != self._state:
+        if state != self._state or not and_so():
             return False
         self._check = check
         return True
@@ -81,19 +85,25 @@ class Guard:
 
     def _look(self) -> tuple[tuple[Hashable, ...], Callable[[], bool]]:
         """What was read as it is now, and the function that tells whether all of it is the same."""
+        modules = {*self._model.modules()}
         states = {id(x) for x in (*self._model.parameters(), *self._model.buffers())}
-        looking = _Looking(states, {id(x.owner) for x in self._reads if is_watchable(x.owner)})
+        looking = _Looking(
+            modules, states, {id(x.owner) for x in self._reads if is_watchable(x.owner)}
+        )
         state = (torch.get_default_dtype(), *map(looking.read, self._reads))
+        self.trained = tuple(looking.trained)
         return state, looking.written()
 
 
 class _Looking(Freezer):
-    """Freezes what reads found, and writes down how to see that it has not changed. `states` are
-    the identities of the model's parameters and buffers, whose values may change; `watched` those
-    of objects of which it is known what was read."""
+    """Freezes what reads found, and writes down how to see that it has not changed. `modules` are
+    the model's, `states` the identities of its parameters and buffers, whose values may change;
+    `watched` those of objects of which it is known what was read."""
 
-    def __init__(self, states: set[int], watched: set[int]) -> None:
+    def __init__(self, modules: set[nn.Module], states: set[int], watched: set[int]) -> None:
         super().__init__()
+        self.trained: list[Tensor] = []
+        self._modules = modules
         self._states = states
         self._watched = watched
         self._names: dict[str, Any] = {"default_dtype": torch.get_default_dtype}
@@ -145,7 +155,8 @@ class _Looking(Freezer):
             return tuple((key, self._state(entries, key)) for key in entries)
         if name in table:
             found = table[name]
-            return self._state(table, name) if is_state(found) else self._entry(table, name, label)
+            is_input = is_state(found) or is_external(found)
+            return self._state(table, name) if is_input else self._entry(table, name, label)
         for inner in TABLES:
             if name in table[inner]:
                 return self._state(table[inner], name)
@@ -167,7 +178,19 @@ class _Looking(Freezer):
         return _MISSING
 
     def freeze(self, value: Any, where: str) -> Hashable:
-        return Same(value) if id(value) in self._watched else super().freeze(value, where)
+        if id(value) in self._watched:
+            return Same(value)
+        if isinstance(value, nn.Module) and value not in self._modules:
+            self._modules.add(value)
+            return Same(value), tuple(self._tensors_of(value, where))
+        return super().freeze(value, where)
+
+    def _tensors_of(self, other: nn.Module, where: str) -> Iterator[Hashable]:
+        """Those of a module that is none of the model's, as one in a plain list."""
+        for module in other.modules():
+            for table in (module._parameters, module._buffers):
+                self.container(table, list(table.items()))
+                yield tuple((name, self.freeze(x, where)) for name, x in table.items())
 
     def _table(self, kind: type) -> Any:
         """The attributes of a class: the same object whenever it is asked for."""
@@ -212,6 +235,9 @@ class _Looking(Freezer):
     def tensor(self, held: Tensor) -> Hashable:
         if id(held) in self._states:
             return form(held)
+        if not isinstance(held, LeftTensor) and held.requires_grad:
+            self.trained.append(held)
+            return "trained", *form(held)
         if not isinstance(held, LeftTensor) and not held.is_inference():
             self._term(f"{self._name(held)}._version == {held._version}")
         return super().tensor(held)
@@ -256,7 +282,6 @@ def is_watchable(value: Any) -> bool:
 def form(tensor: Tensor) -> tuple[Hashable, ...]:
     """What a program depends on of a tensor that is one of its inputs."""
     return (
-        isinstance(tensor, nn.Parameter),
         tuple(tensor.shape),
         str(tensor.dtype),
         tensor.requires_grad,

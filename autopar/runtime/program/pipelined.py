@@ -56,10 +56,12 @@ class Leaving(NamedTuple):
 
 class CopiedGradient(NamedTuple):
     """The gradient of a tied weight, of which this rank has a piece of `shape`: each process of
-    `group` has the terms of its stages."""
+    `group` has the terms of its stages. That of a script's tensor is for all ranks, and of those
+    that have the same terms one `counts`."""
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
     shape: tuple[int, ...]
+    counts: bool = True
 
 
 class RandomTurns(NamedTuple):
@@ -246,7 +248,8 @@ class _Pass:
                 copied = self.line.copies.get(each.name)
                 if copied is not None:
                     zeros = torch.zeros(copied.shape, dtype=each.dtype, device=each.device)
-                    own = found.setdefault(each.name, zeros)
+                    own = found.setdefault(each.name, zeros) if copied.counts else zeros
+                    found[each.name] = own
                     on_device = own.to(self.line.device)  # of a parameter that lives on the host
                     dist.all_reduce(on_device, group=copied.group)
                     own.copy_(on_device)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from autopar.errors import AutoparError, VerificationError
 from autopar.ir.graph import Graph, Role
+from autopar.runtime.module.made import owner_of
 from autopar.runtime.module.params import buffer_places
+from autopar.runtime.program.externals import Substitutes, external_number
 from autopar.runtime.program.spent import is_spent, spending_noted
 from autopar.runtime.simulator.differences import SimulatedStep
 from autopar.runtime.simulator.precision import in_dtype
@@ -91,6 +93,28 @@ def own_values(model: nn.Module, dtype: str | None = None) -> Generator[None, No
                 tensor.grad = grad
 
 
+@contextmanager
+def own_externals(
+    model: nn.Module, real: Mapping[str, Tensor], values: Mapping[str, Tensor]
+) -> Generator[Mapping[str, Tensor], None, None]:
+    """Inside, forward finds leaves with these values in the place of the script's tensors, which
+    are `real`; given are the leaves, which have gradients after a backward. No gradient goes on to
+    what the script's were made of."""
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in values.items()}
+    replaced: list[tuple[dict[str, Any], str, Tensor]] = []
+    for name in (name for name in real if external_number(name) is None):
+        module, attribute = owner_of(model, name)
+        table: dict[str, Any] = module._buffers if attribute in module._buffers else vars(module)
+        replaced.append((table, attribute, table[attribute]))
+        table[attribute] = leaves[name]
+    try:
+        with Substitutes({id(x): leaves[name] for name, x in real.items()}):
+            yield leaves
+    finally:
+        for table, attribute, held in replaced:
+            table[attribute] = held
+
+
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
     """Parameters, buffers, and tensors that are mere attributes."""
     for table in (module._parameters, module._buffers, vars(module)):
@@ -113,7 +137,7 @@ def eager_step(
     before = {name: x.clone() for name, x in (_buffers(model) | _parameters(model)).items()}
     # A model may let its inputs require gradients, for those that it takes within forward.
     args, kwargs = map_tensors(lambda x: x if x.requires_grad else x.detach(), (args, kwargs))
-    trained = any(param.requires_grad for param in model.parameters())
+    trained = torch.is_grad_enabled() or any(x.requires_grad for x in model.parameters())
     with torch.set_grad_enabled(trained), spending_noted() as spending:
         leaves = _in_form(model(*args, **kwargs), *form)
     outputs = {str(k): x for k, x in enumerate(leaves) if isinstance(x, Tensor)}

@@ -1,0 +1,97 @@
+"""Tensors of the script that forward reads, and that require a gradient though they are no
+parameters of the model: fast weights, prompts, what a hypernetwork made.
+
+A program has them as inputs with a gradient, as it has parameters, whole on every rank. They are
+attributes and buffers of modules, known by their names, and what is in lists, dicts, closures and
+globals, known by numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.placement_types import Placement
+from torch.overrides import TorchFunctionMode
+
+from autopar.errors import AutoparError
+from autopar.runtime.process.part_tensors import is_of_some_ranks
+from autopar.runtime.program.sharded import ShardedOutput
+
+_PREFIX = "external-"
+_KINDS = frozenset({Tensor, nn.Parameter, DTensor, ShardedOutput})
+
+
+def is_external(value: Any) -> bool:
+    """Whether an attribute or a buffer of a module is the script's, and has a gradient."""
+    return isinstance(value, Tensor) and value.requires_grad and not isinstance(value, nn.Parameter)
+
+
+def external_name(number: int) -> str:
+    """What an external tensor is called that no module has."""
+    return f"{_PREFIX}{number}"
+
+
+def external_number(name: str) -> int | None:
+    """The number of an external tensor that no module has; None of any other name."""
+    return int(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
+
+
+def whole_external(x: Tensor, device: Any) -> Tensor:
+    """All of a tensor of the script's, plain, on a device: what comes back as its gradient goes on
+    to what it was made of."""
+    return (x.full_tensor() if isinstance(x, DTensor | ShardedOutput) else x).to(device)
+
+
+def at_place(x: Tensor, name: str, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """The same of what a script has put in the place of a parameter, as the program stores that.
+    AutoparError where only some ranks do."""
+    if isinstance(x, DTensor) and x.device_mesh == mesh:
+        is_there = x.placements == tuple(placements)
+        return x if is_there else x.redistribute(placements=placements)
+    if is_of_some_ranks(mesh):
+        raise AutoparError(
+            f"{name} is in the place of a parameter that only one stage has, and is no tensor of "
+            "that: call the plain model with it, with model.unsharded(): ..., or compile with "
+            "stages=1"
+        )
+    plain = whole_external(x, mesh.device_type)
+    whole = DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return whole.redistribute(placements=placements)
+
+
+class Substitutes(TorchFunctionMode):
+    """Inside, functions of torch are given other tensors in the place of some, which are known by
+    their identities; those that require a gradient and are not known are `met`."""
+
+    def __init__(
+        self, others: Mapping[int, Tensor], met: Callable[[Tensor], None] | None = None
+    ) -> None:
+        super().__init__()
+        self._others, self._met = others, met
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = {name: self._other(x) for name, x in kwargs.items()} if kwargs else {}
+        return func(*map(self._other, args), **given)
+
+    def _other(self, x: Any) -> Any:
+        kind = type(x)
+        if kind is list or kind is tuple:
+            return kind(map(self._other, x))
+        if not isinstance(x, Tensor):
+            return x
+        found = self._others.get(id(x))
+        if found is not None:
+            return found
+        if self._met is not None and kind in _KINDS and x.requires_grad:
+            self._met(x)
+        return x

@@ -1,0 +1,72 @@
+"""Stand-ins for the parameters, buffers and other tensors of a model while it is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autopar.runtime.module.remade import remade_by_hooks
+from autopar.runtime.program.externals import is_external
+from autopar.runtime.program.guards import is_state
+from autopar.tracer import torch_private
+
+
+def tied_parameters(model: nn.Module) -> dict[str, str]:
+    """Each further name of a parameter that has several, and the first."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            tied[name] = first[id(parameter)]
+    return tied
+
+
+def fake_tensor(x: Tensor, mode: torch_private.FakeTensorMode) -> Tensor:
+    """A fake CPU tensor of x's global shape; of a parameter, a parameter."""
+    with mode:
+        fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+        return like(fake, x)
+
+
+def like(empty: Tensor, x: Tensor) -> Tensor:
+    """`empty` as a parameter if x is one, or as what a script has in the place of one; else as a
+    tensor that requires a gradient if x does."""
+    if isinstance(x, nn.Parameter):
+        return nn.Parameter(empty, x.requires_grad)
+    return empty.requires_grad_(x.requires_grad)
+
+
+def meta_tensor(x: Tensor) -> Tensor:
+    """A tensor like x without memory; of a parameter, a parameter."""
+    return like(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), x)
+
+
+def replace_states(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> frozenset[str]:
+    """Put stand-ins in the place of parameters and buffers, one for all names of a tensor. Tensors
+    that are plain attributes become buffers: a program has their values as inputs. The names of
+    those that are external."""
+    made = {(id(each.module), each.name) for each in remade_by_hooks(model)}
+    external: list[str] = []
+    for path, module in model.named_modules():
+        for name, value in list(vars(module).items()):
+            if is_state(value) or (is_external(value) and (id(module), name) not in made):
+                module._buffers[name] = vars(module).pop(name)
+        own = [name for name, value in module._buffers.items() if is_external(value)]
+        external += [f"{path}.{name}" if path else name for name in own]
+    found: dict[int, Tensor] = {}
+    for states in _states(model):
+        for name, tensor in states.items():
+            if tensor is not None:
+                if id(tensor) not in found:
+                    found[id(tensor)] = stand_in(tensor)
+                states[name] = found[id(tensor)]
+    return frozenset(external)
+
+
+def _states(model: nn.Module) -> Iterator[dict[str, Any]]:
+    for module in model.modules():
+        yield module._parameters
+        yield module._buffers
