@@ -135,7 +135,7 @@ class _Step(nn.Module):
             for table in (module._parameters for module in model.modules())
             for name, x in table.items()
         ]
-        self.externals = tuple(watch.externals)
+        self.externals, self.discoveries = tuple(watch.externals), watch.discoveries
         self.external: frozenset[str] = frozenset()
         self.meet = watch.meet_real
         self.calls = CallMode()
@@ -159,7 +159,7 @@ class _Step(nn.Module):
         if self.calls.refused is not None:
             raise self.calls.refused
         found, self.out_spec = torch_private.tree_flatten(result)
-        if self.meet == self.watch.meet and len(self.watch.externals) == len(self.externals):
+        if self.meet == self.watch.meet and self.watch.discoveries == self.discoveries:
             check_paths(found)
         names = _names(found, result)
         roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
@@ -182,7 +182,7 @@ class _Step(nn.Module):
 
     def stand_in(self, make: Callable[[Tensor], Tensor]) -> None:
         """From now on there are stand-ins in the place of all that is no input."""
-        self.external = replace_states(self.model, make)
+        self.external = replace_states(self.model, make, self.watch.overwritten)
         for number, tensor in enumerate(self.externals):
             name = external_name(number)
             self.register_buffer(name, make(tensor))
@@ -268,9 +268,9 @@ def capture(
             )
     tied = tied_parameters(model)
     while True:
-        known = len(watch.externals)
+        known = watch.discoveries
         step, gm = _captured(model, leaves, spec, wanted, watch)
-        if len(watch.externals) == known:
+        if watch.discoveries == known:
             break
     check_constants(gm, model)
     assert step.out_spec is not None

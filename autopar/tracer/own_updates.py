@@ -1,4 +1,5 @@
-"""Which attributes a line of code reads only to update them: the counter of `self.calls += 1`."""
+"""What a line of code reads only to update it: the counter of `self.calls += 1`, of `CALLS += 1`
+with a global, or of `self.calls["forward"] += 1`."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from types import CodeType, FrameType
 
 
 def is_own_update(frame: FrameType, name: str) -> bool:
-    """Whether the line that `frame` is at reads attribute `name` to add a number to it, and for
-    nothing else."""
-    return frame.f_lineno in _updates(frame.f_code).get(name, ())
+    """Whether the line that `frame` is at reads attribute `name` to add a number to it, or to what
+    it holds, and for nothing else."""
+    return frame.f_lineno in own_updates(frame.f_code).get(name, ())
 
 
 @cache
-def _updates(code: CodeType) -> Mapping[str, frozenset[int]]:
-    """The lines where attributes are updated, by name."""
+def own_updates(code: CodeType) -> Mapping[str, frozenset[int]]:
+    """The lines where attributes and variables are updated, by name."""
     try:
         source = textwrap.dedent(inspect.getsource(code))
         tree = ast.parse(source)
@@ -39,22 +40,33 @@ def _updates(code: CodeType) -> Mapping[str, frozenset[int]]:
 
 
 def _updated(statement: ast.stmt) -> str:
-    """The attribute to which a statement adds a number; empty for any other."""
+    """The attribute or variable to which a statement adds a number; empty for any other."""
     match statement:
-        case ast.AugAssign(
-            target=ast.Attribute(attr=name), op=ast.Add() | ast.Sub(), value=ast.Constant()
-        ):
-            return name
+        case ast.AugAssign(target=target, op=ast.Add() | ast.Sub(), value=ast.Constant()):
+            return _name(target)
         case ast.Assign(
-            targets=[ast.Attribute(attr=name)],
+            targets=[ast.Attribute() | ast.Name() as target],
             value=ast.BinOp(
-                left=ast.Attribute(attr=read), op=ast.Add() | ast.Sub(), right=ast.Constant()
+                left=ast.Attribute() | ast.Name() as read,
+                op=ast.Add() | ast.Sub(),
+                right=ast.Constant(),
             ),
-        ) if name == read:
+        ) if _name(target) == _name(read):
+            return _name(target)
+        case _:
+            return ""
+
+
+def _name(target: ast.expr) -> str:
+    match target:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
+        case ast.Subscript(value=ast.Attribute() | ast.Name() as held, slice=ast.Constant()):
+            return _name(held)
         case _:
             return ""
 
 
 def _reads(statement: ast.stmt) -> set[str]:
-    return {x.attr for x in ast.walk(statement) if isinstance(x, ast.Attribute)}
+    names = (x for x in ast.walk(statement) if isinstance(x, ast.Attribute | ast.Name))
+    return set(map(_name, names))

@@ -18,9 +18,12 @@ from typing import Any
 from torch import nn
 
 from autopar.runtime.program.guards import Read
+from autopar.tracer.own_updates import own_updates
 
 _MODULE_CLASSES = frozenset(nn.Module.__mro__)
 _NONE = object()
+_PASSING = frozenset({"CACHE", "COPY"})
+"""Instructions that leave on the stack what an attribute is taken of."""
 
 
 @cache
@@ -81,36 +84,45 @@ class _Search:
         cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=True))
         installed = is_installed(code.co_filename)
         if not installed:
-            for name, attributes in _loads(code):
+            for name, attributes, is_updated in _loads(code):
                 if name in cells:
-                    self._cell(name, cells[name], value.__qualname__, attributes)
+                    self._cell(name, cells[name], value.__qualname__, attributes, is_updated)
                 elif name in value.__globals__:
                     where = f"{name} of {value.__module__}"
-                    self._entry(Read(value.__globals__, name, where), attributes)
+                    self._entry(Read(value.__globals__, name, where, is_updated), attributes)
             used = {name for each in _codes(code) for name in each.co_names}
         for cell in cells.values():
             # What a decorator wraps.
             used |= self.function(_content(cell))
         return used
 
-    def _cell(self, name: str, cell: CellType, function: str, attributes: set[str]) -> None:
+    def _cell(
+        self,
+        name: str,
+        cell: CellType,
+        function: str,
+        attributes: Mapping[str, bool],
+        is_updated: bool,
+    ) -> None:
         content = _content(cell)
         if name != "__class__" and content is not _NONE:
-            read = Read(cell, "cell_contents", f"{name}, which {function} closes over")
+            label = f"{name}, which {function} closes over"
+            read = Read(cell, "cell_contents", label, is_updated)
             self._value(read, content, attributes)
 
-    def _entry(self, read: Read, attributes: set[str]) -> None:
+    def _entry(self, read: Read, attributes: Mapping[str, bool]) -> None:
         table: Any = vars(read.owner) if isinstance(read.owner, type) else read.owner
         self._value(read, table[read.name], attributes)
 
-    def _value(self, read: Read, value: Any, attributes: set[str]) -> None:
+    def _value(self, read: Read, value: Any, attributes: Mapping[str, bool]) -> None:
         if isinstance(value, ModuleType | type):
             file = _file(value)
             if file is None or is_installed(file):
                 return
             owner: Any = value if isinstance(value, type) else vars(value)
-            for name in sorted(attributes & vars(value).keys()):
-                self._entry(Read(owner, name, f"{read.label.split(' of ')[0]}.{name}"), set())
+            for name in sorted(attributes.keys() & vars(value).keys()):
+                label = f"{read.label.split(' of ')[0]}.{name}"
+                self._entry(Read(owner, name, label, attributes[name]), {})
         if isinstance(value, ModuleType | nn.Module):
             return
         if isinstance(value, FunctionType):
@@ -120,7 +132,8 @@ class _Search:
         elif not isinstance(value, type):
             for name in sorted(attributes):
                 self.function(getattr(type(value), name, None))
-        self.found[id(read.owner), read.name] = read
+        known = self.found.get((id(read.owner), read.name), read)
+        self.found[id(read.owner), read.name] = read if known.is_updated else known
 
 
 def _content(cell: CellType) -> Any:
@@ -145,18 +158,23 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _loads(code: CodeType) -> Iterator[tuple[str, set[str]]]:
-    """The globals and free variables that code loads, each with the attributes it takes of them."""
-    found: dict[str, set[str]] = {}
+def _loads(code: CodeType) -> Iterator[tuple[str, Mapping[str, bool], bool]]:
+    """The globals and free variables that code loads, whether it only adds numbers to them, and the
+    same of the attributes that it takes of each."""
+    found: dict[str, dict[str, bool]] = {}
+    others: set[str] = set()
     for each in _codes(code):
-        name = ""
+        name, updates = "", own_updates(each)
         for instruction in dis.get_instructions(each):
+            line = instruction.positions.lineno if instruction.positions else None
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
                 name = instruction.argval
-                found.setdefault(name, set())
+                found.setdefault(name, {})
+                others |= set() if line in updates.get(name, ()) else {name}
             elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and name:
-                found[name].add(instruction.argval)
+                taken, known = instruction.argval, found[name]
+                known[taken] = known.get(taken, True) and line in updates.get(taken, ())
                 name = ""
-            elif instruction.opname != "CACHE":
+            elif instruction.opname not in _PASSING:
                 name = ""
-    yield from sorted(found.items())
+    yield from sorted((name, taken, name not in others) for name, taken in found.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -44,16 +44,24 @@ def meta_tensor(x: Tensor) -> Tensor:
     return like(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), x)
 
 
-def replace_states(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> frozenset[str]:
+def replace_states(
+    model: nn.Module,
+    stand_in: Callable[[Tensor], Tensor],
+    overwritten: Collection[tuple[int, str]] = (),
+) -> frozenset[str]:
     """Put stand-ins in the place of parameters and buffers, one for all names of a tensor. Tensors
     that are plain attributes become buffers: a program has their values as inputs. The names of
-    those that are external."""
+    those that are external: a gradient of what is `overwritten`, by module and name, is nothing."""
     made = {(id(each.module), each.name) for each in remade_by_hooks(model)}
+    made |= set(overwritten)
     external: list[str] = []
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
             if is_state(value) or (is_external(value) and (id(module), name) not in made):
                 module._buffers[name] = vars(module).pop(name)
+        for name, value in module._buffers.items():
+            if value is not None and is_external(value) and (id(module), name) in made:
+                module._buffers[name] = value.detach()
         own = [name for name, value in module._buffers.items() if is_external(value)]
         external += [f"{path}.{name}" if path else name for name in own]
     found: dict[int, Tensor] = {}

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import CellType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,12 +19,24 @@ from autopar.runtime.process.world import place_of_process
 from autopar.runtime.program.externals import is_external
 from autopar.runtime.program.frozen import frozen
 from autopar.runtime.program.guards import HOOKS, TABLES, Read, is_watchable
-from autopar.runtime.program.leavings import MISSING, LeftBehind, LeftTensor
+from autopar.runtime.program.leavings import MISSING, LeftBehind
 from autopar.tracer.draws import draws_noted
+from autopar.tracer.held_values import (
+    CONTAINERS,
+    PLAIN,
+    changed_numbers,
+    copy_of,
+    held_by,
+    holds_tensors,
+    is_array,
+    is_same,
+    named_stand_in,
+    refill,
+    restore,
+    settled_value,
+)
 from autopar.tracer.own_updates import is_own_update
 from autopar.tracer.reachable import reachable
-
-_CONTAINERS = (dict, OrderedDict, list, set)
 
 # The last three are asked for where there are hooks, as those are that label nodes.
 _INTERNAL = (frozenset(vars(nn.Module)) - {"training", "forward"}) | {
@@ -40,6 +49,9 @@ _SET_UP = {
     "_flat_weights", "_flat_weight_refs",
 }  # fmt: skip
 
+
+_SETS_BUFFER = nn.Module.register_buffer.__code__
+"""What looks whether there is an attribute already, where a buffer is set."""
 
 _OF_FACADE = frozenset({"_model", "_runner"})
 """What a compiled model has beside all that its model has."""
@@ -70,13 +82,18 @@ class Watch:
         self._owners = {id(m): (m, path or "the model") for m, path in self._paths.items()}
         self._found: dict[tuple[int, str], bool] = {}
         """What was read, and whether it was for more than to add a number to it."""
-        self._left: dict[tuple[int, str], LeftBehind] = {}
+        self._left: dict[tuple[int, Any], LeftBehind] = {}
+        self._added: set[tuple[int, Any]] = set()
+        """Where forward adds to numbers that it does not read otherwise."""
         self._first: dict[tuple[int, str], Any] = {}
         """What was found where a forward looked first."""
         self._around = reachable(model, leaves or [])
         self._effects: dict[str, str] = {}
         self.externals: list[Tensor] = []
         """The tensors of the script that were met, and are to be inputs."""
+        self.overwritten: set[tuple[int, str]] = set()
+        """Attributes and buffers with a gradient that forward sets before it reads them: what is
+        there when a call begins is of no use."""
         self._replaced: dict[tuple[nn.Module, str], None] = {}
         self._spared: dict[tuple[nn.Module, str], None] = {}
 
@@ -86,15 +103,16 @@ class Watch:
         inside: list[Read] = []
         for (identity, name), is_read in self._found.items():
             owner, called = self._owners[identity]
-            left = self._left.get((identity, name))
-            if is_read or left is None or not left.adds:
+            places = {(identity, name), (id(vars(owner)), name)}
+            if is_read or not places & self._added:
                 inside.append(Read(owner, name, _label(called, name)))
-        return (*inside, *self._around)
+        around = (x for x in self._around if (id(x.owner), x.name) not in self._added)
+        return (*inside, *around)
 
     @property
     def leavings(self) -> tuple[LeftBehind, ...]:
         """What forward leaves on modules that is to be there, or is not, after each call."""
-        return tuple(replace(x, value=_settled_value(x.value)) for x in self._left.values())
+        return tuple(replace(x, value=settled_value(x.value)) for x in self._left.values())
 
     def note(self, effect: str, remedy: str) -> None:
         """The forward has an `effect` that its program will not have."""
@@ -110,6 +128,11 @@ class Watch:
         if not tensor.is_meta:
             self.meet(tensor)
 
+    @property
+    def discoveries(self) -> int:
+        """How much was found that makes another trace."""
+        return len(self.externals) + len(self.overwritten)
+
     def spare_replaced(self) -> None:
         """Of buffers that forward replaces it reads copies from now on: where backward needs the
         old values, they are not to be changed in place."""
@@ -120,36 +143,86 @@ class Watch:
         """Around a call of the model, which is as before afterwards. A buffer that is replaced
         inside is changed in place, which a program can do."""
         modules = list(self._paths)
-        with untouched(modules) as before:
-            for module, name in self._spared:
-                module._buffers[name] = module.get_buffer(name).clone()
-            self._first.clear()
-            with _recorded(self._found, self._owners, self._first):
-                yield
-            for module, (attributes, copies) in zip(modules, before, strict=True):
-                for name in _changed(module, attributes, copies):
-                    called = _label(self._paths[module] or "the model", name)
-                    self._leaves(module, name, attributes.get(name, MISSING), called)
-                for name in self._settled(module, copies):
-                    called = _label(self._paths[module] or "the model", name)
-                    self.note(f"replaces {called}", _OUTSIDE)
+        kept = [(read, held_by(read), copy_of(held_by(read))) for read in self._around]
+        try:
+            with untouched(modules) as before:
+                for module, name in self._spared:
+                    module._buffers[name] = module.get_buffer(name).clone()
+                self._first.clear()
+                with _recorded(self._found, self._owners, self._first):
+                    yield
+                for module, was in zip(modules, before, strict=True):
+                    self._leaves_in(module, *was)
+                for each in kept:
+                    self._leaves_around(*each)
+        finally:
+            for read, value, copy in kept:
+                restore(read, value, copy)
 
-    def _leaves(self, module: nn.Module, name: str, was: Any, called: str) -> None:
-        """Attribute `name` of a module, which is `called` so, is not what it `was`."""
+    def _leaves_in(
+        self, module: nn.Module, attributes: dict[str, Any], copies: dict[str, Any]
+    ) -> None:
+        """A module had these attributes."""
+        path = self._paths[module] or "the model"
+        for name in _changed(module, attributes, copies):
+            was = attributes.get(name, MISSING)
+            self._leaves(module, name, was, copies, _label(path, name))
+        for name in self._settled(module, copies):
+            self.note(f"replaces {_label(path, name)}", _OUTSIDE)
+
+    def _leaves(
+        self, module: nn.Module, name: str, was: Any, copies: dict[str, Any], called: str
+    ) -> None:
+        """Attribute `name` of a module, which is `called` so, is not what it `was`, or has not the
+        items that its copy has."""
         table, key = vars(module), (id(module), name)
         now, first = table.get(name, MISSING), _before(module, name, was)
-        if type(now) is type(first) is int and not self._found.get(key, True):
-            self._left[key] = LeftBehind(table, name, now - first, adds=True, default=first)
-        elif type(now) in _PLAIN and (was is MISSING or type(was) in _PLAIN):
-            self._left[key] = LeftBehind(table, name, now)
+        is_updated = not self._found.get(key, True)
+        if type(now) in PLAIN and (was is MISSING or type(was) in PLAIN):
+            self._sets(table, name, first, now, adds=is_updated)
         elif isinstance(now, Tensor) and self._is_kept(module, name, was):
             self.note(f"keeps a tensor in {called}", _KEPT)
-        elif _holds_tensors(now):
-            stand_in, held = _stand_in(now, called), now if now is was else None
+        elif holds_tensors(now):
+            stand_in, held = named_stand_in(now, called), now if now is was else None
             self._left[key] = LeftBehind(table, name, stand_in, passes=True, held=held)
             self.note(f"leaves tensors in {called}", _RETURN)
-        else:
+        elif now is not was or not self._sets_inside(key, now, copies.get(name), adds=is_updated):
             self.note(f"sets {called}", _OUTSIDE)
+
+    def _sets(self, table: Any, name: Any, was: Any, now: Any, *, adds: bool) -> None:
+        """A number, a flag or a text is not what it `was`; it `adds` if a number is added to it."""
+        if adds and type(now) is type(was) is int:
+            self._left[id(table), name] = LeftBehind(table, name, now - was, True, default=was)
+            self._added.add((id(table), name))
+        else:
+            self._left[id(table), name] = LeftBehind(table, name, now)
+
+    def _sets_inside(self, key: tuple[int, Any], value: Any, copy: Any, *, adds: bool) -> bool:
+        """The same of those in a list or a table, which is at `key`; False if it has changed
+        otherwise."""
+        keys = changed_numbers(value, copy)
+        adds = adds and all(type(value[k]) is type(copy[k]) is int for k in keys or ())
+        for k in keys or ():
+            self._sets(value, k, copy[k], value[k], adds=adds)
+        if adds:
+            self._added.add(key)
+        return keys is not None
+
+    def _leaves_around(self, read: Read, was: Any, copy: Any) -> None:
+        """What is read outside of the model was this, and had these items."""
+        now, key = held_by(read), (id(read.owner), read.name)
+        if now is not was:
+            if type(now) in PLAIN and type(was) in PLAIN:
+                self._sets(read.owner, read.name, was, now, adds=read.is_updated)
+            else:
+                self.note(f"changes {read.label}", _OUTSIDE)
+        elif copy is not None and not is_same(now, copy):
+            if holds_tensors(now):
+                made = named_stand_in(now, read.label)
+                self._left[id(now), ""] = LeftBehind({}, "", made, passes=True, held=now)
+                self.note(f"leaves tensors in {read.label}", _RETURN)
+            elif not self._sets_inside(key, now, copy, adds=read.is_updated):
+                self.note(f"changes {read.label}", _OUTSIDE)
 
     def _is_kept(self, module: nn.Module, name: str, was: Any) -> bool:
         """Whether what the call before had left is read first, as a model does with what it keeps
@@ -168,8 +241,11 @@ class Watch:
                 alike = isinstance(old, Tensor) and isinstance(new, Tensor)
                 alike = alike and old.shape == new.shape and old.dtype == new.dtype
                 if is_external(old):
-                    called = _label(self._paths[module] or "the model", name)
-                    raise TraceError(_REPLACED.format(name=called))
+                    if self._first.get((id(module), name)) is old:
+                        called = _label(self._paths[module] or "the model", name)
+                        raise TraceError(_REPLACED.format(name=called))
+                    self.overwritten.add((id(module), name))
+                    continue
                 if table == "_buffers" and alike:
                     with torch.no_grad():
                         old.copy_(new)
@@ -180,25 +256,16 @@ class Watch:
 
     @contextmanager
     def around(self, strict: bool) -> Generator[None, None, None]:
-        """Around all of a trace: globals and random numbers are as before afterwards, and what the
-        forward did to them and to its modules is told."""
-        states = [frozen(_held(read), read.label) for read in self._around]
-        kept = [(read, _held(read), _copy(_held(read))) for read in self._around]
-        try:
-            with draws_noted() as draws:
-                yield
-                for effect in draws():
-                    self.note(effect, _WITH_TORCH)
-            for (read, value, copy), state in zip(kept, states, strict=True):
-                if copy is not None and _holds_tensors(value) and not _same(value, copy):
-                    made = _stand_in(value, read.label)
-                    self._left[id(value), ""] = LeftBehind({}, "", made, passes=True, held=value)
-                    self.note(f"leaves tensors in {read.label}", _RETURN)
-                elif frozen(_held(read), read.label) != state:
-                    self.note(f"changes {read.label}", _OUTSIDE)
-        finally:
-            for read, value, copy in kept:
-                _restore(read, value, copy)
+        """Around all of a trace: random numbers are as before afterwards, and what the forward did
+        to globals and to its modules, and is not done again after a call, is told."""
+        states = [frozen(held_by(read), read.label) for read in self._around]
+        with draws_noted() as draws:
+            yield
+            for effect in draws():
+                self.note(effect, _WITH_TORCH)
+        for read, state in zip(self._around, states, strict=True):
+            if frozen(held_by(read), read.label) != state:
+                self.note(f"changes {read.label}", _OUTSIDE)
         self._tell(strict)
 
     def _tell(self, strict: bool) -> None:
@@ -233,13 +300,19 @@ def _recorded(
             def noted(self: Any, name: str) -> Any:
                 if issubclass(type(self), Facade) and name not in _OF_FACADE:
                     self = inherited(self, "_model")  # which has all that it is asked for
-                known = owners.get(id(self))
+                known, frame = owners.get(id(self)), sys._getframe(1)
                 if known is None or known[0] is not self or name in _INTERNAL or name[:2] == "__":
+                    return inherited(self, name)
+                if frame.f_code is _SETS_BUFFER:
                     return inherited(self, name)
                 key = id(self), name
                 if not found.get(key, False):
-                    found[key] = not is_own_update(sys._getframe(1), name)
-                value = inherited(self, name)
+                    found[key] = not is_own_update(frame, name)
+                try:
+                    value = inherited(self, name)
+                except AttributeError:
+                    first.setdefault(key, vars(self).get("_buffers", {}).get(name, MISSING))
+                    raise
                 first.setdefault(key, value)
                 if is_watchable(value):
                     owners.setdefault(id(value), (value, _label(known[1], name)))
@@ -276,11 +349,11 @@ def untouched(modules: Iterable[nn.Module]) -> Generator[list[_Before], None, No
             vars(module).clear()
             vars(module).update(attributes)
             for name, copy in copies.items():
-                _refill(attributes[name], copy)
+                refill(attributes[name], copy)
 
 
 def _copies(module: nn.Module) -> dict[str, Any]:
-    return {k: x.copy() for k, x in vars(module).items() if type(x) in _CONTAINERS}
+    return {k: x.copy() for k, x in vars(module).items() if type(x) in CONTAINERS}
 
 
 def _changed(
@@ -291,8 +364,8 @@ def _changed(
         if name in _SET_UP or _is_recomputed(module, name):
             continue
         now, was = vars(module).get(name), attributes.get(name)
-        same = now is was or (type(now) is type(was) and not _held_tensors(now) and _same(now, was))
-        if not same or (name in copies and not _same(now, copies[name])):
+        same = now is was or (type(now) is type(was) and not is_array(now) and is_same(now, was))
+        if not same or (name in copies and not is_same(now, copies[name])):
             yield name
 
 
@@ -304,84 +377,3 @@ def _is_recomputed(module: nn.Module, name: str) -> bool:
 def _before(module: nn.Module, name: str, was: Any) -> Any:
     """What an attribute was, of the module or else of its class."""
     return getattr(type(module), name, MISSING) if was is MISSING else was
-
-
-_PLAIN = frozenset({bool, int, float, str, type(None)})
-
-
-def _holds_tensors(value: Any) -> bool:
-    """Whether a value is a tensor, or has some in lists, tuples or dicts."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_tensors, value))
-    return isinstance(value, Tensor)
-
-
-class _Was(NamedTuple):
-    """A tensor of the trace: nothing can be made there that stands for it."""
-
-    called: str
-
-
-def _stand_in(value: Any, called: str) -> Any:
-    """A value with its name in the place of each tensor."""
-    return _mapped(value, lambda x: _Was(called) if isinstance(x, Tensor) else x)
-
-
-def _settled_value(value: Any) -> Any:
-    return _mapped(value, lambda x: LeftTensor(x.called) if isinstance(x, _Was) else x)
-
-
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """A value, with what `function` makes of what is in its lists, tuples and dicts."""
-    if isinstance(value, Mapping):
-        return {key: _mapped(x, function) for key, x in value.items()}
-    if isinstance(value, list) or type(value) is tuple:
-        return type(value)(_mapped(x, function) for x in value)
-    return function(value)
-
-
-def _held_tensors(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray)
-
-
-def _same(now: Any, was: Any) -> bool:
-    """Whether two values are the same, or containers of the same items, or equal and plain."""
-    if type(now) is not type(was):
-        return False
-    if isinstance(now, dict):
-        return now.keys() == was.keys() and all(now[k] is was[k] for k in now)
-    if isinstance(now, list):
-        return len(now) == len(was) and all(a is b for a, b in zip(now, was, strict=True))
-    return bool(now == was) if isinstance(now, bool | int | float | str | set) else now is was
-
-
-def _held(read: Read) -> Any:
-    owner: Any = read.owner
-    if isinstance(owner, CellType):
-        return owner.cell_contents
-    return vars(owner)[read.name] if isinstance(owner, type) else owner[read.name]
-
-
-def _copy(value: Any) -> Any:
-    return value.copy() if type(value) in _CONTAINERS else None
-
-
-def _restore(read: Read, value: Any, copy: Any) -> None:
-    owner: Any = read.owner
-    if _held(read) is not value:
-        if isinstance(owner, CellType):
-            owner.cell_contents = value
-        elif isinstance(owner, type):
-            setattr(owner, read.name, value)
-        else:
-            owner[read.name] = value
-    if copy is not None:
-        _refill(value, copy)
-
-
-def _refill(held: Any, items: Any) -> None:
-    """Make a dict, list or set hold `items` again."""
-    held.clear()
-    held.extend(items) if isinstance(held, list) else held.update(items)

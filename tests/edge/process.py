@@ -24,8 +24,7 @@ from autopar.runtime.module.changes import know_changes
 from autopar.runtime.process.byte_messages import know_bytes
 from autopar.runtime.process.part_tensors import know, know_numbers
 from tests.edge.calls import Meshes, difference, outcome
-from tests.edge.samples import Case, cases
-from tests.edge.torch_private import database
+from tests.edge.samples import Case, cases, tried_ops
 
 STATES = ("exact", "refused", "crash", "other", "hang")
 """What may come of a case, the best first: a crash is an error that autopar did not say."""
@@ -77,7 +76,7 @@ def run(numbers: range, most: int | None, path: Path) -> None:
     """Try those ops, and write what comes of it."""
     meshes = meshes_of_world()
     after = dist.new_group(backend="gloo", timeout=timedelta(seconds=1.5 * TIMEOUT_S))
-    ops = database()
+    ops = tried_ops()
     with path.open("a", encoding="utf-8") as log:
         for index in numbers:
             for case in cases(ops[index], most):

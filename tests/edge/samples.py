@@ -1,4 +1,5 @@
-"""What is tried on tensors in shards: torch's op database, a case for each sample and place.
+"""What is tried on tensors in shards: torch's op database, and what scripts do beside ops, a case
+for each sample and place.
 
 A *place* is an argument of an op that is a tensor, or a list of them. In a case the tensors of one
 place are in shards, and the others plain, or those of all places are.
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.torch_private import TreeSpec, flatten, flatten_with_paths
-from tests.edge.torch_private import full_name
+from tests.edge.methods import methods
+from tests.edge.torch_private import database, full_name
 
 DTYPES = (torch.float64, torch.int64, torch.bool, torch.complex128)
 """Of those that an op takes, its samples are of the first."""
@@ -30,6 +32,11 @@ ALL = "all"
 _ALL_WAYS = 3
 """So many samples of an op are tried with each kind, cut by each of their dims; the others with one
 kind after the other, by one dim."""
+
+
+def tried_ops() -> list[Any]:
+    """The ops of the database, then what is none of them, each in order of names."""
+    return [*database(), *methods()]
 
 
 @dataclass(frozen=True, slots=True)

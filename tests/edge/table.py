@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.edge.process import STATES, STOPPED
-from tests.edge.torch_private import database
+from tests.edge.samples import tried_ops
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("edge_table.txt")
@@ -166,7 +166,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="ops whose names begin so, and write nothing")
     parser.add_argument("--worlds", default="2,3")
     given: Any = parser.parse_args()
-    names = [op.name for op in database()]
+    names = [op.name for op in tried_ops()]
     chosen = [k for k, name in enumerate(names) if name.startswith(given.only)]
     rows: Rows = {}
     for world in map(int, given.worlds.split(",")):

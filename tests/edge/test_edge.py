@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.edge.process import STATES
-from tests.edge.samples import KINDS, cases
+from tests.edge.samples import KINDS, cases, tried_ops
 from tests.edge.table import (
     FEW,
     FILE,
@@ -25,7 +25,7 @@ from tests.edge.table import (
     totals,
     tried,
 )
-from tests.edge.torch_private import database, full_name
+from tests.edge.torch_private import full_name
 
 PARTS = 24
 AT_LEAST = 0.95
@@ -55,7 +55,7 @@ def check(rows: Rows, numbers: range) -> None:
         if STATES.index(row.state) > STATES.index(known.get(key, "exact"))
     }
     assert not worse
-    ops = database()
+    ops = tried_ops()
     places = {(each.op, each.place) for number in numbers for each in cases(ops[number], FEW)}
     assert rows.keys() == places
 
@@ -63,7 +63,7 @@ def check(rows: Rows, numbers: range) -> None:
 @processes
 @pytest.mark.timeout(300)
 def test_a_part_is_as_the_table_has_it() -> None:
-    numbers = range(part_of_the_day(), len(database()), PARTS)
+    numbers = range(part_of_the_day(), len(tried_ops()), PARTS)
     check(tried(2, numbers, FEW), numbers)
 
 
@@ -73,7 +73,7 @@ def test_a_part_is_as_the_table_has_it() -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_is_as_the_table_has_it(world: int, part: int) -> None:
     # Three processes take twice as long as two: they try a few samples of each op.
-    numbers = range(part, len(database()), PARTS)
+    numbers = range(part, len(tried_ops()), PARTS)
     check(tried(world, numbers, None if world == 2 else FEW), numbers)
 
 
@@ -87,7 +87,7 @@ def test_nothing_is_other_and_nearly_all_is_exact() -> None:
 
 
 def test_what_scripts_use_most_is_exact_in_all_places() -> None:
-    names, there = common(), {full_name(op) for op in database()}
+    names, there = common(), {full_name(op) for op in tried_ops()}
     assert len(set(names)) >= 150 and set(names) <= there
     assert not {op for op, _ in recorded()} & set(names)
 
@@ -112,7 +112,7 @@ def test_a_row_is_the_worst_of_its_cases() -> None:
 
 
 def test_every_kind_is_tried_in_every_place() -> None:
-    op = next(op for op in database() if full_name(op) == "addmm")
+    op = next(op for op in tried_ops() if full_name(op) == "addmm")
     found = list(cases(op, 1))
     assert {case.place for case in found} == {"0", "1", "2", "all"}
     assert {case.kind for case in found} == set(KINDS)

@@ -124,8 +124,8 @@ def without_last(patch: Patch, kind: type) -> None:
     """Of the outputs of the joint graph that `kind` describes, the last is not returned."""
     original = normalize.keep_known_outputs
 
-    def kept(gm: fx.GraphModule) -> fx.GraphModule:
-        pairs = list(zip(*outputs_of(original(gm)), strict=True))
+    def kept(gm: fx.GraphModule, external: frozenset[str]) -> fx.GraphModule:
+        pairs = list(zip(*outputs_of(original(gm, external)), strict=True))
         last = max(k for k, (_, desc) in enumerate(pairs) if isinstance(desc, kind))
         set_outputs(gm, pairs[:last] + pairs[last + 1 :])
         return gm

@@ -293,7 +293,7 @@ COUNT = {"n": 0}
 
 
 def count(_: Acts) -> None:
-    COUNT["n"] += 1
+    COUNT["of another name"] = 1
 
 
 EFFECTS: dict[str, tuple[Callable[[Acts], object], str]] = {

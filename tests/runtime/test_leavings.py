@@ -17,6 +17,7 @@ from autopar.errors import AutoparError, SideEffectWarning
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 OUTSIDE: dict[str, Tensor] = {}
+CALLS, TURN, IN_A_DICT, COUNTED = 0, 0, {"turn": 0}, {"calls": 0}
 
 
 class Counts(nn.Module):
@@ -97,6 +98,92 @@ def test_a_backward_through_an_output_is_that_of_the_call_before_a_counter_went_
                 torch.testing.assert_close(ours.grad, theirs.grad)
     with pytest.raises(AutoparError, match="is a tensor that forward left there"):
         model.left.sum()
+
+
+class CountsAround(nn.Module):
+    """The same, with counters that are no attributes: those that choose, or only count."""
+
+    of_all = 0
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.where, self.listed, self.named = where, [0, 7], {"calls": 0}
+        turn = 0
+
+        def closed_over() -> int:
+            nonlocal turn
+            turn += 1
+            return turn
+
+        self.closed_over = closed_over
+
+    def forward(self, x: Tensor) -> Tensor:
+        global CALLS, TURN
+        CALLS += 1
+        COUNTED["calls"] += 2
+        CountsAround.of_all += 1
+        self.named["calls"] += 1
+        match self.where:
+            case "a global":
+                TURN = TURN + 1
+                turn = TURN
+            case "a dict":
+                IN_A_DICT["turn"] = (IN_A_DICT["turn"] + 1) % 2
+                turn = IN_A_DICT["turn"]
+            case "a list":
+                self.listed[0] = 1 - self.listed[0]
+                turn = self.listed[0]
+            case _:
+                turn = self.closed_over()
+        return self.layers[turn % 2](x).square().mean()
+
+
+def around(model: Any) -> tuple[Any, ...]:
+    """All counters, as they are; they begin anew."""
+    global CALLS, TURN
+    of_model = model.listed, dict(model.named)
+    found = CALLS, TURN, dict(IN_A_DICT), dict(COUNTED), CountsAround.of_all, of_model
+    CALLS = TURN = CountsAround.of_all = IN_A_DICT["turn"] = COUNTED["calls"] = 0
+    return found
+
+
+@pytest.mark.filterwarnings("error::autopar.errors.SideEffectWarning")
+@pytest.mark.parametrize("where", ["a global", "a dict", "a list", "a closure"])
+def test_counters_around_the_model_are_those_of_eager(where: str) -> None:
+    plain, model = CountsAround(where), autopar.compile(CountsAround(where), strict=True)
+    around(plain)
+    expected = [plain(X) for _ in range(5)]
+    counted = around(plain)
+    for wanted in expected:
+        torch.testing.assert_close(model(X), wanted)
+    assert around(model) == counted
+    # Where a number is not bound, each of its values is one.
+    assert len(model.plans) == (2 if where in ("a dict", "a list") else 5)
+
+
+def test_counters_are_those_of_one_call_however_often_a_model_is_traced() -> None:
+    """Blocks that repeat are recorded before, and what a trace finds may make another one."""
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+            self.scale: Any = [torch.ones(4, requires_grad=True)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            COUNTED["calls"] += 1
+            for block in self.blocks:
+                x = block(x) * self.scale[0]
+            return x.sum()
+
+    around(CountsAround(""))
+    model = autopar.compile(Blocks())
+    model(X).backward()
+    assert COUNTED["calls"] == 1
+    model(X).backward()
+    assert COUNTED["calls"] == 2 and len(model.plans) == 1
 
 
 class OnlyCounts(nn.Module):

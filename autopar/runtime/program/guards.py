@@ -41,11 +41,12 @@ _LOOKED_INTO = (
 class Read:
     """Something that a trace read: attribute `name` of a module or of an object that one holds, or
     an entry of the globals of a file, of a class, or of a function's closure. `label` is what to
-    call it."""
+    call it. One that `is_updated` is read to add a number to it, and for nothing else."""
 
     owner: Any
     name: str
     label: str
+    is_updated: bool = False
 
 
 class Guard:
@@ -111,14 +112,21 @@ class _Looking(Freezer):
         self._empty: dict[int, Any] = {}
         self._classes: dict[type, Any] = {}
         self._terms: dict[str, None] = {}
+        self._sizes: dict[int, tuple[Any, int]] = {}
         self._ties: dict[int, int] = {}
         self._term(f"default_dtype() is {self._name(torch.get_default_dtype())}")
 
     def written(self) -> Callable[[], bool]:
         """The function that the terms make."""
-        # One call for all that is empty, most of it hooks, is the quickest.
+        # One call is the quickest for all that is empty, most of it hooks, and for all sizes.
         self._term(f"not any({self._name(tuple(self._empty.values()))})")
-        source = "def check():\n    return (" + "\n        and ".join(self._terms) + ")\n"
+        held, sizes = (
+            map(list, zip(*self._sizes.values(), strict=True)) if self._sizes else ([], [])
+        )
+        terms = [f"[*map(len, {self._name(held)})] == {self._name(sizes)}", *self._terms]
+        # Its own variables are found sooner than those of a module.
+        known = ", ".join(f"{name}={name}" for name in self._names)
+        source = f"def check({known}):\n    return (" + "\n        and ".join(terms) + ")\n"
         exec(compile(source, "<guard>", "exec"), self._names)
         return self._names["check"]
 
@@ -145,7 +153,7 @@ class _Looking(Freezer):
     def _attribute(self, module: nn.Module, name: str, label: str) -> Hashable:
         table = vars(module)
         # An attribute of an object hides that of its class.
-        self._term(f"len({self._name(table)}) == {len(table)}")
+        self._size(table)
         if name in HOOKS:
             self.container(table[name], list(table[name].items()))
             return tuple(Same(hook) for hook in table[name].values())
@@ -225,7 +233,7 @@ class _Looking(Freezer):
             return
         by_key = hasattr(held, "__getitem__")
         if by_key:
-            self._term(f"len({self._name(held)}) == {len(pairs)}")
+            self._size(held)
         for key, value in pairs:
             if by_key:
                 self._is(held, key, value)
@@ -249,6 +257,10 @@ class _Looking(Freezer):
     def _is(self, table: Any, key: Any, value: Any) -> None:
         written = repr(key) if type(key) in (str, int) else self._name(key)
         self._term(f"{self._name(table)}[{written}] is {self._name(value)}")
+
+    def _size(self, held: Any) -> None:
+        """It has as many items as now."""
+        self._sizes[id(held)] = held, len(held)
 
     def _term(self, term: str) -> None:
         self._terms[term] = None

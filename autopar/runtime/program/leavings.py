@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CellType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -30,15 +31,36 @@ _LEFT = (
 )
 
 
+def found_at(table: Any, name: Any) -> Any:
+    """What is at `name` of a dict, a list, a class or a cell ("cell_contents"); or `MISSING`."""
+    try:
+        if isinstance(table, CellType):
+            return table.cell_contents
+        return vars(table)[name] if isinstance(table, type) else table[name]
+    except (KeyError, IndexError, ValueError):
+        return MISSING
+
+
+def put_at(table: Any, name: Any, value: Any) -> None:
+    """Have `value` there; nothing for `MISSING`."""
+    if value is MISSING:
+        table.pop(name, None)
+    elif isinstance(table, type | CellType):
+        setattr(table, name, value)
+    else:
+        table[name] = value
+
+
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """Attribute `name` of the module whose `vars` are `table`, that forward changes. `value` is
+    """What is at `name` of `table`, the `vars` of a module, a list, or where else a forward finds
+    numbers (`found_at`), that it changes. `value` is
     what it is from then on, with a `LeftTensor` for each tensor. `adds` says that it is to be added
     to what is there, or else to `default`; `passes` that in a call there is what was before. If it
     is the list or dict `held` that is changed, it stays the one it is."""
 
-    table: dict[str, Any]
-    name: str
+    table: Any
+    name: Any
     value: Any
     adds: bool = False
     passes: bool = False
@@ -49,17 +71,15 @@ class LeftBehind:
         """What is there now."""
         if self.held is not None:
             return self.held.copy()
-        return self.table.get(self.name, MISSING)
+        return found_at(self.table, self.name)
 
     def put(self, value: Any) -> None:
         """Have this there."""
         if self.held is not None:
             self.held.clear()
             self.held.extend(value) if isinstance(self.held, list) else self.held.update(value)
-        elif value is MISSING:
-            self.table.pop(self.name, None)
         else:
-            self.table[self.name] = value
+            put_at(self.table, self.name, value)
 
     def is_there(self) -> bool:
         """Whether `value` is what is there, and the script has put nothing in its place."""
@@ -145,7 +165,8 @@ class Leavings:
         """A call is over that left these."""
         for leaving in leavings:
             if not leaving.passes:
-                before = leaving.table.get(leaving.name, leaving.default)
+                there = found_at(leaving.table, leaving.name) if leaving.adds else None
+                before = leaving.default if there is MISSING else there
                 leaving.put(before + leaving.value if leaving.adds else leaving.value)
         _left[self] = [(leaving, None) for leaving in leavings if leaving.passes]
         for passing in _left.values():
