@@ -257,13 +257,14 @@ def take_over_copies(concerns: Callable[[DTensor], bool]) -> None:
     owner.__deepcopy__ = copied
 
 
-def take_over_wholes(whole: Callable[[Callable[[], Tensor], DTensor], Tensor]) -> None:
-    """From now on `dtensor.full_tensor()` is `whole` of what torch would make, and the DTensor."""
+def take_over_wholes(whole: Callable[[Callable[[DTensor], Tensor], DTensor], Tensor]) -> None:
+    """From now on `dtensor.full_tensor()` is `whole` of how torch would make it, and the
+    DTensor."""
     plain = DTensor.full_tensor
 
     @wraps(plain)
     def full_tensor(self: DTensor, *args: Any, **kwargs: Any) -> Tensor:
-        return whole(lambda: plain(self, *args, **kwargs), self)
+        return whole(lambda x: plain(x, *args, **kwargs), self)
 
     owner: Any = DTensor
     owner.full_tensor = full_tensor
@@ -278,10 +279,14 @@ def take_over_readings(whole: Callable[[DTensor], Tensor | None]) -> None:
         setattr(owner, name, _reading(getattr(DTensor, name), name, whole))
 
 
-def take_over_pickling(whole: Callable[[DTensor], Tensor | None]) -> None:
+def take_over_pickling(
+    whole: Callable[[DTensor], Tensor | None],
+    storage_of: Callable[[Tensor, DTensor], torch.UntypedStorage],
+) -> None:
     """From now on `whole(dtensor)`, a plain tensor, is what is pickled of a DTensor, unless that is
-    None. Who asks which tensors share memory, before they are saved, is told of their pieces: a
-    DTensor has no storage itself.
+    None. Who asks which tensors share memory, before they are saved, is told by `storage_of` of
+    their pieces, and those are what processes share: a DTensor has no storage itself, and torch
+    ends where it looks for it.
 
     The process of `dcp.async_save` gets DTensors: it writes this rank's pieces of them, with those
     of the other ranks. A thread sends them there while the script trains on."""
@@ -301,9 +306,16 @@ def take_over_pickling(whole: Callable[[DTensor], Tensor | None]) -> None:
 
     owner: Any = DTensor
     owner.__reduce_ex__ = _reading(DTensor.__reduce_ex__, "__reduce_ex__", pickled)
-    owner.untyped_storage = lambda self: piece_of(self).untyped_storage()
+    owner.untyped_storage = lambda self: storage_of(piece_of(self), self)
+    owner.share_memory_ = _shared
+    owner.is_shared = lambda self: piece_of(self).is_shared()
     checkpoints: Any = _AsyncCheckpointProcess
     checkpoints._send = send_pieces
+
+
+def _shared(x: DTensor) -> DTensor:
+    piece_of(x).share_memory_()
+    return x
 
 
 def _reading(plain: Any, name: str, whole: Callable[[DTensor], Tensor | None]) -> Any:

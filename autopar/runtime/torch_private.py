@@ -23,6 +23,7 @@ from torch._C._functorch import is_legacy_batchedtensor, maybe_current_level
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.node import map_arg
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +39,7 @@ from torch.utils._pytree import (
 __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
+    "assigned_by",
     "backend_of_two",
     "batched",
     "compose",
@@ -51,7 +53,9 @@ __all__ = [
     "in_backward",
     "inductor",
     "is_batched",
+    "is_below_autograd",
     "is_forward_mode",
+    "is_traced",
     "is_transforming",
     "keeps_graph",
     "limit_waiting",
@@ -186,6 +190,23 @@ def is_transforming() -> bool:
 def is_forward_mode() -> bool:
     """Whether derivatives may be on their way forward: inside of a `dual_level`."""
     return forward_ad._current_level >= 0
+
+
+def is_traced() -> bool:
+    """Whether `make_fx` writes down what is computed."""
+    return get_proxy_mode() is not None
+
+
+def assigned_by(kind: type[Tensor], assign: Callable[[Any, Tensor], None]) -> None:
+    """From now on `x.data = value` is `assign(x, value)` for a class of tensors."""
+    data: Any = vars(torch._C.TensorBase)["data"]
+    owner: Any = kind
+    owner.data = property(data.__get__, assign)
+
+
+def is_below_autograd() -> bool:
+    """Whether an op is being computed, whose derivatives autograd has seen to."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutogradFunctionality)
 
 
 def keeps_graph() -> bool:

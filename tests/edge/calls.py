@@ -138,6 +138,8 @@ def _told(a: Any, b: Any, has_values: bool, name: str) -> str:
         if isinstance(b, Tensor) and a is None and not b.numel():
             return ""  # eager has no gradient of nothing
         same = type(a) is type(b) and (a == b or (a != a and b != b))
+        if isinstance(a, float | complex) and type(a) is type(b):
+            same = same or abs(a - b) <= ABSOLUTE + RELATIVE * abs(a)
         return "" if same else f"{name} is {b} for {a}"
     if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
         return f"{name} is {b.dtype}{list(b.shape)} for {a.dtype}{list(a.shape)}"

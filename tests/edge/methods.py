@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, functional
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 
@@ -178,6 +179,7 @@ _METHODS: dict[str, Callable[[Tensor], Any]] = {
     "autograd.functional.jacobian": lambda x: functional.jacobian(_rows, x),
     "autograd.functional.hessian": lambda x: functional.hessian(_energy, x),
     "autograd.functional.vhp": lambda x: functional.vhp(_energy, x, _tangent(x)),
+    "fx.make_fx": lambda x: make_fx(_rows)(x)(x),
     "autograd.Function": lambda x: _Cube.apply(x),
     "autograd.saved_tensors_hooks": _packed,
     "autograd.checkpoint": lambda x: checkpoint(_rows, x, use_reentrant=False),
@@ -227,7 +229,7 @@ _METHODS: dict[str, Callable[[Tensor], Any]] = {
     "made.asarray": lambda x: torch.asarray(x.detach()) * 2,
     "made.stack of rows": lambda x: torch.stack(list(x)),
     # storage
-    "storage.nbytes": lambda x: x.untyped_storage().nbytes(),
+    "storage.nbytes": lambda x: x.detach().clone().untyped_storage().nbytes(),
     "storage.tolist": lambda x: x.detach().clone().untyped_storage().tolist(),
     "storage.typed": lambda x: x.detach().clone().storage().tolist(),
     "storage.same": lambda x: x.untyped_storage().data_ptr() == x.untyped_storage().data_ptr(),

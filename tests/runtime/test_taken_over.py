@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from autopar.errors import AutoparError
 from autopar.runtime import dtensor_private, torch_private
+from autopar.runtime.process import spots
 from autopar.runtime.process.composites import know_composites
+from autopar.runtime.program.reads_whole import storage_of_piece
 
 
 def test_what_dtensor_knows_is_told() -> None:
@@ -53,3 +62,76 @@ def test_ops_that_are_composed_anew_give_what_they_gave() -> None:
         numbers = at.tolist()
         pairs = zip(x.tensor_split(at, 1), x.tensor_split(numbers, 1), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_gradients_of_a_batch_are_taken_apart_and_together() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            assert torch_private.is_batched(grad)
+            rows = torch_private.unbatched(grad)
+            seen.append(tuple(rows.shape))
+            return torch_private.batched(rows * 2)
+
+    x = torch.ones(3, requires_grad=True)
+    directions = torch.arange(6.0).reshape(2, 3)
+    (found,) = torch.autograd.grad(Twice.apply(x), x, directions, is_grads_batched=True)
+    assert seen == [(2, 3)] and torch.equal(found, directions * 2)
+    assert not torch_private.is_batched(x)
+
+
+def test_transforms_and_derivatives_forward_are_known() -> None:
+    seen: list[bool] = []
+
+    def noted(x: Tensor) -> Tensor:
+        seen.append(torch_private.is_transforming())
+        return x.sum()
+
+    torch.func.grad(noted)(torch.ones(2))
+    assert seen == [True] and not torch_private.is_transforming()
+    assert not torch_private.is_forward_mode()
+    with forward_ad.dual_level():
+        assert torch_private.is_forward_mode()
+    assert not torch_private.is_traced()
+    make_fx(lambda x: seen.append(torch_private.is_traced()) or x * 2)(torch.ones(2))
+    assert seen == [True, True]
+
+
+def test_what_is_below_autograd_is_known() -> None:
+    seen: list[bool] = []
+
+    class Looks(torch_private.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(torch_private.is_below_autograd())
+            return func(*args, **(kwargs or {}))
+
+    with Looks():
+        torch.ones(2, requires_grad=True).mul(2)
+    assert all(seen) and seen and not torch_private.is_below_autograd()
+
+
+def test_data_is_assigned_as_a_class_has_it() -> None:
+    class Mine(Tensor):
+        pass
+
+    given: list[Tensor] = []
+    torch_private.assigned_by(Mine, lambda _, value: given.append(value))
+    x = torch.ones(2).as_subclass(Mine)
+    x.data = torch.zeros(2)
+    assert len(given) == 1 and x.data.tolist() == [1, 1]
+
+
+def test_a_storage_is_a_librarys_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AutoparError, match=r"no storage of the whole tensor: read x\.full_tensor"):
+        storage_of_piece(torch.ones(2), in_shards=True)
+    assert storage_of_piece(torch.ones(2), in_shards=False).nbytes() == 8
+    monkeypatch.setattr(spots, "_STORAGES", spots._STORAGES | {__file__})
+    storage_of_piece(torch.ones(2), in_shards=True)  # called by pytest, which is installed

@@ -27,10 +27,12 @@ _WholeOf = Callable[[DTensor], Tensor | None]
 """All of a DTensor, plain; None of one that is not the concern of autopar."""
 
 
-def write_whole(whole: _WholeOf) -> None:
+def write_whole(
+    whole: _WholeOf, storage_of: Callable[[Tensor, DTensor], torch.UntypedStorage]
+) -> None:
     """From now on DTensors are `whole` in files, and those that `torch.save` writes to a path take
-    the place of another when they are complete."""
-    take_over_pickling(whole)
+    the place of another when they are complete. `storage_of` a piece is that of a DTensor."""
+    take_over_pickling(whole, storage_of)
     torch.save = in_one_piece(torch.save)
     try:
         from safetensors import torch as library

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -81,9 +82,15 @@ from autopar.runtime.process.proven import (
     is_proven,
     takes_replicated,
 )
+from autopar.runtime.program.reads_whole import check_derivatives_of
 from autopar.runtime.program.sharded import view_of_whole, whole_of
 from autopar.runtime.program.sharded_ops import shares_memory
-from autopar.runtime.torch_private import flatten, map_tensors
+from autopar.runtime.torch_private import (
+    flatten,
+    is_below_autograd,
+    is_forward_mode,
+    map_tensors,
+)
 
 aten = torch.ops.aten
 
@@ -91,6 +98,11 @@ _ROWS = (
     "{op} would compute a loss from parameters and a plain tensor outside of a compiled model "
     "whose ranks are handed rows of their own, and each would have a gradient of its rows: compute "
     'it in the forward of the model, or hand every rank the whole batch (inputs="global")'
+)
+
+_FORWARD = (
+    "{op} of a tensor in shards is no view of them, as derivatives in forward mode need it: take "
+    "those of x.full_tensor()"
 )
 
 _ops: set[str] = set()
@@ -111,12 +123,20 @@ def know_changes(meshes: Iterable[DeviceMesh]) -> None:
     add_meshes(meshes)
 
 
-def _whole(make: Callable[[], Tensor], x: DTensor) -> Tensor:
-    """All of a DTensor."""
+def _whole(make: Callable[[DTensor], Tensor], x: DTensor) -> Tensor:
+    """All of a DTensor, with its derivative in forward mode."""
+    if is_forward_mode():
+        if is_below_autograd():
+            # Ops compute with the value alone, and of the derivative apart from it.
+            x = dtensor_like(piece_of(x), x)
+        else:
+            value, derivative = forward_ad.unpack_dual(x)
+            if isinstance(derivative, DTensor) and isinstance(value, DTensor):
+                return forward_ad.make_dual(_whole(make, value), _whole(make, derivative))
     if not is_ours(x) or not is_in_shards(x):
-        return make()
+        return make(x)
     with jointly("a read", [x]) as joint:
-        return make() if joint else whole_alone(x)
+        return make(x) if joint else whole_alone(x)
 
 
 def _handler_of(op: Any) -> Handler | None:
@@ -134,6 +154,8 @@ def _handler_of(op: Any) -> Handler | None:
         return on_all_ranks(computed_into)
     if op in _MADE_ANEW:
         return _made_anew
+    if op is aten.is_set_to.default:
+        return _is_set_to
     return _viewed if is_view(op) else _computed
 
 
@@ -152,6 +174,15 @@ def _detached(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any]
     return args[0]
 
 
+def _is_set_to(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> bool:
+    """Two DTensors are the same memory if their pieces are, and are of the same whole."""
+    a, b = args
+    if not (isinstance(a, DTensor) and isinstance(b, DTensor)):
+        return False
+    is_alike = (a.device_mesh, a.placements, a.shape) == (b.device_mesh, b.placements, b.shape)
+    return is_alike and piece_of(a).is_set_to(piece_of(b))
+
+
 def _made_anew(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A tensor made like another one is in shards as that is, if it has its shape (what is staged
     for `dcp.async_save` is made so), and plain if it has a shape of its own."""
@@ -164,6 +195,7 @@ def _made_anew(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[s
 def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What an op makes that changes nothing. What torch makes of DTensors of which this rank has
     nothing is not to be relied on but where each element is by itself."""
+    check_derivatives_of(op)
     if is_by_element(op) and is_simple(args, kwargs):
         made = added_up(plain(*args, **kwargs))
         note(made, op, args, kwargs, view=False, is_here=not is_in_shards(made))
@@ -222,9 +254,16 @@ def _needs_gradient(x: Any) -> bool:
 def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A view, through which one may write where autograd has nothing against it."""
     source = args[0]
+    if is_ours(source) and op in _OF_DUALS:
+        return dtensor_like(piece_of(source), source)
     if is_ours(source) and op in _FLAGS:
         # A flag of a view is not sent with it.
         return dtensor_like(op(piece_of(source)).resolve_conj().resolve_neg(), source)
+    if is_ours(source) and not is_stored(source) and op not in _VIEWS_OF_SHARDS:
+        # Of strided shards, as flatten() makes some, DTensor has but few views.
+        with suppress(*_NO_SUCH_VIEW):
+            return plain(*args, **kwargs)
+        return _computed(plain, op, args, kwargs)
     if not is_stored(source) or op in _VIEWS_OF_SHARDS or not is_in_shards(source):
         made = _view_of_shards(plain, op, args, kwargs)
     else:
@@ -247,7 +286,7 @@ def _view_of_shards(
         return plain(*args, **kwargs)
     mesh, made = source.device_mesh, None
     if source.numel() and not is_of_some_ranks(mesh):
-        with suppress(RuntimeError):  # DTensor has no such view of shards
+        with suppress(*_NO_SUCH_VIEW):
             made = plain(*args, **kwargs)
     if is_fixed(source):
         if made is not None:
@@ -257,6 +296,8 @@ def _view_of_shards(
     piece, views = piece_of(source), flatten(made)[0]
     if made is not None and all(is_stored(x) and shares_memory(piece_of(x), piece) for x in views):
         return made
+    if is_forward_mode():
+        raise AutoparError(_FORWARD.format(op=op))
     return view_of_whole(op, args, kwargs)
 
 
@@ -264,6 +305,12 @@ def is_fixed(source: Tensor) -> bool:
     """Whether autograd has something against writing to it, or to its views."""
     return torch.is_grad_enabled() and source.requires_grad and source.is_leaf
 
+
+_NO_SUCH_VIEW = RuntimeError, AssertionError
+"""What DTensor raises where it has no such view of shards."""
+
+_OF_DUALS = frozenset({aten._fw_primal.default, aten._make_dual.default})
+"""What takes a value and its derivative apart, or together: below autograd both are the value."""
 
 _FLAGS = frozenset({aten._conj.default, aten._neg_view.default})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,13 @@ _SENDS = re.compile(r"(\w+)\b[^=]*= .*_c10d_functional\.(\w+?)_?\.default\(")
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[2])
 _PYTHON = sysconfig.get_paths()["stdlib"]
+_STORAGES = frozenset(
+    {
+        f"{_TORCH}/_tensor.py", f"{_TORCH}/storage.py", f"{_OURS}/runtime/dtensor_private.py",
+        f"{_OURS}/runtime/module/readings.py", f"{_OURS}/runtime/program/reads_whole.py",
+    }
+)  # fmt: skip
+"""Where one kind of storage is made of another."""
 _WRAPPERS = frozenset({"wrapper", "__call__"})
 
 
@@ -39,6 +47,16 @@ def is_of_script(code: CodeType) -> bool:
     """Whether code is the user's."""
     name = code.co_filename
     return not (name.startswith(("<", _TORCH, _OURS)) or _is_python(name))
+
+
+def is_read_by_script() -> bool:
+    """Whether the user's code calls who asks, and no library, or torch itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _STORAGES:
+        frame = frame.f_back
+    name = "" if frame is None else frame.f_code.co_filename
+    ends = name.startswith((_TORCH, _OURS, "<frozen")) or _is_python(name)
+    return bool(name) and not ends and "site-packages" not in name
 
 
 def _is_python(name: str) -> bool:

@@ -34,6 +34,7 @@ from autopar.runtime.process.alone import jointly, know_output, whole_alone
 from autopar.runtime.process.origins import note
 from autopar.runtime.process.part_tensors import is_of_some_ranks, of_rank_0
 from autopar.runtime.process.proven import for_shards, is_proven
+from autopar.runtime.program.reads_whole import ReadsWhole, check_derivatives_of
 from autopar.runtime.program.sharded_ops import (
     NOWHERE,
     RESIZED,
@@ -45,9 +46,11 @@ from autopar.runtime.program.sharded_ops import (
     leaves_mesh,
     needs_no_other,
     shares_memory,
+    shares_place,
     takes_a_part,
 )
 from autopar.runtime.torch_private import (
+    assigned_by,
     flatten,
     map_tensors,
     no_torch_function,
@@ -58,7 +61,7 @@ from autopar.runtime.torch_private import (
 aten = torch.ops.aten
 
 
-class ShardedOutput(Tensor):
+class ShardedOutput(ReadsWhole, Tensor):
     """A tensor of the shape and strides of the whole, `like`; this rank holds `piece` of it."""
 
     piece: Tensor
@@ -97,6 +100,9 @@ class ShardedOutput(Tensor):
         given = kwargs or {}
         if is_distributed_call(func):
             check_distributed_call(func, args)
+        check_derivatives_of(func)
+        if func is aten.is_set_to.default:
+            return shares_place(*args)
         leaves = flatten((args, given))[0]
         reads = not (func._schema.is_mutable or draws_numbers(func))
         if reads and needs_no_other(func, args, leaves):
@@ -141,30 +147,17 @@ class ShardedOutput(Tensor):
         """That of the DTensor."""
         return self.place.mesh
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return repr(self.full_tensor())
+    def assign_data(self, value: Tensor) -> None:
+        """`x.data = value`: the values of the whole are those of `value` from now on."""
+        if (value.shape, value.dtype) != (self.shape, self.dtype):
+            raise AutoparError(
+                f"an output in shards is {self.dtype} of shape {tuple(self.shape)}, and its data "
+                f"stays so: {value.dtype} of shape {tuple(value.shape)} cannot take its place"
+            )
+        self.detach().copy_(value)
 
-    def __format__(self, spec: str) -> str:
-        return self.full_tensor().__format__(spec)
 
-    def numpy(self, *, force: bool = False) -> Any:
-        return self.full_tensor().numpy(force=force)
-
-    def tolist(self) -> Any:
-        return self.full_tensor().tolist()
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.full_tensor().__array__(*args, **kwargs)
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.full_tensor().__dlpack__(*args, **kwargs)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.full_tensor().__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        found = memo[id(self)] = self.full_tensor().__deepcopy__(memo)
-        return found
+assigned_by(ShardedOutput, ShardedOutput.assign_data)
 
 
 class _Whole(torch.autograd.Function):

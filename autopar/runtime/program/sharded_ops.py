@@ -148,6 +148,13 @@ def takes_a_part(func: Any, args: Sequence[Any]) -> bool:
     return any(p.is_shard(dim) for p in args[0].placements)
 
 
+def shares_place(x: Any, y: Any) -> bool:
+    """`x.is_set_to(y)`: whether two tensors are the same part of the same memory."""
+    pieces = [getattr(each, "piece", None) for each in (x, y)]
+    a, b = pieces
+    return a is not None and b is not None and x.place == y.place and a.is_set_to(b)
+
+
 def shares_memory(a: Tensor, b: Tensor) -> bool:
     """Whether two plain tensors are views of one."""
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
