@@ -39,9 +39,9 @@ from torch.utils._pytree import (
 __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
+    "as_batch",
     "assigned_by",
     "backend_of_two",
-    "batched",
     "compose",
     "default_store",
     "differentiating",
@@ -65,13 +65,13 @@ __all__ = [
     "no_torch_function",
     "port_of",
     "reshape_wrapper",
+    "rows_of_batch",
     "run_load_hooks",
     "step_next_to",
     "store_of_its_own",
     "take_over_collective",
     "timeout_of_world",
     "tree_map",
-    "unbatched",
     "unflatten",
     "without_dynamo",
     "wrapper_of",
@@ -172,12 +172,12 @@ def _batch_level() -> int:
     return level
 
 
-def unbatched(x: Tensor) -> Tensor:
+def rows_of_batch(x: Tensor) -> Tensor:
     """All of them, along dim 0."""
     return torch._remove_batch_dim(x, _batch_level(), 1, 0)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def batched(x: Tensor) -> Tensor:
+def as_batch(x: Tensor) -> Tensor:
     """What stands for those along dim 0."""
     return torch._add_batch_dim(x, 0, _batch_level())  # pyright: ignore[reportPrivateImportUsage]
 

@@ -15,7 +15,7 @@ from autopar.runtime.program.leavings import LeftTensor, found_at, put_at
 
 CONTAINERS = (dict, OrderedDict, list, set)
 
-PLAIN = frozenset({bool, int, float, str, type(None)})
+SIMPLE_TYPES = frozenset({bool, int, float, str, type(None)})
 """Types of what is set after each call."""
 
 
@@ -69,7 +69,7 @@ def is_same(now: Any, was: Any) -> bool:
     return bool(now == was) if isinstance(now, bool | int | float | str | set) else now is was
 
 
-def held_by(read: Read) -> Any:
+def value_read(read: Read) -> Any:
     """What is there now."""
     return found_at(read.owner, read.name)
 
@@ -81,7 +81,7 @@ def copy_of(value: Any) -> Any:
 
 def restore(read: Read, value: Any, copy: Any) -> None:
     """Have `value` there again, with what it held."""
-    if held_by(read) is not value:
+    if value_read(read) is not value:
         put_at(read.owner, read.name, value)
     if copy is not None:
         refill(value, copy)
@@ -104,5 +104,5 @@ def changed_numbers(value: Any, copy: Any) -> list[Any] | None:
         keys = [k for k, x in enumerate(value) if x is not copy[k]]
     else:
         return None
-    plain = (type(x[key]) in PLAIN for key in keys for x in (value, copy))
+    plain = (type(x[key]) in SIMPLE_TYPES for key in keys for x in (value, copy))
     return keys if all(plain) else None

@@ -23,10 +23,9 @@ from autopar.runtime.program.leavings import MISSING, LeftBehind
 from autopar.tracer.draws import draws_noted
 from autopar.tracer.held_values import (
     CONTAINERS,
-    PLAIN,
+    SIMPLE_TYPES,
     changed_numbers,
     copy_of,
-    held_by,
     holds_tensors,
     is_array,
     is_same,
@@ -34,6 +33,7 @@ from autopar.tracer.held_values import (
     refill,
     restore,
     settled_value,
+    value_read,
 )
 from autopar.tracer.own_updates import is_own_update
 from autopar.tracer.reachable import reachable
@@ -143,7 +143,7 @@ class Watch:
         """Around a call of the model, which is as before afterwards. A buffer that is replaced
         inside is changed in place, which a program can do."""
         modules = list(self._paths)
-        kept = [(read, held_by(read), copy_of(held_by(read))) for read in self._around]
+        kept = [(read, value_read(read), copy_of(value_read(read))) for read in self._around]
         try:
             with untouched(modules) as before:
                 for module, name in self._spared:
@@ -178,15 +178,17 @@ class Watch:
         table, key = vars(module), (id(module), name)
         now, first = table.get(name, MISSING), _before(module, name, was)
         is_updated = not self._found.get(key, True)
-        if type(now) in PLAIN and (was is MISSING or type(was) in PLAIN):
+        if type(now) in SIMPLE_TYPES and (was is MISSING or type(was) in SIMPLE_TYPES):
             self._sets(table, name, first, now, adds=is_updated)
         elif isinstance(now, Tensor) and self._is_kept(module, name, was):
             self.note(f"keeps a tensor in {called}", _KEPT)
+        elif now is was and self._sets_inside(key, now, copies.get(name), adds=is_updated):
+            pass
         elif holds_tensors(now):
             stand_in, held = named_stand_in(now, called), now if now is was else None
             self._left[key] = LeftBehind(table, name, stand_in, passes=True, held=held)
             self.note(f"leaves tensors in {called}", _RETURN)
-        elif now is not was or not self._sets_inside(key, now, copies.get(name), adds=is_updated):
+        else:
             self.note(f"sets {called}", _OUTSIDE)
 
     def _sets(self, table: Any, name: Any, was: Any, now: Any, *, adds: bool) -> None:
@@ -210,18 +212,20 @@ class Watch:
 
     def _leaves_around(self, read: Read, was: Any, copy: Any) -> None:
         """What is read outside of the model was this, and had these items."""
-        now, key = held_by(read), (id(read.owner), read.name)
+        now, key = value_read(read), (id(read.owner), read.name)
         if now is not was:
-            if type(now) in PLAIN and type(was) in PLAIN:
+            if type(now) in SIMPLE_TYPES and type(was) in SIMPLE_TYPES:
                 self._sets(read.owner, read.name, was, now, adds=read.is_updated)
             else:
                 self.note(f"changes {read.label}", _OUTSIDE)
         elif copy is not None and not is_same(now, copy):
+            if self._sets_inside(key, now, copy, adds=read.is_updated):
+                return
             if holds_tensors(now):
                 made = named_stand_in(now, read.label)
                 self._left[id(now), ""] = LeftBehind({}, "", made, passes=True, held=now)
                 self.note(f"leaves tensors in {read.label}", _RETURN)
-            elif not self._sets_inside(key, now, copy, adds=read.is_updated):
+            else:
                 self.note(f"changes {read.label}", _OUTSIDE)
 
     def _is_kept(self, module: nn.Module, name: str, was: Any) -> bool:
@@ -258,13 +262,13 @@ class Watch:
     def around(self, strict: bool) -> Generator[None, None, None]:
         """Around all of a trace: random numbers are as before afterwards, and what the forward did
         to globals and to its modules, and is not done again after a call, is told."""
-        states = [frozen(held_by(read), read.label) for read in self._around]
+        states = [frozen(value_read(read), read.label) for read in self._around]
         with draws_noted() as draws:
             yield
             for effect in draws():
                 self.note(effect, _WITH_TORCH)
         for read, state in zip(self._around, states, strict=True):
-            if frozen(held_by(read), read.label) != state:
+            if frozen(value_read(read), read.label) != state:
                 self.note(f"changes {read.label}", _OUTSIDE)
         self._tell(strict)
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import autopar
 
@@ -22,8 +23,14 @@ TOLERANCE = 1e-8
 """In float64."""
 
 
+AROUND: dict[str, Tensor] = {}
+"""What a model finds around it."""
+CALLED = {"calls": 0}
+
+
 class Net(nn.Module):
-    """Layers by chance, one of which may be picked by a counter, with a loss inside or none."""
+    """Layers by chance, one of which may be picked by a counter, with a loss inside or none, and a
+    scale that is no parameter, which the script trains or makes."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
@@ -35,12 +42,33 @@ class Net(nn.Module):
         self.has_loss = draw.random() < 0.5
         self.calls, self.kept = 0, torch.zeros(())
         self.register_buffer("seen", torch.zeros(16))
+        self.where = draw.choice(("", "", "attribute", "buffer", "list", "global", "made"))
+        scale = (torch.rand(16) + 0.5).requires_grad_(self.where != "made")
+        self.listed: list[Tensor] = [scale] if self.where == "list" else []
+        self.scale: Tensor
+        if self.where == "buffer":
+            self.register_buffer("scale", scale)
+        else:
+            self.scale = scale if self.where in ("attribute", "made") else torch.ones(16)
+        AROUND["scale"], CALLED["calls"] = scale, 0
+
+    def outside(self) -> list[Tensor]:
+        """What the script trains beside parameters."""
+        known = {"list": self.listed, "global": [AROUND["scale"]]}
+        return known.get(self.where, [self.scale] if self.scale.requires_grad else [])
+
+    def scaled(self, x: Tensor) -> Tensor:
+        if self.where == "global":
+            return x * AROUND["scale"]
+        return x * (self.listed[0] if self.where == "list" else self.scale)
 
     def forward(self, x: Tensor) -> Any:
         x = self.norm(self.first(x)).tanh()
         if self.counts:
             x = self.picked[self.calls % 2](x)
             self.calls += 1
+        CALLED["calls"] += 1
+        x = self.scaled(x) if self.where else x
         self.seen.mul_(0.9).add_(x.detach().mean(0))
         if self.keeps:
             self.kept = x.abs().mean()
@@ -62,6 +90,7 @@ class Script:
     alone: list[float] = field(default_factory=list[float])
     """By rank 0."""
     saves: int = 0
+    hyper: nn.Linear = field(default_factory=lambda: nn.Linear(3, 16))
 
     def param(self) -> Tensor:
         return self.draw.choice([*self.model.parameters()])
@@ -208,8 +237,25 @@ def params(s: Script) -> list[Tensor]:
     return [p for p in s.model.parameters() if p.dim() == 2]
 
 
+def _called(s: Script) -> Any:
+    x = torch.randn(ROWS, WIDTH)
+    if s.model.where == "made":
+        s.model.scale = s.hyper(torch.rand(3))
+    if s.draw.random() < 0.15:
+        weights = {n: p for n, p in s.model.named_parameters() if p.dim() == 2}
+        first = s.model(x)
+        first = first[0] if isinstance(first, tuple) else first.square().mean()
+        grads = torch.autograd.grad(first, [*weights.values()], allow_unused=True)
+        pairs = zip(weights.items(), grads, strict=True)
+        fast = {n: p - 0.1 * g for (n, p), g in pairs if g is not None}
+        if s.model.where == "made":
+            s.model.scale = s.hyper(torch.rand(3))
+        return functional_call(s.model, fast, (x,))
+    return s.model(x)
+
+
 def loss_of(s: Script) -> Tensor:
-    made = s.model(torch.randn(ROWS, WIDTH))
+    made = _called(s)
     inside, y = made if isinstance(made, tuple) else (torch.zeros(()), made)
     name = s.draw.choice([*LOSSES])
     if isinstance(made, tuple) and s.draw.random() < 0.3:
@@ -224,9 +270,11 @@ def run(number: int, compiled: Callable[[nn.Module, str | None], Any], folder: P
     average = copy.deepcopy(plain).requires_grad_(False)
     head = nn.Linear(WIDTH, 3)
     model = compiled(plain, draw.choice(("fsdp", "ddp", None)))
-    params = [*model.parameters(), *head.parameters()]
+    hyper = nn.Linear(3, 16)
+    own = [*plain.outside(), *hyper.parameters(), *head.parameters()]
     how = draw.choice((torch.optim.SGD, torch.optim.AdamW))
-    s = Script(draw, model, how(params, lr=0.05), average, head, folder)
+    optimizer = how([*model.parameters(), *own], lr=0.05)
+    s = Script(draw, model, optimizer, average, head, folder, hyper=hyper)
     if draw.random() < 0.3:
         s.optimizer.register_step_pre_hook(lambda o, *_: _unit(o))
     for _ in range(STEPS):
@@ -236,11 +284,14 @@ def run(number: int, compiled: Callable[[nn.Module, str | None], Any], folder: P
             loss = loss_of(s)
             loss.backward()
             s.seen.append(loss.item())
+            if plain.where == "made":
+                model.scale = model.scale.detach()
         if draw.random() < 0.5:
             s.seen.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
         s.optimizer.step()
         s.optimizer.zero_grad(set_to_none=draw.random() < 0.7)
-    s.seen += numbers([*model.parameters(), *head.parameters(), *average.parameters(), model.seen])
+    s.seen += numbers([*model.parameters(), *own, *average.parameters(), model.seen])
+    s.seen.append(CALLED["calls"])
     s.seen.append(float(torch.rand(())))
     return s
 

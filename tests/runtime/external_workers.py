@@ -175,6 +175,30 @@ def other_weights() -> Script:
     return Script(Scaled(lambda _: torch.ones(WIDTH)), [scale], loss)
 
 
+class WithOutput(Scaled):
+    def forward(self, x: Tensor) -> Any:
+        made = self.second(self.first(x).tanh()) * self.find(self)
+        return made.square().mean(), made
+
+
+def later() -> Script:
+    """A backward through an output that no program has a gradient of yet, when the model has other
+    tensors again than in the call."""
+    model: Any = WithOutput(lambda m: m.kept * m.table)
+    model.kept, model.table = _leaf(), torch.ones(WIDTH)
+
+    def loss(compiled: Any, x: Tensor, step: int) -> Tensor:
+        before, _ = compiled(x)
+        weights = {"first.weight": compiled.first.weight * 0.5}
+        compiled.kept, compiled.table = kept * 2, torch.full((WIDTH,), 2.0 + step)
+        _, made = functional_call(compiled, weights, (x,))
+        compiled.kept, compiled.table = kept, torch.ones(WIDTH)
+        return made.tanh().sum() + before
+
+    kept = model.kept
+    return Script(model, [kept], loss)
+
+
 def averages() -> Script:
     """A teacher with averaged weights, called without gradients."""
     model = Scaled(lambda _: torch.ones(WIDTH))
@@ -205,7 +229,7 @@ def frozen_model() -> Script:
 
 SCRIPTS = (
     attribute, buffer, listed, closure, in_a_global, twice, module_in_a_list, parameter_in_a_list,
-    hypernetwork, fast_in_a_list, inner_step, other_weights, averages, blocks, frozen_model,
+    hypernetwork, fast_in_a_list, inner_step, other_weights, later, averages, blocks, frozen_model,
 )  # fmt: skip
 
 

@@ -75,9 +75,9 @@ def test_gradients_of_a_batch_are_taken_apart_and_together() -> None:
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
             assert torch_private.is_batched(grad)
-            rows = torch_private.unbatched(grad)
+            rows = torch_private.rows_of_batch(grad)
             seen.append(tuple(rows.shape))
-            return torch_private.batched(rows * 2)
+            return torch_private.as_batch(rows * 2)
 
     x = torch.ones(3, requires_grad=True)
     directions = torch.arange(6.0).reshape(2, 3)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from autopar.runtime.dtensor_private import dtensor_of, piece_of
-from autopar.runtime.torch_private import batched, is_batched, unbatched
+from autopar.runtime.torch_private import as_batch, is_batched, rows_of_batch
 
 Backward = Callable[[Mapping[str, Tensor]], Sequence[Tensor | None]]
 """From the gradients of results, by position, to those of parameters."""
@@ -18,7 +18,7 @@ Backward = Callable[[Mapping[str, Tensor]], Sequence[Tensor | None]]
 
 def one_by_one(backward: Backward, given: Mapping[str, Tensor]) -> list[Tensor | None]:
     """What `backward` makes of gradients some of which are batched, as it would be for a batch."""
-    rows = {name: unbatched(x) for name, x in given.items() if is_batched(x)}
+    rows = {name: rows_of_batch(x) for name, x in given.items() if is_batched(x)}
     (size,) = {len(x) for x in rows.values()}
     each = [backward({**given, **{name: x[k] for name, x in rows.items()}}) for k in range(size)]
     return [_together(list(of_one)) for of_one in zip(*each, strict=True)]
@@ -31,8 +31,8 @@ def _together(found: Sequence[Tensor | None]) -> Tensor | None:
         return None
     first = there[0]
     if not isinstance(first, DTensor):
-        return batched(torch.stack(there))
+        return as_batch(torch.stack(there))
     pieces = torch.stack([piece_of(x) for x in there if isinstance(x, DTensor)])
     like = torch.empty((len(there), *first.shape), dtype=first.dtype, device="meta")
     places = [Shard(p.dim + 1) if isinstance(p, Shard) else p for p in first.placements]
-    return batched(dtensor_of(pieces, like, first.device_mesh, places))
+    return as_batch(dtensor_of(pieces, like, first.device_mesh, places))

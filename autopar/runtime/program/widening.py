@@ -34,12 +34,14 @@ class Ready(NamedTuple):
 
 @dataclass(slots=True)
 class Past:
-    """What decided a forward: what it `changed`, as that was; the state that its random
+    """What decided a forward: what it was `given`, of which the model may have other tensors now;
+    what it `changed`, as that was; the state that its random
     numbers started from; autocast; and tensors that are to be found unchanged. `names` are those of
     the outputs, by position; `wider` makes the program that has gradients of some more."""
 
     names: Sequence[str]
     wider: Callable[[frozenset[str]], Ready]
+    given: Ready
     changed: Mapping[str, Tensor]
     random: Tensor | None
     autocast: Autocast
@@ -70,7 +72,11 @@ class Past:
             drawn = random.replayed(self.random)
         with drawn:
             before = {name.removeprefix("param:"): x for name, x in self.changed.items()}
-            inputs = step.inputs({**params, **before}, {**others, **self.changed})
+            # Of inputs another program may take other pieces; they are those of the call.
+            buffers = {n: x for n, x in self.given.others.items() if not n.startswith("input:")}
+            inputs = step.inputs(
+                {**params, **self.given.params, **before}, {**others, **buffers, **self.changed}
+            )
             return step, step.run(inputs)[1]
 
 
@@ -85,6 +91,7 @@ def remember(
     past = Past(
         names,
         wider,
+        ready,
         {name: there[name].detach().clone() for name in changed},
         random.now() if random is not None else None,
         [(device, torch.get_autocast_dtype(device)) for device in devices],
