@@ -75,6 +75,25 @@ def _recorded(
     watch: Watch,
 ) -> tuple[Recording, dict[str, Hashable]] | None:
     """A recording, and what each parameter and buffer is like; None if the model raises."""
+    while True:
+        known = watch.discoveries
+        try:
+            return _recorded_once(model, args, kwargs, lists, kinds, wanted, watch)
+        except Exception:  # whatever the model raises here, it is traced whole
+            # A tensor of the script's, which now has a stand-in, is not on the meta device.
+            if watch.discoveries == known:
+                return None
+
+
+def _recorded_once(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    lists: Mapping[str, Sequence[nn.Module]],
+    kinds: Kinds,
+    wanted: Wanted,
+    watch: Watch,
+) -> tuple[Recording, dict[str, Hashable]]:
     leaves, spec = torch_private.tree_flatten((args, kwargs))
     blocks = {block: block_name(path, i) for path in lists for i, block in enumerate(lists[path])}
     with warnings.catch_warnings(), torch_private.compiling():
@@ -82,10 +101,7 @@ def _recorded(
         with staged(model, leaves, spec, meta_tensor, {}, wanted, watch) as (step, tensors):
             states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             states |= dict(step.named_buffers(recurse=False))
-            try:
-                found = record(step, tensors, states, blocks, kinds)
-            except Exception:  # whatever the model raises here, it is traced whole
-                return None
+            found = record(step, tensors, states, blocks, kinds)
     forms: dict[str, Hashable] = {
         name: (type(x), tuple(x.shape), x.stride(), x.dtype, x.requires_grad)
         for name, x in states.items()

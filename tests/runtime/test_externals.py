@@ -14,7 +14,9 @@ from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 import autopar
 from autopar.errors import AutoparError, TraceError
 from autopar.ir.graph import Role
-from autopar.tracer import trace
+from autopar.tracer import only_losses, trace
+from autopar.tracer.find import find_runs
+from autopar.tracer.watch import Watch
 from tests.runtime.external_workers import (
     SCRIPTS,
     WIDTH,
@@ -76,7 +78,10 @@ def test_what_is_not_read_is_no_part_of_the_program() -> None:
 
 
 def test_equal_blocks_with_tensors_of_their_own_are_traced_once() -> None:
-    graph = trace(Stack(8), (torch.ones(2, WIDTH),)).graph
+    model = Stack(8)
+    (run,) = find_runs(model, (torch.ones(2, WIDTH),), {}, only_losses, Watch(model))
+    assert len(run.kept) < 8
+    graph = trace(model, (torch.ones(2, WIDTH),)).graph
     own = [n for n in graph.with_role(Role.PARAM) if n.external]
     assert [n.target for n in own if "blocks" in n.target] == [
         f"blocks.{k}.scale" for k in range(8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -115,7 +115,8 @@ class ProgramEntry:
         guard = Guard(model, [*executable.reads, *reads])
         seen = [id(x) for x in guard.trained]
         slots = tuple(seen.index(id(x)) for x in executable.externals)
-        made = cls(number, signature, guard, executable, slots)
+        # Those of this call may have a history, which would stay as long as the program.
+        made = cls(number, signature, guard, replace(executable, externals=()), slots)
         made.collect(model)
         return made
 
