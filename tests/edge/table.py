@@ -84,6 +84,7 @@ def _run(world: int, numbers: range, most: int | None, logs: Sequence[Path]) -> 
             env=os.environ | {
                 "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+                "PYTHONHASHSEED": "0",  # the database takes some samples from sets of texts
             },
         )
         for rank, log in enumerate(logs)
