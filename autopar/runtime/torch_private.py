@@ -19,7 +19,11 @@ from torch import Tensor, fx, nn
 from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDispatchKeyGuard
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import TCPStore
-from torch._C._functorch import is_legacy_batchedtensor, maybe_current_level
+from torch._C._functorch import (
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    maybe_current_level,
+)
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
@@ -56,6 +60,7 @@ __all__ = [
     "is_below_autograd",
     "is_forward_mode",
     "is_traced",
+    "is_transformed",
     "is_transforming",
     "keeps_graph",
     "limit_waiting",
@@ -185,6 +190,11 @@ def as_batch(x: Tensor) -> Tensor:
 def is_transforming() -> bool:
     """Whether a transform of `torch.func` (grad, vmap, jacrev, jvp) is at work."""
     return maybe_current_level() is not None
+
+
+def is_transformed(x: Tensor) -> bool:
+    """Whether a tensor is what a function finds inside of a transform of `torch.func`."""
+    return is_functorch_wrapped_tensor(x)
 
 
 def is_forward_mode() -> bool:

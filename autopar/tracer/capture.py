@@ -267,11 +267,16 @@ def capture(
                 "with respect to parameters only: pass it detached, or make it a parameter"
             )
     tied = tied_parameters(model)
-    while True:
+    for _ in range(8):
         known = watch.discoveries
         step, gm = _captured(model, leaves, spec, wanted, watch)
         if watch.discoveries == known:
             break
+    else:
+        raise TraceError(
+            "forward computes with other tensors that require a gradient each time: keep them in a "
+            "list, or as attributes of a module"
+        )
     check_constants(gm, model)
     assert step.out_spec is not None
     inputs = tuple(

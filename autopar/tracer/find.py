@@ -75,7 +75,7 @@ def _recorded(
     watch: Watch,
 ) -> tuple[Recording, dict[str, Hashable]] | None:
     """A recording, and what each parameter and buffer is like; None if the model raises."""
-    while True:
+    for _ in range(8):
         known = watch.discoveries
         try:
             return _recorded_once(model, args, kwargs, lists, kinds, wanted, watch)
@@ -83,6 +83,7 @@ def _recorded(
             # A tensor of the script's, which now has a stand-in, is not on the meta device.
             if watch.discoveries == known:
                 return None
+    return None
 
 
 def _recorded_once(

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from autopar.errors import AutoparError
 from autopar.runtime.process.part_tensors import is_of_some_ranks
 from autopar.runtime.program.sharded import ShardedOutput
+from autopar.runtime.torch_private import is_transformed
 
 _PREFIX = "external-"
 _KINDS = frozenset({Tensor, nn.Parameter, DTensor, ShardedOutput})
@@ -92,6 +93,6 @@ class Substitutes(TorchFunctionMode):
         found = self._others.get(id(x))
         if found is not None:
             return found
-        if self._met is not None and kind in _KINDS and x.requires_grad:
+        if self._met is not None and kind in _KINDS and x.requires_grad and not is_transformed(x):
             self._met(x)
         return x
