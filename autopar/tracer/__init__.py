@@ -144,7 +144,7 @@ def _graph(
     runs = find_runs(model, args, kwargs, wanted, watch)
     if runs:
         try:
-            with shortened(model, runs):
+            with watch.of_short_model(), shortened(model, runs):
                 found, graph = _whole_graph(model, args, kwargs, name, wanted, watch)
             for run in runs:
                 graph = _expand(found.gm, graph, run)

@@ -28,7 +28,7 @@ from autopar.tracer.held_tensors import check_constants, check_paths
 from autopar.tracer.huggingface import prepared
 from autopar.tracer.known import Known
 from autopar.tracer.running_averages import averages_as_tensors
-from autopar.tracer.stand_ins import fake_tensor, replace_states, tied_parameters
+from autopar.tracer.stand_ins import MOST_TRACES, fake_tensor, replace_states, tied_parameters
 from autopar.tracer.updates import hidden_updates
 from autopar.tracer.watch import Watch, untouched
 from autopar.tracer.wrappers import unwrapped
@@ -267,7 +267,7 @@ def capture(
                 "with respect to parameters only: pass it detached, or make it a parameter"
             )
     tied = tied_parameters(model)
-    for _ in range(8):
+    for _ in range(MOST_TRACES):
         known = watch.discoveries
         step, gm = _captured(model, leaves, spec, wanted, watch)
         if watch.discoveries == known:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from autopar.tracer.alike import Stream, proposals, repeats, same_around
 from autopar.tracer.capture import Wanted, staged
 from autopar.tracer.recording import Kinds, Recording, record
 from autopar.tracer.runs import BlockRun, block_lists, block_name, shortened
-from autopar.tracer.stand_ins import meta_tensor
+from autopar.tracer.stand_ins import MOST_TRACES, meta_tensor
 from autopar.tracer.watch import Watch
 
 
@@ -30,16 +31,17 @@ def find_runs(
     if not lists:
         return ()
     kinds: Kinds = {}
-    whole = _recorded(model, args, kwargs, lists, kinds, wanted, watch)
+    record_once = partial(_recorded, model, args, kwargs, kinds, wanted, watch)
+    whole = _unless_it_raises(partial(record_once, lists), watch)
     if whole is None:
         return ()
     found, states = whole
     runs = tuple(_chosen(found, states, lists, kinds))
     if not runs:
         return ()
-    with shortened(model, runs):
+    with watch.of_short_model(), shortened(model, runs):
         kept = {run.path: [lists[run.path][m] for m in run.kept] for run in runs}
-        rest = _recorded(model, args, kwargs, kept, kinds, wanted, watch)
+        rest = _unless_it_raises(partial(record_once, kept), watch)
     if rest is None:
         return ()
     there = Stream(found, runs, states, kinds, short=False)
@@ -65,20 +67,15 @@ def _chosen(
                 break
 
 
-def _recorded(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    lists: Mapping[str, Sequence[nn.Module]],
-    kinds: Kinds,
-    wanted: Wanted,
-    watch: Watch,
-) -> tuple[Recording, dict[str, Hashable]] | None:
-    """A recording, and what each parameter and buffer is like; None if the model raises."""
-    for _ in range(8):
+_Recorded = tuple[Recording, dict[str, Hashable]]
+
+
+def _unless_it_raises(record_once: Callable[[], _Recorded], watch: Watch) -> _Recorded | None:
+    """A recording; None if the model raises."""
+    for _ in range(MOST_TRACES):
         known = watch.discoveries
         try:
-            return _recorded_once(model, args, kwargs, lists, kinds, wanted, watch)
+            return record_once()
         except Exception:  # whatever the model raises here, it is traced whole
             # A tensor of the script's, which now has a stand-in, is not on the meta device.
             if watch.discoveries == known:
@@ -86,15 +83,16 @@ def _recorded(
     return None
 
 
-def _recorded_once(
+def _recorded(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    lists: Mapping[str, Sequence[nn.Module]],
     kinds: Kinds,
     wanted: Wanted,
     watch: Watch,
-) -> tuple[Recording, dict[str, Hashable]]:
+    lists: Mapping[str, Sequence[nn.Module]],
+) -> _Recorded:
+    """A recording, and what each parameter and buffer is like."""
     leaves, spec = torch_private.tree_flatten((args, kwargs))
     blocks = {block: block_name(path, i) for path in lists for i, block in enumerate(lists[path])}
     with warnings.catch_warnings(), torch_private.compiling():

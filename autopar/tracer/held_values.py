@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from autopar.runtime.program.guards import Read
-from autopar.runtime.program.leavings import LeftTensor, found_at, put_at
+from autopar.runtime.program.leavings import MISSING, LeftTensor, found_at, put_at
 
 CONTAINERS = (dict, OrderedDict, list, set)
 
@@ -106,3 +106,13 @@ def changed_numbers(value: Any, copy: Any) -> list[Any] | None:
         return None
     plain = (type(x[key]) in SIMPLE_TYPES for key in keys for x in (value, copy))
     return keys if all(plain) else None
+
+
+def is_recomputed(module: nn.Module, name: str) -> bool:
+    """Whether the hooks of weight_norm and spectral_norm make this anew before each forward."""
+    return any(f"{name}{suffix}" in module._parameters for suffix in ("_g", "_orig"))
+
+
+def value_before(module: nn.Module, name: str, was: Any) -> Any:
+    """What an attribute was, of the module or else of its class."""
+    return getattr(type(module), name, MISSING) if was is MISSING else was

@@ -22,6 +22,10 @@ from autopar.tracer.own_updates import own_updates
 
 _MODULE_CLASSES = frozenset(nn.Module.__mro__)
 _NONE = object()
+_NAMES = frozenset(
+    {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "STORE_GLOBAL", "STORE_NAME", "STORE_DEREF"}
+)
+"""Instructions that say what is outside of a function. What is only set there is looked at too."""
 _PASSING = frozenset({"CACHE", "COPY"})
 """Instructions that leave on the stack what an attribute is taken of."""
 
@@ -159,15 +163,15 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _loads(code: CodeType) -> Iterator[tuple[str, Mapping[str, bool], bool]]:
-    """The globals and free variables that code loads, whether it only adds numbers to them, and the
-    same of the attributes that it takes of each."""
+    """The globals and free variables that code loads or sets, each with the attributes that it
+    takes of it, and whether it only adds numbers to these, and to itself."""
     found: dict[str, dict[str, bool]] = {}
     others: set[str] = set()
     for each in _codes(code):
         name, updates = "", own_updates(each)
         for instruction in dis.get_instructions(each):
             line = instruction.positions.lineno if instruction.positions else None
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+            if instruction.opname in _NAMES:
                 name = instruction.argval
                 found.setdefault(name, {})
                 others |= set() if line in updates.get(name, ()) else {name}

@@ -13,6 +13,9 @@ from autopar.runtime.program.externals import is_external
 from autopar.runtime.program.guards import is_state
 from autopar.tracer import torch_private
 
+MOST_TRACES = 8
+"""After so many a forward is not traced again for what the last one has found."""
+
 
 def tied_parameters(model: nn.Module) -> dict[str, str]:
     """Each further name of a parameter that has several, and the first."""

@@ -28,11 +28,13 @@ from autopar.tracer.held_values import (
     copy_of,
     holds_tensors,
     is_array,
+    is_recomputed,
     is_same,
     named_stand_in,
     refill,
     restore,
     settled_value,
+    value_before,
     value_read,
 )
 from autopar.tracer.own_updates import is_own_update
@@ -94,6 +96,8 @@ class Watch:
         self.overwritten: set[tuple[int, str]] = set()
         """Attributes and buffers with a gradient that forward sets before it reads them: what is
         there when a call begins is of no use."""
+        self._is_short, self._last = False, dict[tuple[int, Any, bool], Any]()
+        self._unsettled: set[tuple[int, Any]] = set()
         self._replaced: dict[tuple[nn.Module, str], None] = {}
         self._spared: dict[tuple[nn.Module, str], None] = {}
 
@@ -112,7 +116,11 @@ class Watch:
     @property
     def leavings(self) -> tuple[LeftBehind, ...]:
         """What forward leaves on modules that is to be there, or is not, after each call."""
-        return tuple(replace(x, value=settled_value(x.value)) for x in self._left.values())
+        return tuple(
+            replace(x, value=settled_value(x.value))
+            for key, x in self._left.items()
+            if key not in self._unsettled
+        )
 
     def note(self, effect: str, remedy: str) -> None:
         """The forward has an `effect` that its program will not have."""
@@ -137,6 +145,16 @@ class Watch:
         """Of buffers that forward replaces it reads copies from now on: where backward needs the
         old values, they are not to be changed in place."""
         self._spared |= self._replaced
+
+    @contextmanager
+    def of_short_model(self) -> Generator[None, None, None]:
+        """Inside, forward is that of the model without some blocks: what the whole one sets is
+        known from before."""
+        self._is_short = True
+        try:
+            yield
+        finally:
+            self._is_short = False
 
     @contextmanager
     def forward(self) -> Generator[None, None, None]:
@@ -176,13 +194,13 @@ class Watch:
         """Attribute `name` of a module, which is `called` so, is not what it `was`, or has not the
         items that its copy has."""
         table, key = vars(module), (id(module), name)
-        now, first = table.get(name, MISSING), _before(module, name, was)
+        now, first = table.get(name, MISSING), value_before(module, name, was)
         is_updated = not self._found.get(key, True)
         if type(now) in SIMPLE_TYPES and (was is MISSING or type(was) in SIMPLE_TYPES):
-            self._sets(table, name, first, now, adds=is_updated)
+            self._sets(table, name, first, now, called, adds=is_updated)
         elif isinstance(now, Tensor) and self._is_kept(module, name, was):
             self.note(f"keeps a tensor in {called}", _KEPT)
-        elif now is was and self._sets_inside(key, now, copies.get(name), adds=is_updated):
+        elif now is was and self._sets_inside(key, now, copies.get(name), called, adds=is_updated):
             pass
         elif holds_tensors(now):
             stand_in, held = named_stand_in(now, called), now if now is was else None
@@ -191,21 +209,29 @@ class Watch:
         else:
             self.note(f"sets {called}", _OUTSIDE)
 
-    def _sets(self, table: Any, name: Any, was: Any, now: Any, *, adds: bool) -> None:
+    def _sets(self, table: Any, name: Any, was: Any, now: Any, called: str, *, adds: bool) -> None:
         """A number, a flag or a text is not what it `was`; it `adds` if a number is added to it."""
+        key = id(table), name
         if adds and type(now) is type(was) is int:
-            self._left[id(table), name] = LeftBehind(table, name, now - was, True, default=was)
-            self._added.add((id(table), name))
+            left = LeftBehind(table, name, now - was, adds=True, default=was)
+            self._added.add(key)
         else:
-            self._left[id(table), name] = LeftBehind(table, name, now)
+            left = LeftBehind(table, name, now)
+        if self._last.setdefault((*key, self._is_short), left.value) != left.value:
+            self.note(f"sets {called} to something else each time", _OUTSIDE)
+            self._unsettled.add(key)
+        if key not in self._left or not self._is_short:
+            self._left[key] = left
 
-    def _sets_inside(self, key: tuple[int, Any], value: Any, copy: Any, *, adds: bool) -> bool:
+    def _sets_inside(
+        self, key: tuple[int, Any], value: Any, copy: Any, called: str, *, adds: bool
+    ) -> bool:
         """The same of those in a list or a table, which is at `key`; False if it has changed
         otherwise."""
         keys = changed_numbers(value, copy)
         adds = adds and all(type(value[k]) is type(copy[k]) is int for k in keys or ())
         for k in keys or ():
-            self._sets(value, k, copy[k], value[k], adds=adds)
+            self._sets(value, k, copy[k], value[k], called, adds=adds)
         if adds:
             self._added.add(key)
         return keys is not None
@@ -215,11 +241,11 @@ class Watch:
         now, key = value_read(read), (id(read.owner), read.name)
         if now is not was:
             if type(now) in SIMPLE_TYPES and type(was) in SIMPLE_TYPES:
-                self._sets(read.owner, read.name, was, now, adds=read.is_updated)
+                self._sets(read.owner, read.name, was, now, read.label, adds=read.is_updated)
             else:
                 self.note(f"changes {read.label}", _OUTSIDE)
         elif copy is not None and not is_same(now, copy):
-            if self._sets_inside(key, now, copy, adds=read.is_updated):
+            if self._sets_inside(key, now, copy, read.label, adds=read.is_updated):
                 return
             if holds_tensors(now):
                 made = named_stand_in(now, read.label)
@@ -231,7 +257,7 @@ class Watch:
     def _is_kept(self, module: nn.Module, name: str, was: Any) -> bool:
         """Whether what the call before had left is read first, as a model does with what it keeps
         from one call to the next."""
-        before = _before(module, name, was)
+        before = value_before(module, name, was)
         return self._first.get((id(module), name), MISSING) is before is not MISSING
 
     def _settled(self, module: nn.Module, copies: dict[str, Any]) -> Iterator[str]:
@@ -365,19 +391,9 @@ def _changed(
 ) -> Iterator[str]:
     """The attributes of a module that are not what they were."""
     for name in {**attributes, **vars(module)}:
-        if name in _SET_UP or _is_recomputed(module, name):
+        if name in _SET_UP or is_recomputed(module, name):
             continue
         now, was = vars(module).get(name), attributes.get(name)
         same = now is was or (type(now) is type(was) and not is_array(now) and is_same(now, was))
         if not same or (name in copies and not is_same(now, copies[name])):
             yield name
-
-
-def _is_recomputed(module: nn.Module, name: str) -> bool:
-    """Whether the hooks of weight_norm and spectral_norm make this anew before each forward."""
-    return any(f"{name}{suffix}" in module._parameters for suffix in ("_g", "_orig"))
-
-
-def _before(module: nn.Module, name: str, was: Any) -> Any:
-    """What an attribute was, of the module or else of its class."""
-    return getattr(type(module), name, MISSING) if was is MISSING else was

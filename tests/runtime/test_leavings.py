@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.errors import AutoparError, SideEffectWarning
+from autopar.errors import AutoparError, SideEffectWarning, TraceError
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 OUTSIDE: dict[str, Tensor] = {}
@@ -161,6 +162,37 @@ def test_counters_around_the_model_are_those_of_eager(where: str) -> None:
     assert around(model) == counted
     # Where a number is not bound, each of its values is one.
     assert len(model.plans) == (2 if where in ("a dict", "a list") else 5)
+
+
+def test_counters_of_blocks_that_repeat_are_those_of_all() -> None:
+    """A part of them is traced, and the others are copies."""
+
+    class CountingBlock(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            COUNTED["calls"] += 1
+            return super().forward(input).tanh()
+
+    around(CountsAround(""))
+    model = autopar.compile(nn.Sequential(*(CountingBlock(4, 4) for _ in range(8))), strict=True)
+    model(X), model(X)
+    assert COUNTED["calls"] == 16 and len(model.plans) == 1
+
+
+def test_what_is_something_else_each_time_is_named() -> None:
+    class Times(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            global CALLS
+            CALLS = time.perf_counter_ns()
+            return super().forward(input)
+
+    with pytest.raises(TraceError, match=r"sets CALLS of .* to something else each time"):
+        autopar.compile(Times(4, 4), strict=True)(X)
+    around(CountsAround(""))
+    model = autopar.compile(Times(4, 4))
+    with pytest.warns(SideEffectWarning, match="something else each time"):
+        model(X)
+    model(X)
+    assert CALLS == 0 and len(model.plans) == 1
 
 
 def test_counters_are_those_of_one_call_however_often_a_model_is_traced() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from autopar.errors import AutoparError, GuardError
 from autopar.runtime.process.inputs import Piece
 from autopar.runtime.program.frozen import PLAIN, Freezer
-from autopar.runtime.torch_private import flatten, is_forward_mode, is_transforming
+from autopar.runtime.torch_private import is_forward_mode, is_transforming
 
 CONSTANTS = frozenset({*PLAIN, float})
 """Types of arguments that are part of the program, and known by what they print."""
@@ -33,15 +33,13 @@ def objects_among(leaves: list[Any]) -> Iterator[Hashable]:
             yield _Argument(where).freeze(leaf, where)
 
 
-def check_derivatives(model: nn.Module, args: Any, kwargs: Any) -> None:
+def check_transforms(leaves: Iterable[Any]) -> None:
     """AutoparError inside of a transform of `torch.func`, and where derivatives are on their way
-    forward through a call: a program is one node of autograd's, with a backward."""
+    forward through what a call takes: a program is one node of autograd's, with a backward."""
     if not is_transforming():
         if not is_forward_mode():
             return
-        given = [*flatten((args, kwargs))[0], *model.parameters()]
-        duals = (unpack_dual(x).tangent for x in given if isinstance(x, Tensor))
-        if all(tangent is None for tangent in duals):
+        if all(unpack_dual(x).tangent is None for x in leaves if isinstance(x, Tensor)):
             return
     raise AutoparError(
         "a compiled model gives gradients by backward() and torch.autograd.grad alone: for "

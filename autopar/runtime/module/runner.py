@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from autopar.errors import ManyProgramsWarning
 from autopar.runtime.module.accelerated import Terms, accept, own_lengths
-from autopar.runtime.module.arguments import check_derivatives, describe_argument, objects_among
+from autopar.runtime.module.arguments import check_transforms, describe_argument, objects_among
 from autopar.runtime.module.made import Executable, ProgramEntry, Signature
 from autopar.runtime.module.own_rows import rows_of_rank
 from autopar.runtime.module.remade import remake
@@ -37,7 +37,7 @@ from autopar.runtime.process.world import Groups, World
 from autopar.runtime.program.function import RefrozenError, local
 from autopar.runtime.program.leavings import Leavings
 from autopar.runtime.program.widening import Ready, impossible, remember
-from autopar.runtime.torch_private import TreeSpec, flatten, unflatten
+from autopar.runtime.torch_private import TreeSpec, flatten, is_forward_mode, unflatten
 
 _MANY = 8
 _NUMBERS = count()
@@ -91,7 +91,7 @@ class Runner:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.runs_plain:
             return self.model(*args, **kwargs)
-        check_derivatives(self.model, args, kwargs)
+        check_transforms(flatten((args, kwargs))[0] if is_forward_mode() else ())
         if self.terms is None:
             return self._run(args, kwargs)
         taken = self.terms.take(kwargs)
@@ -155,7 +155,10 @@ class Runner:
                 piece: Piece = leaves[int(name.removeprefix("input:"))]
                 others[name] = piece.local if name in executable.pieces else piece.whole()
         random = self.terms.random(executable.random) if self.terms else executable.random
-        return Ready(executable.step, made.ready_params(self.world.device), others, random)
+        params = made.ready_params(self.world.device)
+        if is_forward_mode():
+            check_transforms([*params.values(), *others.values()])
+        return Ready(executable.step, params, others, random)
 
     def _wider(self, made: ProgramEntry, leaves: list[Any], outputs: frozenset[str]) -> Ready:
         """A call that `made` was run for, with a program that has gradients of `outputs`."""

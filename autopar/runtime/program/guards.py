@@ -57,9 +57,9 @@ class Guard:
         # What differs between programs most often is asked first.
         each = {(id(read.owner), read.name): read for read in reads}.values()
         self._reads = tuple(sorted(each, key=lambda read: read.name != "training"))
-        self.trained: tuple[Tensor, ...] = ()
+        self.trained: tuple[Tensor, ...]
         """The tensors with a gradient among what is read, beside those of modules."""
-        self._state, self._check = self._look()
+        self._state, self._check, self.trained = self._look()
 
     def holds(self) -> bool:
         """Whether every object is the one it was: no false yes, but a no may be a mistake."""
@@ -71,29 +71,29 @@ class Guard:
     def holds_after_all(self, and_so: Callable[[], bool]) -> bool:
         """Whether all is equal to what it was, if not the same, `and_so` is true; from then on,
         that is the same."""
-        state, check = self._look()
+        state, check, trained = self._look()
         if state != self._state or not and_so():
             return False
-        self._check = check
+        self._check, self.trained = check, trained
         return True
 
     def changed(self) -> list[str]:
         """What is not equal to what it was."""
-        state, _ = self._look()
+        state, _, _ = self._look()
         labels = ("torch's default dtype", *(read.label for read in self._reads))
         pairs = zip(labels, self._state, state, strict=True)
         return [label for label, was, now in pairs if was != now]
 
-    def _look(self) -> tuple[tuple[Hashable, ...], Callable[[], bool]]:
-        """What was read as it is now, and the function that tells whether all of it is the same."""
+    def _look(self) -> tuple[tuple[Hashable, ...], Callable[[], bool], tuple[Tensor, ...]]:
+        """What was read as it is now, the function that tells whether all of it is the same, and
+        what has a gradient."""
         modules = {*self._model.modules()}
         states = {id(x) for x in (*self._model.parameters(), *self._model.buffers())}
         looking = _Looking(
             modules, states, {id(x.owner) for x in self._reads if is_watchable(x.owner)}
         )
         state = (torch.get_default_dtype(), *map(looking.read, self._reads))
-        self.trained = tuple(looking.trained)
-        return state, looking.written()
+        return state, looking.written(), tuple(looking.trained)
 
 
 class _Looking(Freezer):

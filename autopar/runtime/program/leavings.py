@@ -44,7 +44,8 @@ def found_at(table: Any, name: Any) -> Any:
 def put_at(table: Any, name: Any, value: Any) -> None:
     """Have `value` there; nothing for `MISSING`."""
     if value is MISSING:
-        table.pop(name, None)
+        if isinstance(table, dict):
+            table.pop(name, None)
     elif isinstance(table, type | CellType):
         setattr(table, name, value)
     else:

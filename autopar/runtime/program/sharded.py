@@ -154,7 +154,15 @@ class ShardedOutput(ReadsWhole, Tensor):
                 f"an output in shards is {self.dtype} of shape {tuple(self.shape)}, and its data "
                 f"stays so: {value.dtype} of shape {tuple(value.shape)} cannot take its place"
             )
-        self.detach().copy_(value)
+        whole = whole_of(value.detach())
+        whole = whole if isinstance(value, ShardedOutput | DTensor) else of_rank_0(whole)
+        mesh = self.place.mesh
+        # Memory of its own, as in eager: what shared that of before keeps its values.
+        piece = whole if mesh is None else cut_piece(whole, mesh, self.placements)
+        self.piece, self.view_of = (
+            _physical(piece).clone(memory_format=torch.contiguous_format),
+            None,
+        )
 
 
 assigned_by(ShardedOutput, ShardedOutput.assign_data)
