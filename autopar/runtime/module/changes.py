@@ -256,6 +256,11 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
     source = args[0]
     if is_ours(source) and op in _OF_DUALS:
         return dtensor_like(piece_of(source), source)
+    if is_ours(source) and op in _SAME:
+        # Autograd does one for each gradient: in DTensor's own way it takes three times as long.
+        made = dtensor_like(op(piece_of(source)), source)
+        note(made, op, args, kwargs, view=True, is_here=not is_in_shards(made))
+        return made
     if is_ours(source) and op in _FLAGS:
         # A flag of a view is not sent with it.
         return dtensor_like(op(piece_of(source)).resolve_conj().resolve_neg(), source)
@@ -312,12 +317,14 @@ _NO_SUCH_VIEW = RuntimeError, AssertionError
 _OF_DUALS = frozenset({aten._fw_primal.default, aten._make_dual.default})
 """What takes a value and its derivative apart, or together: below autograd both are the value."""
 
+_SAME = frozenset({aten.alias.default, aten.detach.default})
+"""Views of what their source is."""
+
 _FLAGS = frozenset({aten._conj.default, aten._neg_view.default})
 
 _VIEWS_OF_SHARDS = frozenset(
     {
-        aten.alias.default, aten.detach.default, aten.permute.default, aten.t.default,
-        aten.transpose.int, aten.unsqueeze.default,
+        *_SAME, aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
     }
 )  # fmt: skip
 """Views that every shard has."""
