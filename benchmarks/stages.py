@@ -53,15 +53,15 @@ def measure(case: str) -> Planned:
     from autopar.cluster.parsing import parse_cluster
     from autopar.compile import ModelCall, plan_call
     from autopar.driver.pipelining import search_stages
-    from autopar.plans.options import make_options
     from autopar.plans.plan import Plan
+    from autopar.plans.read_options import make_options
     from autopar.plans.request import ask
     from autopar.tracer import Traced
     from benchmarks.models import llama, tokens
 
     size, cluster, batch, length = case.split(":")
     is_open = {"stages": "auto", "microbatches": "auto", "unread_outputs": ["logits"]}
-    options = make_options("auto", "adamw", None, None, False, **is_open)
+    options = make_options(**is_open)
 
     def say(text: str) -> None:
         click.echo(f"{case}: {time.process_time():.1f} s: {text}", err=True)

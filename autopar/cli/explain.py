@@ -18,7 +18,7 @@ from autopar.cli.terminal import (
 
 if TYPE_CHECKING:
     from autopar.plans.plan import Plan
-    from autopar.plans.recorded import Imposed
+    from autopar.plans.plan_options import ConstraintOptions
     from autopar.report.reasons import Reasons
 
 _TARGET = re.compile(r"[^:]+:[A-Za-z_][\w.]*")
@@ -74,9 +74,9 @@ def explain(
         check_one_stage(plan)
     found = explained(plan, name or "", stage)
     if target is not None:
-        from autopar.plans.recorded import Imposed
+        from autopar.plans.plan_options import ConstraintOptions
 
-        given = Imposed(pins, forbid, strategy)
+        given = ConstraintOptions(pins=pins, forbid=forbid, strategy=strategy)
         imposed = None if given.is_empty else given
         found = _alternatives(
             plan, name or "", target, global_batch, cluster, profile_file, imposed
@@ -91,7 +91,7 @@ def _alternatives(
     global_batch: int | None,
     cluster: str | None,
     profile_file: str | None,
-    imposed: Imposed | None,
+    imposed: ConstraintOptions | None,
 ) -> Reasons:
     from autopar.driver.target import load_target
     from autopar.plans.recorded import cluster_of, options_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,7 @@ from autopar.cli.terminal import (
     Output,
     page_options,
     print_content,
+    seconds,
     size,
     spoken_progress,
     target_options,
@@ -18,8 +19,50 @@ from autopar.cli.terminal import (
 )
 from autopar.ir.gc_pause import collection_paused
 
+if TYPE_CHECKING:
+    from autopar.plans.plan_options import OptionField
 
-@click.command()
+
+class Planning(click.Command):
+    """A command with the options of a plan, by their keywords, where it has `_HERE`. They are made
+    when it is called: what they come from takes as long to import as all else."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        place = next((k for k, each in enumerate(self.params) if each.name == _HERE), None)
+        if place is not None:
+            from autopar.plans.plan_options import option_fields
+
+            self.params[place : place + 1] = map(_option_of, option_fields())
+        return super().get_params(ctx)
+
+
+_HERE = "options_of_the_plan"
+
+
+def flag_of(field: OptionField) -> str:
+    """`--memory-limit`; those that may be given several times are named in the singular."""
+    name = field.keyword.removesuffix("s") if field.is_several else field.keyword
+    return f"--{name.replace('_', '-')}"
+
+
+def _option_of(field: OptionField) -> click.Option:
+    from autopar.plans.plan_options import BYTES, SECONDS
+
+    flag = flag_of(field)
+    if field.kind is bool:
+        return click.Option((flag, field.keyword), is_flag=True, default=False, help=field.help)
+    return click.Option(
+        (flag, field.keyword),
+        default=field.default,
+        show_default=isinstance(field.default, str) and bool(field.default),
+        multiple=field.is_several,
+        metavar=field.metavar,
+        callback={BYTES: size, SECONDS: seconds}.get(field.unit),
+        help=field.help,
+    )
+
+
+@click.command(cls=Planning)
 @target_options
 @click.option(
     "--cluster",
@@ -27,126 +70,12 @@ from autopar.ir.gc_pause import collection_paused
     help="64x8xH100, a .toml file or a profile; default: the devices at hand.",
 )
 @click.option(
-    "--mesh",
-    default="auto",
-    show_default=True,
-    help="auto, auto:3 (all of three axes too), 8x8 or dp=8,tp=8; of stages, 4/2/2.",
-)
-@click.option(
     "--profile",
     "profile_file",
     metavar="FILE",
     help="Price with what `autopar profile` measured, not with datasheets.",
 )
-@click.option(
-    "--memory-limit",
-    metavar="SIZE",
-    callback=size,
-    help="Per device, such as 72GiB; default: all.",
-)
-@click.option(
-    "--host-memory",
-    metavar="SIZE",
-    callback=size,
-    help="Per node, such as 1.5TiB, which its devices share; default: what the cluster says.",
-)
-@click.option(
-    "--microbatches",
-    metavar="N|auto",
-    help="Work on the batch in N parts, one after the other; auto: as many as are best where "
-    "memory binds. Default: 1, or auto in stages and where nothing fits otherwise.",
-)
-@click.option(
-    "--residency",
-    default="cuda",
-    show_default=True,
-    metavar="cuda|cpu|auto",
-    help="Where parameters live, with gradients and the optimizer's states: on the device, on its "
-    "host, or where it is best if memory binds.",
-)
-@click.option(
-    "--checkpoint",
-    default="planned",
-    show_default=True,
-    metavar="planned|'as written'",
-    help="What becomes of what the model wraps in torch.utils.checkpoint: free to be planned, or "
-    "made again as it asks.",
-)
-@click.option(
-    "--saved-dtype",
-    metavar="bfloat16|float16",
-    help="Save activations of float32 for backward in this dtype, which rounds gradients. Default: "
-    "as they are.",
-)
-@click.option(
-    "--stages",
-    metavar="N|auto",
-    help="Cut the model into N stages of a pipeline; auto: as many as are best, or none. Default: "
-    "1, or auto where that does not fit, or devices wait, or do the same work, for a third of its "
-    "step, and nothing is asked of its mesh, microbatches or shardings.",
-)
-@click.option(
-    "--cut",
-    "cuts",
-    multiple=True,
-    metavar="MODULE",
-    help="A stage begins there, as in model.layers.8; may be given several times.",
-)
-@click.option(
-    "--schedule",
-    default="auto",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="How stages work on microbatches: gpipe, 1f1b, eager-1f1b, interleaved:2, zb-h1, zb-v, "
-    "zb:2, or a table of your own in a file.",
-)
-@click.option(
-    "--loss-chunks",
-    default="auto",
-    show_default=True,
-    metavar="N|auto",
-    help="Work on the loss of a large vocabulary in N chunks of a device's tokens; auto: where "
-    "memory binds and that is better.",
-)
-@click.option(
-    "--optimizer",
-    default="adamw",
-    show_default=True,
-    help="Whose states and step count, with its settings: sgd-momentum, adamw-amsgrad-fused, or "
-    '"muon; adamw for head.weight".',
-)
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
-@click.option("--strict", is_flag=True, help="An op without a sharding rule is an error.")
-@click.option(
-    "--pin",
-    "pins",
-    multiple=True,
-    metavar="PATTERN=SHARDING",
-    help="Keep to it, as in '*.down_proj.weight=S(1) on tp'; may be given several times.",
-)
-@click.option(
-    "--forbid",
-    multiple=True,
-    metavar="AXIS:PATTERN",
-    help="Shard nothing there on the axis, as in tp:lm_head; may be given several times.",
-)
-@click.option("--strategy", default="", help="ddp, fsdp, megatron, 2d, 2.5d or 3d; default: any.")
-@click.option("--backend", help="eager or inductor: what runs the plan; default: the device's own.")
-@click.option(
-    "--differentiable-output",
-    "differentiable_outputs",
-    multiple=True,
-    metavar="NAME",
-    help="A backward goes through it beside the losses, as in logits; may be given several times.",
-)
-@click.option(
-    "--unread-output",
-    "unread_outputs",
-    multiple=True,
-    metavar="NAME",
-    help="Nobody looks at it in training, as in logits: it is None there; may be given several "
-    "times.",
-)
+@click.option("--" + _HERE, _HERE, expose_value=False)
 @click.option(
     "--margin/--no-margin",
     default=None,
@@ -189,7 +118,7 @@ def plan(
     """
     from autopar.cluster.parsing import parse_cluster
     from autopar.cluster.profile import Profile
-    from autopar.plans.options import make_options
+    from autopar.plans.read_options import make_options
 
     make_options(**options)
     options["cluster"] = None if cluster is None else parse_cluster(cluster)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from autopar.ir.units import parse_bytes
+from autopar.ir.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -88,6 +89,22 @@ def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
         return None if text is None else parse_bytes(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    """The callback of an option that is a time: `90`, in seconds, or `2min`."""
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        try:
+            found = parse_seconds(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+    if not 0 < found < inf:
+        raise click.BadParameter(f"{text!r}: it must be more than 0 seconds")
+    return found
 
 
 stage_option = click.option(

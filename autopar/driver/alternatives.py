@@ -30,7 +30,8 @@ from autopar.ir.units import format_ns
 from autopar.plans.explanation import Benefit, Explanation
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.recorded import Imposed, cluster_of, options_of
+from autopar.plans.plan_options import ConstraintOptions
+from autopar.plans.recorded import cluster_of, options_of
 from autopar.report.explained import check_one_stage
 from autopar.report.reasons import Reasons, reasons
 from autopar.runtime.module.building import Built
@@ -47,7 +48,7 @@ def explain_plan(
     *,
     cluster: Cluster | str | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
-    imposed: Imposed | None = None,
+    imposed: ConstraintOptions | None = None,
     progress: Progress | None = None,
 ) -> Reasons:
     """`report.reasons.reasons` of `name`, with its alternatives, each at what a step would take if

@@ -32,8 +32,10 @@ from autopar.plans.compatibility import (
 )
 from autopar.plans.constraints import Forbidden, Pins
 from autopar.plans.frontier import Frontier, read_limits
-from autopar.plans.options import Options, make_options
+from autopar.plans.options import Options
 from autopar.plans.plan import Plan
+from autopar.plans.plan_options import options_among
+from autopar.plans.read_options import make_options
 from autopar.plans.request import Asked
 from autopar.runtime.checkpoint.weights import find_sources
 from autopar.runtime.module import params
@@ -134,6 +136,7 @@ def compile(
     no values. With `verify` the first call raises VerificationError if its program is not equal to
     eager.
     """
+    given = options_among(locals())
     model = read_model(model)
     params.check_model(model)
     check_inputs(inputs or "global", model)
@@ -141,15 +144,9 @@ def compile(
     described = read_cluster(cluster, model)
     if stored is not None:
         # What is not said is as the plan has it.
-        microbatches = "auto" if microbatches is None else microbatches
-        stages = "auto" if stages is None else stages
-    options = make_options(
-        mesh, optimizer_name(optimizer, model), memory_limit, time_limit, strict, pins, forbid,
-        strategy,
-        differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule, loss_chunks, unread_outputs, saved_dtype,
-        host_memory,
-    )  # fmt: skip
+        unsaid = {name for name in ("microbatches", "stages") if given[name] is None}
+        given |= dict.fromkeys(unsaid, "auto")
+    options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
     if stored is not None:
         # For the calls that the stored plan is not for.
         options = stored_options(options, stored.structure)
@@ -231,15 +228,10 @@ def plan(
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
+    given = options_among(locals())
     say: Callable[[str], None] = progress or (lambda _: None)
     model = read_model(model)
-    options = make_options(
-        mesh, optimizer_name(optimizer, model), memory_limit, time_limit, strict, pins, forbid,
-        strategy,
-        differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule, loss_chunks, unread_outputs, saved_dtype,
-        host_memory,
-    )  # fmt: skip
+    options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
     )
@@ -280,16 +272,11 @@ def frontier(
     frontier says to suffice or not. `time_limit` is of each plan. TraceError if the model cannot be
     captured; a limit that nothing fits is a point without a plan.
     """
+    given = options_among(locals())
     say: Callable[[str], None] = progress or (lambda _: None)
     rungs = read_limits(limits)
     model = read_model(model)
-    options = make_options(
-        mesh, optimizer_name(optimizer, model), memory_limit, time_limit, strict, pins, forbid,
-        strategy,
-        differentiable_outputs, backend, microbatches, residency, checkpoint,
-        loss_chunks=loss_chunks, unread_outputs=unread_outputs, saved_dtype=saved_dtype,
-        host_memory=host_memory,
-    )  # fmt: skip
+    options = make_options(**given | {"optimizer": optimizer_name(optimizer, model), "stages": 1})
     return _asked(
         model, inputs, cluster, profile, options, say,
         lambda asked: find_frontier(asked, rungs, say),

@@ -29,7 +29,9 @@ from autopar.errors import AutoparError
 from autopar.plans.compatibility import check_cluster
 from autopar.plans.constraints import Constraint
 from autopar.plans.matching import matches
-from autopar.plans.options import Options, make_options
+from autopar.plans.options import Options
+from autopar.plans.plan_options import options_among
+from autopar.plans.read_options import make_options
 from autopar.runtime.module.runner import Runner
 from autopar.runtime.process.agreement import make_agreement
 from autopar.runtime.process.byte_messages import broadcast, know_bytes
@@ -74,17 +76,9 @@ def backend(
         raise AutoparError(f"{_ITSELF} has no microbatches: {_UNSPLIT}")
     check_keywords(_ITSELF, given, _OPTIONS)
     flat = _Flat(gm, example_inputs)
+    name = optimizer_name(given.get("optimizer", "adamw"), flat)
     asked = make_options(
-        given.get("mesh"),
-        optimizer_name(given.get("optimizer", "adamw"), flat),
-        given.get("memory_limit"),
-        given.get("time_limit"),
-        given.get("strict", False),
-        given.get("pins"),
-        given.get("forbid"),
-        given.get("strategy"),
-        backend=given.get("backend"),
-        host_memory=given.get("host_memory"),
+        **options_among(given) | {"optimizer": name, "stages": 1, "microbatches": 1}
     )
     _check_whole(asked, flat)
     (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args

@@ -213,6 +213,7 @@ class _Pipeline:
                 gap_ppm=divided.gap_ppm,
                 meshes_tried=(divided.mesh_text,),
                 imposed=(*told.describe_imposed(), *imposed_on(asked.options)),
+                options=asked.options.given,
             ),
         )
 

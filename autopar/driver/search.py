@@ -281,6 +281,7 @@ def planned(found: Survey, margin: Margin | None = None) -> Plan:
             gap_ppm=round(solution.gap * 1e6),
             meshes_tried=tuple(str(mesh) for mesh in found.meshes),
             imposed=best.request.describe_imposed(),
+            options=best.request.options.given,
             margin=margin,
             statistics={
                 key: str(value)

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import inf, isfinite
-from numbers import Real
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from autopar.cluster.mesh_shapes import MeshLike, read_mesh
-from autopar.errors import ArgumentError, AutoparError, StageError
-from autopar.ir.files import read_at_most
+from autopar.errors import AutoparError
 from autopar.ir.mesh import MESH_OF_RANK, Device
 from autopar.ir.pipeline import ActionTable, is_action
 from autopar.ir.sharding import Sharding
-from autopar.ir.units import parse_bytes, parse_seconds
 from autopar.plans.constraints import (
     Constraint,
-    Forbidden,
-    Pins,
     WantedPlacement,
-    check_strategy,
-    parse_forbidden,
-    parse_pins,
 )
 from autopar.plans.matching import matches
 from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES
 from autopar.plans.plan import SavedDtype, Structure
+from autopar.plans.plan_options import PlanOptions
 
 BACKENDS = ("eager", "inductor")
 """What runs a rank's graphs: op by op, or compiled."""
@@ -50,9 +39,6 @@ SAVED_DTYPES: tuple[SavedDtype, ...] = ("", "bfloat16", "float16")
 
 STORED = "parameters as they are stored"
 """The origin of what calls of a model ask for that are not the first."""
-
-_MAX_TABLE_BYTES = 2**24
-"""Of the file that a table of actions is in."""
 
 
 def check_backend(backend: str | None) -> str:
@@ -120,6 +106,8 @@ class Options:
     microbatches_if_needed: bool = False
     stages_if_needed: bool = False
     host_memory_bytes: int | None = None
+    given: PlanOptions = field(default_factory=PlanOptions, compare=False)
+    """What all of it was read from."""
 
     @property
     def table(self) -> ActionTable | None:
@@ -200,109 +188,6 @@ def _is_named(patterns: Sequence[str], position: int, name: str) -> bool:
     return any(matches(p, name) or matches(p, str(position)) for p in patterns)
 
 
-def make_options(
-    mesh: MeshLike,
-    optimizer: str,
-    memory_limit: float | str | None,
-    time_limit: float | str | None,
-    strict: Any,
-    pins: Pins = (),
-    forbid: Forbidden = (),
-    strategy: str | None = "",
-    differentiable_outputs: str | Sequence[str] = (),
-    backend: str | None = None,
-    microbatches: int | str | None = 1,
-    residency: str = "cuda",
-    checkpoint: str = "planned",
-    stages: int | str | None = 1,
-    cuts: str | Sequence[str] = (),
-    schedule: str | os.PathLike[str] = "auto",
-    loss_chunks: int | str = "auto",
-    unread_outputs: str | Sequence[str] = (),
-    saved_dtype: object = None,
-    host_memory: float | str | None = None,
-) -> Options:
-    """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` and
-    `host_memory` in bytes, or as text such as "72GiB", `time_limit` in seconds, or as "2min";
-    `pins` and `forbid` as `constraints` reads them; `microbatches` as a number or "auto", None for
-    "auto" in stages and for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of
-    `CHECKPOINTS`; `stages` as a number or "auto", None for 1, or more if that waits and no mesh,
-    number of microbatches or constraint is given; `cuts` as a module or several, `schedule` by
-    its name, or a table or the path of one, which settles `stages` and `microbatches`;
-    `loss_chunks` as a number or "auto"; `unread_outputs` as a name or several; `saved_dtype` as
-    torch names it, None for that of what is saved. AutoparError on what cannot be read."""
-    axes, constraints = read_mesh(mesh), (*parse_pins(pins), *parse_forbidden(forbid))
-    num_stages = _count("stages", _usual_stages(axes) if stages is None else stages)
-    if MESH_OF_RANK in axes and num_stages == 1 and not cuts:
-        raise ArgumentError(f"mesh={axes!r}: that is of a pipeline, and stages={stages!r}")
-    usual = "auto" if num_stages != 1 or cuts else 1
-    limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
-    of_node = _quantity("host_memory", host_memory, parse_bytes, "bytes", "1.5TiB")
-    if not isinstance(strict, bool):
-        raise ArgumentError(f"strict={strict!r}: write True or False")
-    cut_before, order = _several(cuts), read_schedule(schedule)
-    if cut_before and num_stages not in (None, 1, len(cut_before) + 1):
-        raise ArgumentError(
-            f"stages={num_stages}: cuts before {', '.join(cut_before)} make {len(cut_before) + 1}; "
-            "give all cuts, or none and only how many stages"
-        )
-    count = _count("microbatches", usual if microbatches is None else microbatches)
-    is_free = axes == "auto" and microbatches in (None, "auto") and not (constraints or strategy)
-    if is_table(order):
-        num_stages, count = _as_in(ActionTable.parse(order), num_stages, microbatches, cut_before)
-    elif order != "auto" and num_stages == 1 and not cuts:
-        raise ArgumentError(f"schedule={order!r}: that is of stages; say how many, or auto")
-    return Options(
-        mesh=axes,
-        optimizer=optimizer,
-        memory_limit_bytes=None if limit is None else int(limit),
-        time_limit_s=_quantity("time_limit", time_limit, parse_seconds, "seconds", "2min"),
-        strict=strict,
-        constraints=constraints,
-        strategy=check_strategy(strategy),
-        differentiable_outputs=_several(differentiable_outputs),
-        backend=check_backend(backend),
-        microbatches=count,
-        residency=_one_of("residency", residency, RESIDENCIES),
-        checkpoint=_one_of("checkpoint", checkpoint, CHECKPOINTS),
-        stages=num_stages,
-        cuts=cut_before,
-        schedule=order,
-        loss_chunks=_count("loss_chunks", loss_chunks),
-        unread_outputs=_several(unread_outputs),
-        saved_dtype=check_saved_dtype(saved_dtype),
-        microbatches_if_needed=microbatches is None and count == 1,
-        stages_if_needed=stages is None and not cuts and order == "auto" and is_free,
-        host_memory_bytes=None if of_node is None else int(of_node),
-    )
-
-
-def _usual_stages(mesh: str) -> int | str:
-    """How many stages there are where nobody says."""
-    return "auto" if MESH_OF_RANK in mesh else 1
-
-
-def _several(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
-def check_saved_dtype(given: object) -> SavedDtype:
-    """`given`, which may be one of torch's dtypes, "" for None. ArgumentError unless it is one of
-    `SAVED_DTYPES`."""
-    name = "" if given is None else str(given).removeprefix("torch.")
-    for known in SAVED_DTYPES:
-        if name == known:
-            return known
-    words = " or ".join(filter(None, SAVED_DTYPES))
-    raise ArgumentError(f"saved_dtype={given!r}: write {words}, or nothing")
-
-
-def _one_of(name: str, given: str, known: Sequence[str]) -> str:
-    if given not in known:
-        raise ArgumentError(f"{name}={given!r}: write one of {', '.join(known)}")
-    return given
-
-
 def is_named(schedule: str) -> bool:
     """Whether an order of microbatches is asked for by its name, or left open."""
     name, colon, chunks = schedule.partition(":")
@@ -315,79 +200,3 @@ def is_table(schedule: str) -> bool:
     """Whether what is asked for is a table of actions."""
     first, *_ = schedule.replace(",", " ").split() or [""]
     return is_action(first)
-
-
-def read_schedule(given: str | os.PathLike[str]) -> str:
-    """The name of a schedule, or a table as text: `given`, or what is in the file `given`.
-    ArgumentError if it is none of them, or no table that ranks can follow."""
-    text = os.fspath(given)
-    if is_named(text):
-        return text
-    if not is_table(text):
-        text = _schedule_file(text)
-    try:
-        return str(ActionTable.parse(text))
-    except StageError as error:
-        raise ArgumentError(f"schedule: {error}") from None
-
-
-def _schedule_file(path: str) -> str:
-    """The text in a file."""
-    try:
-        return read_at_most(path, _MAX_TABLE_BYTES).decode()
-    except (OSError, ValueError) as error:
-        words = ", ".join(SCHEDULES)
-        raise ArgumentError(
-            f'schedule={path!r}: write "auto", one of {words} ("interleaved:2", "zb:2"), a '
-            f'table such as "0F0 0B0", or the path of one ({error})'
-        ) from None
-
-
-def _as_in(
-    table: ActionTable, stages: int | None, microbatches: int | str | None, cuts: Sequence[str]
-) -> tuple[int, int]:
-    """How many stages and microbatches there are, which the user may have said as well."""
-    num_stages, count = table.num_stages, table.microbatches
-    if num_stages == 1:
-        raise ArgumentError("schedule: the table has one stage, which is no pipeline")
-    asked = None if microbatches is None else _count("microbatches", microbatches)
-    if asked not in (None, count):
-        raise ArgumentError(f"microbatches={asked}: the table has {count}; leave it out")
-    if stages not in (None, 1, num_stages):
-        raise ArgumentError(f"stages={stages}: the table has {num_stages}; leave it out")
-    if cuts and len(cuts) + 1 != num_stages:
-        raise ArgumentError(f"{len(cuts) + 1} stages are cut: the table has {num_stages}")
-    return num_stages, count
-
-
-def _count(name: str, given: int | str) -> int | None:
-    """How many; None for "auto"."""
-    if given == "auto":
-        return None
-    is_number = isinstance(given, str) and given.isascii() and given.isdecimal()
-    count = int(given) if is_number else given
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ArgumentError(f'{name}={given!r}: write a number, or "auto"')
-    return count
-
-
-def _quantity(
-    name: str,
-    given: Any,
-    parse: Callable[[str], float],
-    unit: str,
-    example: str,
-) -> float | None:
-    """The number in `given`; None where there is no limit."""
-    try:
-        value = parse(given) if isinstance(given, str) else given
-    except ValueError as error:
-        raise AutoparError(f"{name}: {error}") from error
-    if value is None or value == inf:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ArgumentError(f'{name}={given!r}: write {unit}, or text such as "{example}"')
-    number = float(value)
-    if not (isfinite(number) and number > 0):
-        raise AutoparError(f"{name}={given!r}: it must be more than 0 {unit}")
-    return number

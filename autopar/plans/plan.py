@@ -27,6 +27,7 @@ from autopar.plans.display import Shown
 from autopar.plans.estimates import Estimates
 from autopar.plans.order import OPTIMIZER, Item
 from autopar.plans.pipeline_orders import IN_CHUNKS, make_table
+from autopar.plans.plan_options import PlanOptions
 from autopar.plans.wire import pack, unpack
 
 SCHEMA_VERSION = 12
@@ -207,7 +208,7 @@ IN_STAGES = "in_stages"
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the plan came about. Never compared. `imposed` lists what the user asked for, and what a
     strategy comes to on the mesh of the plan (`constraints`); `margin` is None where it was not
-    asked for."""
+    asked for. `options` are all that was asked, to plan again; plans of before have none."""
 
     autopar: str
     torch: str
@@ -220,6 +221,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     imposed: tuple[str, ...] = ()
     margin: Margin | None = None
     statistics: dict[str, str] = {}
+    options: PlanOptions | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def is_proven(self) -> bool:

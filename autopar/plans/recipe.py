@@ -12,6 +12,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,38 +20,30 @@ from autopar.cluster.parsing import is_cluster_file, parse_cluster
 from autopar.errors import AutoparError, RecipeError
 from autopar.ir.files import read_at_most
 from autopar.ir.mesh import Cluster
-from autopar.plans.options import Options, is_named, is_table, make_options
+from autopar.plans.options import Options, is_named, is_table
+from autopar.plans.plan_options import OptionField, option_fields
+from autopar.plans.read_options import make_options
 
 PLAN_SUFFIX = ".plan.json"
 _MAX_FILE_BYTES = 2**20
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys that are no options of a plan."""
+
     target: str
     cluster: str
     global_batch: int | None = None
     root: str = "."
-    mesh: str = "auto"
-    optimizer: str = "adamw"
-    memory_limit: int | str | None = None
-    host_memory: int | str | None = None
-    time_limit: int | float | None = None
-    strict: bool = False
-    strategy: str = ""
-    backend: str | None = None
-    microbatches: int | str | None = None
-    residency: str = "cuda"
-    checkpoint: str = "planned"
-    stages: int | str | None = None
-    cuts: list[str] = []
-    schedule: str = "auto"
-    loss_chunks: int | str = "auto"
-    unread_outputs: list[str] = []
-    saved_dtype: str = ""
-    pins: dict[str, str] | list[str] = []
-    forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
     margin: bool = False
+
+
+_IN_TOML: dict[str, Any] = {
+    "pins": dict[str, str] | list[str],
+    "forbid": dict[str, str | list[str]] | list[str],
+}
+"""What else than a list of lines an option may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +89,20 @@ def read_recipe(path: Path) -> Recipe:
     """The recipe in a file; RecipeError, naming file and key, if it cannot be read."""
     path = path.resolve()
     try:
-        table = msgspec.convert(tomllib.loads(_text(path)), _Table)
+        content = tomllib.loads(_text(path))
+        given = {f.keyword: _option(f, content) for f in option_fields() if f.keyword in content}
+        table = msgspec.convert(content, _Table)
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: {error}") from None
-    batch, limit_s = table.global_batch, table.time_limit
+    batch = table.global_batch
     if batch is not None and batch < 1:
         raise RecipeError(f"{path}: global_batch is {batch}: it must be at least 1")
-    if limit_s is not None and not 0 < limit_s < float("inf"):
-        raise RecipeError(f"{path}: time_limit is {limit_s}: it must be more than 0 seconds")
-    for key, size in (("memory_limit", table.memory_limit), ("host_memory", table.host_memory)):
-        if isinstance(size, int) and size < 1:
-            raise RecipeError(f"{path}: {key} is {size}: it must be more than 0")
+    if "schedule" in given:
+        given["schedule"] = _schedule(given["schedule"], path)
     described = cluster_file(path)
     try:
         cluster = parse_cluster(str(described or table.cluster))
-        options = make_options(
-            table.mesh, table.optimizer, table.memory_limit, limit_s, table.strict,
-            table.pins, table.forbid, table.strategy, backend=table.backend,
-            microbatches=table.microbatches, residency=table.residency,
-            checkpoint=table.checkpoint, stages=table.stages, cuts=table.cuts,
-            schedule=_schedule(table.schedule, path), loss_chunks=table.loss_chunks,
-            unread_outputs=table.unread_outputs, saved_dtype=table.saved_dtype,
-            host_memory=table.host_memory,
-        )  # fmt: skip
+        options = make_options(**given)
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None
     root = (path.parent / table.root).resolve()
@@ -135,6 +119,15 @@ def read_recipe(path: Path) -> Recipe:
         options=options,
         margin=table.margin,
     )
+
+
+def _option(field: OptionField, content: dict[str, Any]) -> Any:
+    """Takes an option out of `content`. ValueError, naming the key, if it is of another type."""
+    kind = _IN_TOML.get(field.keyword, list[str] if field.is_several else field.kind)
+    try:
+        return msgspec.convert(content.pop(field.keyword), kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{field.keyword}: {error}") from None
 
 
 def _target(text: str, path: Path) -> str:

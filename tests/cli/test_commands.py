@@ -272,13 +272,13 @@ def test_plan_asks_for_what_was_said(
     assert options.pop("cluster").name == "2x4xA100"  # type: ignore[attr-defined]
     options.pop("progress")
     assert options == {
-        "backend": None,
+        "backend": "",
         "microbatches": None,
         "residency": "cuda",
         "checkpoint": "planned",
         "loss_chunks": "auto",
         "unread_outputs": (),
-        "saved_dtype": None,
+        "saved_dtype": "",
         "stages": None,
         "cuts": (),
         "schedule": "auto",

@@ -6,19 +6,19 @@ import json
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import UNSET, UnsetType
 
 from autopar.cli.main import main
 from autopar.errors import ClusterError, ConstraintError
-from autopar.plans.constraints import Constraint
-from autopar.plans.options import make_options
 from autopar.plans.plan import Plan
-from autopar.plans.recorded import Imposed, cluster_of, options_of, read_imposed
+from autopar.plans.plan_options import ConstraintOptions, PlanOptions
+from autopar.plans.read_options import make_options
+from autopar.plans.recorded import cluster_of, options_of
 from tests.report.plans import renamed, two_axis_plan
 
 TARGET = """
@@ -159,21 +159,31 @@ def test_a_name_is_no_path(tmp_path: Path) -> None:
         cluster_of(msgspec.structs.replace(plan, structure=structure))
 
 
-def imposed(*lines: str) -> Plan:
+def imposed(*lines: str, options: PlanOptions | UnsetType = UNSET) -> Plan:
     plan = two_axis_plan()
-    provenance = msgspec.structs.replace(plan.provenance, imposed=lines)
+    provenance = msgspec.structs.replace(plan.provenance, imposed=lines, options=options)
     return msgspec.structs.replace(plan, provenance=provenance)
 
 
 def test_options_of_a_plan_are_those_it_was_made_with() -> None:
     given = make_options(
-        "dp=2,tp=4", "adamw", two_axis_plan().estimates.memory_limit, None, False,
-        ("a.*=S(0) on tp", "b=[S(1) on tp]"), ("dp:lm_head",), "megatron", backend="eager",
-    )  # fmt: skip
-    pinned = Constraint.parse("param:a.0 = S(0) on tp", "strategy megatron")
-    plan = imposed(*given.asked, f"{pinned.origin}: {pinned}", "backend eager")
-    assert options_of(plan) == replace(given, loss_chunks=1)
-    assert options_of(plan, Imposed(strategy="ddp")).backend == "eager"
+        mesh="dp=2,tp=4",
+        memory_limit=two_axis_plan().estimates.memory_limit,
+        pins=("a.*=S(0) on tp", "b=[S(1) on tp]"),
+        forbid=("dp:lm_head",),
+        strategy="megatron",
+        backend="eager",
+        residency="auto",
+        checkpoint="as written",
+        microbatches=1,
+        stages=1,
+        loss_chunks=1,
+    )
+    plan = imposed(*given.asked, options=given.given)
+    assert options_of(plan) == given
+    others = ConstraintOptions(strategy="ddp")
+    found = options_of(plan, others)
+    assert (found.backend, found.strategy, found.constraints) == ("eager", "ddp", ())
 
 
 HEAD = """
@@ -211,6 +221,26 @@ def test_a_loss_in_chunks_without_logits(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--residency", "auto"), ("--residency", "cpu"), ("--checkpoint", "as written"),
+        ("--host-memory", "64GiB"), ("--differentiable-output", "logits"), ("--strict",),
+        ("--saved-dtype", "bfloat16"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_it_is_planned_again_as_it_was_asked_for(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    target = tmp_path / "asked_head.py"
+    target.write_text(HEAD)
+    path, built = str(tmp_path / "plan.json"), f"{target}:build"
+    result = run("plan", built, "--cluster", "2xH100", *asked, "-o", path)
+    assert result.exit_code == 0, result.stderr
+    result = run("explain", path, "head.weight", built)
+    # Were it another problem, a warning would say that it has another best step.
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_as_many_microbatches_as_were_planned(stored: str, target: str, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
     assert run("plan", target, *ON, "--microbatches", "4", "-o", path).exit_code == 0
@@ -228,5 +258,4 @@ def test_what_cannot_be_asked_for_again_is_refused() -> None:
     plan = imposed("parameters as they are stored")
     with pytest.raises(ConstraintError, match="say what is to be imposed"):
         options_of(plan)
-    assert options_of(plan, Imposed(strategy="ddp")).strategy == "ddp"
-    assert read_imposed(()).is_empty
+    assert options_of(plan, ConstraintOptions(strategy="ddp")).strategy == "ddp"

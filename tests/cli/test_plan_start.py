@@ -63,11 +63,16 @@ def modules_of(*arguments: str) -> set[str]:
     return set(modules)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["--version"]])
 def test_help_imports_click_and_little_else(arguments: list[str]) -> None:
     others = {name.partition(".")[0] for name in modules_of(*arguments)}
     others = {name for name in others if not name.startswith("_")}
     assert others - set(sys.stdlib_module_names) <= {"autopar", "click", "sitecustomize"}
+
+
+def test_help_of_plan_imports_what_options_are_made_of() -> None:
+    others = modules_of("plan", "--help")
+    assert "msgspec" in others and not others & {"torch", "numpy", "rich", "highspy"}
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from autopar.ir.graph import Graph, Phase, Ref, Role
 from autopar.ir.schedule import Compute, Event, Message, Schedule, Start, Wait
 from autopar.plans.decisions import make_structure
 from autopar.plans.layout import parse_layout
-from autopar.plans.options import make_options
 from autopar.plans.plan import Plan
+from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from autopar.plans.scheduling import schedule
 from autopar.runtime.simulator.spmd import train_step
@@ -88,7 +88,7 @@ def test_copies_of_parameters_and_what_becomes_gradients_are_known() -> None:
 def planned(strategy: str, sizes: str, bucket_bytes: int) -> Plan:
     """The best plan, whose bill is what was solved."""
     cluster, laid = on_h100(sizes, bucket_bytes)
-    options = make_options(sizes, "adamw", None, None, False, strategy=strategy)
+    options = make_options(mesh=sizes, strategy=strategy)
     request = ask(made().traced.graph, cluster, options).on(laid).within(1 << 40)
     problem = price(request)
     solution = solve(problem)

@@ -17,8 +17,8 @@ from autopar.driver.search import survey
 from autopar.errors import InfeasibleError
 from autopar.plans.estimates import Estimates
 from autopar.plans.fitting import Candidate
-from autopar.plans.options import make_options
 from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver.search import silent
@@ -35,7 +35,7 @@ def chosen(
     name: str, cluster: str, mesh: str, strategy: str, count: int | str, limit: int | None = None
 ) -> Candidate:
     options = make_options(
-        mesh, "adamw", limit, None, False, strategy=strategy, backend="eager", microbatches=count
+        mesh=mesh, memory_limit=limit, strategy=strategy, backend="eager", microbatches=count
     )
     return survey(ask(case(name).traced.graph, hostless(cluster), options), silent).best
 
@@ -100,7 +100,9 @@ def test_as_many_as_it_takes_where_memory_binds() -> None:
     graph = trace(Tall(), (torch.randn(4096, 16),), {}).graph
 
     def best(count: int | str, limit: int | None = None) -> Candidate:
-        options = make_options("1", "sgd", limit, None, False, backend="eager", microbatches=count)
+        options = make_options(
+            mesh="1", optimizer="sgd", memory_limit=limit, backend="eager", microbatches=count
+        )
         return survey(ask(graph, hostless("1xH100"), options), silent).best
 
     assert best("auto").structure.schedule.microbatches == 1
@@ -115,7 +117,7 @@ def test_as_many_as_it_takes_where_memory_binds() -> None:
 
 def test_no_more_of_them_is_shorter_than_one() -> None:
     cluster = parse_cluster("2xH100")
-    options = make_options("2", "adamw", None, None, False, backend="eager")
+    options = make_options(mesh="2", backend="eager")
     wanted = ask(case("llama").traced.graph, cluster, options)
     request = survey(wanted, silent).best.request
     times = [

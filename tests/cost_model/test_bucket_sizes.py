@@ -21,8 +21,8 @@ from autopar.driver.search import search
 from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.schedule import Start
 from autopar.plans.layout import parse_layout
-from autopar.plans.options import make_options
 from autopar.plans.plan import Plan
+from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from autopar.plans.scheduling import schedule
 from autopar.solver.search import silent
@@ -72,7 +72,7 @@ def test_what_starts_later_has_no_smaller_buckets() -> None:
 
 def test_a_plan_says_it_and_its_gathers_keep_to_it(tmp_path: Path) -> None:
     graph, cluster = linear_step(4096, 4096, 4096, layers=6), parse_cluster("64x8xH100")
-    options = make_options("512", "adamw", None, None, False, strategy="fsdp")
+    options = make_options(mesh="512", strategy="fsdp")
     search(ask(graph, cluster, options), silent).save(tmp_path / "plan.json")
     layout = parse_layout(graph, Plan.load(tmp_path / "plan.json").structure)
     assert layout.mesh[0].bucket_bytes == 800 << 20

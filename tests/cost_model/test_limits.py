@@ -11,7 +11,8 @@ from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.problem import FORBIDDEN, Problem
 from autopar.ir.sharding import P, Sharding
 from autopar.ir.uses import SAVED, groups, requirement
-from autopar.plans.options import Options, make_options
+from autopar.plans.options import Options
+from autopar.plans.read_options import make_options
 from autopar.plans.request import PlanRequest, ask
 from autopar.tracer import trace
 from tests.planned import LIMIT, on_h100
@@ -35,7 +36,7 @@ def graph(*, autocast: bool = False) -> Graph:
 
 
 def asked(*pins: str, forbid: tuple[str, ...] = (), strategy: str = "") -> Options:
-    return make_options("2x2", "adamw", None, None, False, pins, forbid, strategy)
+    return make_options(mesh="2x2", pins=pins, forbid=forbid, strategy=strategy)
 
 
 def problem(options: Options) -> Problem:

@@ -14,8 +14,8 @@ import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver.search import search
 from autopar.errors import AutoparError
-from autopar.plans.options import make_options
 from autopar.plans.plan import Plan
+from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from tests.graphs import linear_step
 
@@ -27,7 +27,7 @@ def planned(pins: Mapping[str, str], mesh: str = "3", hidden: int = 64) -> Plan:
         ask(
             linear_step(4096, hidden, 60, layers=2),
             parse_cluster(f"{count}xH100"),
-            make_options(mesh, "adamw", None, None, False, pins),
+            make_options(mesh=mesh, pins=pins),
         ),
         lambda _: None,
     )

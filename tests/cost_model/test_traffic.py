@@ -15,7 +15,8 @@ from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.sharding import Sharding
 from autopar.plans.decisions import make_structure
-from autopar.plans.options import Options, make_options
+from autopar.plans.options import Options
+from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from autopar.solver import solve
 from tests.graphs import Builder
@@ -105,7 +106,7 @@ def test_a_plan_is_priced_for_the_backend_that_it_is_asked_for_and_says_so() -> 
     cluster, mesh = on_h100("4")
     found: list[int] = []
     for backend in ("inductor", "eager"):
-        options = make_options("4", "adamw", None, None, False, backend=backend)
+        options = make_options(mesh="4", backend=backend)
         asked = ask(chain(), cluster, options)
         problem = price(asked.on(mesh))
         estimates = account(
@@ -116,4 +117,4 @@ def test_a_plan_is_priced_for_the_backend_that_it_is_asked_for_and_says_so() -> 
     assert found[0] < found[1]
     assert ask(chain(), cluster, Options()).on(mesh).describe_imposed() == ()
     with pytest.raises(AutoparError, match="no backend 'jit': choose one of eager, inductor"):
-        make_options("4", "adamw", None, None, False, backend="jit")
+        make_options(mesh="4", backend="jit")

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -23,9 +22,9 @@ from autopar.errors import InfeasibleError, NotImposedWarning
 from autopar.ir.graph import Graph
 from autopar.ir.moments import ON_HOST
 from autopar.ir.problem import Problem
-from autopar.ir.units import parse_bytes
-from autopar.plans.options import Options, make_options
+from autopar.plans.options import Options
 from autopar.plans.plan import PROVEN
+from autopar.plans.read_options import make_options
 from autopar.plans.recorded import options_of
 from autopar.plans.request import Asked, PlanRequest, ask, with_host_share
 from autopar.solver import evaluate, solve
@@ -128,12 +127,13 @@ def wide() -> Graph:
         return trace(Wide(), (torch.empty(65536, 4096),), {}).graph
 
 
-def asked(host_memory: str | None, **options: Any) -> Asked:
+def asked(host_memory: str | None, microbatches: int | None = 1) -> Asked:
     """On the two devices of a node, within less memory than it takes without the host's."""
-    of_node = None if host_memory is None else parse_bytes(host_memory)
-    given = Options(mesh="2", backend="eager", host_memory_bytes=of_node, **options)
+    given = make_options(
+        mesh="2", backend="eager", host_memory=host_memory, memory_limit=9500 << 20,
+        microbatches=microbatches,
+    )  # fmt: skip
     cluster = activations.fast_host(parse_cluster("2xH100"), FAST)
-    given = replace(given, memory_limit_bytes=9500 << 20)
     return ask(wide(), cluster, given)
 
 
@@ -155,7 +155,7 @@ def test_what_is_short_of_the_host_is_told_with_what_would_do() -> None:
 
 
 def test_microbatches_are_looked_for_where_the_host_is_too_small() -> None:
-    plan = answer(asked("1MiB", microbatches_if_needed=True), silent)
+    plan = answer(asked("1MiB", microbatches=None), silent)
     assert plan.structure.schedule.microbatches > 1
     assert 2 * plan.estimates.host_bytes <= 1 << 20
 
@@ -181,7 +181,7 @@ def test_parameters_that_have_to_be_there_are_in_smaller_shards() -> None:
 
 def test_a_node_is_shared_by_its_devices() -> None:
     graph = parameters.traced().graph
-    options = make_options("8", "adamw", None, None, False, host_memory="1TiB")
+    options = make_options(mesh="8", host_memory="1TiB")
     wanted = ask(graph, parse_cluster("2x4xH100"), options)
     assert wanted.cluster.host.memory_bytes == 2**40 // 4
     assert ask(graph, parse_cluster("8xH100"), Options()).cluster.host.memory_bytes == 256 * 10**9

@@ -12,8 +12,9 @@ from autopar.driver.search import search
 from autopar.errors import ConstraintError, InfeasibleError
 from autopar.ir.sharding import P, R, S, Sharding
 from autopar.ir.units import format_bytes
-from autopar.plans.options import Options, make_options
+from autopar.plans.options import Options
 from autopar.plans.plan import Plan
+from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from tests.zoo.cases import ZooCase, make_case, moved
 from tests.zoo.chosen import slow
@@ -54,7 +55,7 @@ def case() -> ZooCase:
 def asked(
     *pins: str, forbid: tuple[str, ...] = (), strategy: str = "", mesh: str = "2x2"
 ) -> Options:
-    return make_options(mesh, "adamw", None, None, False, pins, forbid, strategy)
+    return make_options(mesh=mesh, pins=pins, forbid=forbid, strategy=strategy)
 
 
 def planned(case: ZooCase, options: Options) -> Plan:

@@ -30,9 +30,9 @@ from autopar.ir.pipeline import Action
 from autopar.ir.sharding import Sharding
 from autopar.plans.compatibility import check_world
 from autopar.plans.fitting import Candidate
-from autopar.plans.options import make_options
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
+from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from autopar.report.bill import MEMORY
 from autopar.report.difference import compare
@@ -192,7 +192,7 @@ def test_an_uneven_model_is_cut_unevenly() -> None:
 def whole(in_flight: int, limit: int | None = None) -> Candidate:
     model, inputs = llama()
     graph = trace(model, (), inputs).graph
-    options = make_options("1", "adamw", limit, None, False, backend="eager", microbatches=8)
+    options = make_options(mesh="1", memory_limit=limit, backend="eager", microbatches=8)
     asked = replace(ask(graph, hostless("1xH100"), options), in_flight=in_flight)
     return best_on(asked.on(Mesh(())), silent)
 
@@ -213,7 +213,7 @@ def test_stages_that_differ_in_names_alone_are_planned_once() -> None:
     model, inputs = llama()
     graph = trace(model, (), inputs).graph
     options = make_options(
-        "auto", "adamw", None, None, False, backend="eager", microbatches=2, schedule="gpipe",
+        backend="eager", microbatches=2, schedule="gpipe",
         cuts=["model.layers.1", "model.layers.2", "model.layers.3"],
     )  # fmt: skip
     plan = search_stages(ask(graph, hostless("4xH100"), options), said.append)

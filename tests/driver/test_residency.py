@@ -20,8 +20,9 @@ from autopar.ir.mesh import Cluster
 from autopar.ir.problem import Problem
 from autopar.ir.residency import Hosting, can_be_hosted
 from autopar.plans.decisions import make_structure
-from autopar.plans.options import Options, make_options
+from autopar.plans.options import Options
 from autopar.plans.plan import PROVEN
+from autopar.plans.read_options import make_options
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
 from autopar.solver import evaluate, solve
@@ -170,7 +171,7 @@ def test_all_live_on_the_host_if_that_is_asked_for() -> None:
 
 def test_what_cannot_be_is_told() -> None:
     with pytest.raises(ArgumentError, match="residency='gpu': write one of cuda, cpu, auto"):
-        make_options("2", "adamw", None, None, False, residency="gpu")
+        make_options(mesh="2", residency="gpu")
     wanted = request(27.7, residency="cpu")
     muon = replace(wanted, options=replace(wanted.options, optimizer="muon"))
     with pytest.raises(AutoparError, match="muon steps on whole parameters"):

@@ -22,9 +22,9 @@ from autopar.ir.graph import Graph, Role
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.segments import segments
 from autopar.ir.stages import is_end
-from autopar.plans.options import make_options
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
+from autopar.plans.read_options import make_options
 from autopar.plans.request import Asked, ask
 from autopar.solver.search import silent
 from autopar.tracer import trace
@@ -54,11 +54,8 @@ def chain(*widths: int) -> Graph:
     return trace(Chain(widths), (torch.randn(8, widths[0]),), {}).graph
 
 
-def asked(graph: Graph, devices: int, *, strategy: str = "", **options: Any) -> Asked:
-    made = make_options(
-        "auto", "adamw", options.pop("memory_limit", None), None, False, (), (), strategy,
-        backend="eager", **options,
-    )  # fmt: skip
+def asked(graph: Graph, devices: int, **options: Any) -> Asked:
+    made = make_options(backend="eager", **options)
     return ask(graph, hostless(f"{devices}xH100"), made)
 
 

@@ -26,9 +26,9 @@ from autopar.ir.stages import cut_at, in_stages
 from autopar.plans.estimates import TurnTimes
 from autopar.plans.fitting import Candidate
 from autopar.plans.layout import parse_layout
-from autopar.plans.options import make_options
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import PipelineSchedule, Plan, Stage
+from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from autopar.plans.scheduling import schedule
 from autopar.report.difference import compare
@@ -233,7 +233,7 @@ def second_stage(others: tuple[Waiting, ...], limit: int | None = None) -> Candi
     model, inputs = llama()
     graph = in_microbatches(trace(model, (), inputs).graph, 4)
     stage = in_stages(graph, [cut_at(graph, "model.layers.3")])[1]
-    options = make_options("1", "adamw", limit, None, False, backend="eager", microbatches=4)
+    options = make_options(mesh="1", memory_limit=limit, backend="eager", microbatches=4)
     asked = ask(stage, hostless("1xH100"), options)
     in_flight = 1 + max((each.backward for each in others), default=0)
     return best_on(replace(asked, in_flight=in_flight, others=others).on(Mesh(())), silent)
@@ -283,7 +283,7 @@ def test_what_waits_is_kept_within_the_limit() -> None:
 
 
 def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
-    open_options = make_options("auto", "adamw", None, None, False, stages="auto")
+    open_options = make_options(stages="auto")
     best = PipelineShape(4, 4, "1f1b")
     tried = [(shape.schedule, shape.ranks, shape.microbatches) for shape in
              other_orders(open_options, best, 0.4)]  # fmt: skip
@@ -298,7 +298,7 @@ def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
         ({"stages": "auto", "schedule": "1f1b"}, []),
     ]
     for given, names in asked:
-        options = make_options("auto", "adamw", None, None, False, **given)
+        options = make_options(**given)
         assert [shape.schedule for shape in other_orders(options, best, 0.4)] == names
 
 
@@ -340,7 +340,7 @@ def test_what_ranks_do_otherwise_is_told() -> None:
 def test_fewer_microbatches_follow_the_same_table() -> None:
     """Another call of the model may have a batch that is divided into fewer."""
     structure = planned(schedule=UNSPLIT).structure
-    options = make_options("auto", "adamw", None, None, False, stages=2).in_stages_of(structure)
+    options = make_options(stages=2).in_stages_of(structure)
     table = options.table
     assert table is not None and table == ActionTable.parse(UNSPLIT)
     assert Action.parse("1B1") in table.rows[1]

@@ -9,8 +9,8 @@ import pytest
 
 from autopar.errors import ArgumentError
 from autopar.plans.compatibility import stored_options
-from autopar.plans.options import make_options
 from autopar.plans.plan import PipelineSchedule, Plan
+from autopar.plans.read_options import make_options
 from tests.report.plans import staged_plan, two_axis_plan
 
 OPEN: dict[str, Any] = {"microbatches": "auto", "stages": "auto"}
@@ -25,9 +25,7 @@ def one_stage(microbatches: int = 4) -> Plan:
 
 
 def asked(plan: Plan, **options: Any) -> Any:
-    return stored_options(
-        make_options("auto", "adamw", None, None, False, **OPEN | options), plan.structure
-    )
+    return stored_options(make_options(**OPEN | options), plan.structure)
 
 
 def test_what_is_open_is_as_the_plan_has_it() -> None:
@@ -93,6 +91,6 @@ def test_stages_beside_a_plan_of_one(options: dict[str, Any], words: str) -> Non
 
 def test_a_schedule_of_no_stages_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="schedule='zb-h1': that is of stages; say how many"):
-        make_options("auto", "adamw", None, None, False, schedule="zb-h1")
+        make_options(schedule="zb-h1")
     for stages in (2, "auto"):
-        assert make_options("auto", "adamw", None, None, False, stages=stages, schedule="gpipe")
+        assert make_options(stages=stages, schedule="gpipe")

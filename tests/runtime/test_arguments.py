@@ -17,7 +17,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.optimizer_given import optimizer_name
 from autopar.driver.arguments import read_cluster
 from autopar.errors import AutoparError, ConstraintError
-from autopar.plans.options import make_options
+from autopar.plans.read_options import make_options
 
 WEIGHT = nn.Parameter(torch.zeros(2))
 
@@ -66,7 +66,11 @@ def test_an_optimizer_is_taken(optimizer: object, name: str) -> None:
 
 def test_limits_are_taken() -> None:
     def limits(memory: Any, time: Any) -> tuple[int | None, float | None]:
-        options = make_options(None, "adamw", memory, time, False)
+        options = make_options(
+            mesh=None,
+            memory_limit=memory,
+            time_limit=time,
+        )
         return options.memory_limit_bytes, options.time_limit_s
 
     assert limits(72e9, 5) == limits("72GB", "5s") == (72_000_000_000, 5.0)
@@ -107,9 +111,7 @@ def test_microbatches_are_open_in_stages_alone(
     stages: int | str, cuts: tuple[str, ...], microbatches: int | None
 ) -> None:
     """A command line has numbers as text."""
-    options = make_options(
-        None, "adamw", None, None, False, microbatches=None, stages=stages, cuts=cuts
-    )
+    options = make_options(mesh=None, microbatches=None, stages=stages, cuts=cuts)
     assert options.microbatches == microbatches
 
 

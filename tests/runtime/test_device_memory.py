@@ -19,9 +19,10 @@ from autopar.driver.pipelining import search_stages
 from autopar.driver.stage_binding import StageBinder
 from autopar.ir.pipeline import Action
 from autopar.plans.layout import stage_graphs
-from autopar.plans.options import Options, read_schedule
+from autopar.plans.options import Options
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
+from autopar.plans.read_options import read_schedule
 from autopar.plans.request import ask
 from autopar.runtime.process.world import World
 from autopar.runtime.program import mail, pipelined
