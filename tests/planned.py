@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
+import msgspec
 import numpy as np
 from torch import fx
 
@@ -34,6 +35,12 @@ def hostless(text: str) -> Cluster:
     the tensors of tests are tiny."""
     cluster = parse_cluster(text)
     return replace(cluster, device=replace(cluster.device, launch_s=0.0, granule_bytes=1))
+
+
+def whatever_asked(plan: Plan) -> bytes:
+    """The file of a plan, without what was asked for."""
+    provenance = msgspec.structs.replace(plan.provenance, options=msgspec.UNSET)
+    return msgspec.structs.replace(plan, provenance=provenance).to_bytes()
 
 
 def on_h100(mesh: str, bucket_bytes: int = BUCKET_BYTES) -> tuple[Cluster, Mesh]:

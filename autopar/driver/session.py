@@ -93,7 +93,7 @@ class Request:
             "cluster": self.cluster.name if self.cluster else "none",
             "verify": str(self.verify),
             "weights": self.sources.digest,
-            **{field.name: str(getattr(self.options, field.name)) for field in fields(Options)},
+            **{f.name: str(getattr(self.options, f.name)) for f in fields(Options) if f.compare},
             "backend": self.backend,
         }
 
