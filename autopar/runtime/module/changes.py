@@ -36,6 +36,7 @@ from autopar.runtime.dtensor_private import (
     TorchCall,
     cut_piece,
     dtensor_like,
+    is_of,
     piece_of,
     take_over_assignments,
     take_over_copies,
@@ -256,8 +257,9 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
     source = args[0]
     if is_ours(source) and op in _OF_DUALS:
         return dtensor_like(piece_of(source), source)
-    if is_ours(source) and op in _SAME:
+    if is_ours(source) and op in _SAME and is_of(source.device_mesh):
         # Autograd does one for each gradient: in DTensor's own way it takes three times as long.
+        # To ranks that are not of the mesh that gives what fits a parameter without elements here.
         made = dtensor_like(op(piece_of(source)), source)
         note(made, op, args, kwargs, view=True, is_here=not is_in_shards(made))
         return made
