@@ -78,11 +78,10 @@ def make_options(**given: Any) -> Options:
     elsewhere, where nobody says; `stages` 1, or more if that waits and no mesh, number of
     microbatches or constraint is given; a table as `schedule` settles both. AutoparError on what
     cannot be, or not together."""
-    return settle_options(read_options(**given))
+    return _settled(read_options(**given))
 
 
-def settle_options(given: PlanOptions) -> Options:
-    """`make_options` of what has been read."""
+def _settled(given: PlanOptions) -> Options:
     memory, pipeline, imposed = given.memory, given.pipeline, given.constraints
     constraints = (*parse_pins(imposed.pins), *parse_forbidden(imposed.forbid))
     axes, cuts, order = given.mesh, pipeline.cuts, pipeline.schedule

@@ -10,8 +10,16 @@ from autopar.errors import ClusterError, ConstraintError
 from autopar.ir.mesh import Cluster
 from autopar.plans.options import STORED, Options
 from autopar.plans.plan import Plan
-from autopar.plans.plan_options import ConstraintOptions, PipelineOptions, PlanOptions
-from autopar.plans.read_options import settle_options
+from autopar.plans.plan_options import (
+    ConstraintOptions,
+    PipelineOptions,
+    PlanOptions,
+    to_keywords,
+)
+from autopar.plans.read_options import make_options
+
+_SAID_ANEW = ("pin ", "forbid ", "strategy ")
+"""What `imposed` takes the place of, as a plan lists it."""
 
 
 def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
@@ -24,6 +32,12 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
         raise ConstraintError(
             f"the plan was made with {lines[0]!r}, which cannot be asked for again from here; say "
             "what is to be imposed (--pin, --forbid, --strategy), or plan again without it"
+        )
+    lost = [line for line in lines if line != STORED and not line.startswith(_SAID_ANEW)]
+    if recorded is UNSET and lost:
+        raise ConstraintError(
+            f"the plan was made with {lost[0]!r} by an autopar that did not record options: plan "
+            "again with this version"
         )
     given = PlanOptions() if recorded is UNSET else recorded
     memory = replace(
@@ -42,7 +56,8 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
         constraints=imposed or given.constraints,
         search=replace(given.search, time_limit=None),
     )
-    return settle_options(again)
+    # A file may come from anyone: what it asks for is read as if somebody had written it.
+    return make_options(**to_keywords(again))
 
 
 def cluster_of(plan: Plan) -> Cluster:

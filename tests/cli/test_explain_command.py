@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from msgspec import UNSET, UnsetType
 
 from autopar.cli.main import main
-from autopar.errors import ClusterError, ConstraintError
+from autopar.errors import AutoparError, ClusterError, ConstraintError
 from autopar.plans.plan import Plan
-from autopar.plans.plan_options import ConstraintOptions, PlanOptions
+from autopar.plans.plan_options import ConstraintOptions, MemoryOptions, PlanOptions
 from autopar.plans.read_options import make_options
 from autopar.plans.recorded import cluster_of, options_of
 from tests.report.plans import renamed, two_axis_plan
@@ -186,6 +186,21 @@ def test_options_of_a_plan_are_those_it_was_made_with() -> None:
     assert (found.backend, found.strategy, found.constraints) == ("eager", "ddp", ())
 
 
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        (PlanOptions(memory=MemoryOptions(residency="gpu")), "residency='gpu': write one of"),
+        (PlanOptions(memory=MemoryOptions(host="much")), "host_memory: 'much'"),
+        (PlanOptions(backend="jit"), "no backend 'jit'"),
+        (PlanOptions(constraints=ConstraintOptions(strategy="4d")), "no strategy '4d'"),
+    ],
+    ids=str,
+)
+def test_what_a_file_asks_for_is_read_strictly(recorded: PlanOptions, words: str) -> None:
+    with pytest.raises(AutoparError, match=words):
+        options_of(imposed(options=recorded))
+
+
 HEAD = """
 import torch
 from torch import nn
@@ -259,3 +274,5 @@ def test_what_cannot_be_asked_for_again_is_refused() -> None:
     with pytest.raises(ConstraintError, match="say what is to be imposed"):
         options_of(plan)
     assert options_of(plan, ConstraintOptions(strategy="ddp")).strategy == "ddp"
+    with pytest.raises(ConstraintError, match="'backend eager' by an autopar that did not record"):
+        options_of(imposed("pin a=R", "backend eager"), ConstraintOptions(strategy="ddp"))
