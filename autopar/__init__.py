@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from autopar.driver.verify import verify
     from autopar.plans.frontier import Frontier
     from autopar.plans.plan import Plan
+    from autopar.plans.plan_options import (
+        ConstraintOptions,
+        MemoryOptions,
+        OutputOptions,
+        PipelineOptions,
+        SearchOptions,
+    )
     from autopar.runtime.checkpoint.initialise import on_meta
     from autopar.runtime.process.data import dataloader
     from autopar.tracer.experts import experts
@@ -32,6 +39,11 @@ _EXPORTS = {
     "frontier": "autopar.driver.api",
     "Frontier": "autopar.plans.frontier",
     "Plan": "autopar.plans.plan",
+    "ConstraintOptions": "autopar.plans.plan_options",
+    "MemoryOptions": "autopar.plans.plan_options",
+    "OutputOptions": "autopar.plans.plan_options",
+    "PipelineOptions": "autopar.plans.plan_options",
+    "SearchOptions": "autopar.plans.plan_options",
     "verify": "autopar.driver.verify",
     "profile": "autopar.cost_model.measuring.measure",
     "report": "autopar.driver.reporting",
@@ -41,8 +53,13 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "ConstraintOptions",
     "Frontier",
+    "MemoryOptions",
+    "OutputOptions",
+    "PipelineOptions",
     "Plan",
+    "SearchOptions",
     "__version__",
     "compile",
     "dataloader",

@@ -108,6 +108,10 @@ class NotImposedWarning(AutoparWarning):
     """A program for inputs of another shape cannot keep to what the user asked of the plan."""
 
 
+class OldNameWarning(AutoparWarning, DeprecationWarning):
+    """An option is called as it was; that name goes with the next release."""
+
+
 class UnknownOpWarning(AutoparWarning):
     """An op has no sharding rule and runs replicated."""
 

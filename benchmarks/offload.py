@@ -114,9 +114,12 @@ def autopars(model: nn.Module, setting: Setting, limit_bytes: int) -> Callable[[
     stored = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
     try:
         planned = autopar.compile(
-            deepcopy(model), mesh="1", optimizer="sgd", memory_limit=stored + limit_bytes,
+            deepcopy(model),
+            mesh="1",
+            optimizer="sgd",
+            memory={"limit": stored + limit_bytes},
             backend="eager",
-        )  # fmt: skip
+        )
         run = stepping(planned, setting.batch)
         run()
     except InfeasibleError as error:
@@ -177,7 +180,7 @@ def largest(
         )
 
     how: dict[str, Any] = {
-        "memory_limit": limit, "residency": "cpu" if tiny else "auto", "mesh": "1",
+        "memory": {"limit": limit, "residency": "cpu" if tiny else "auto"}, "mesh": "1",
         "microbatches": "auto", "optimizer": "adamw-fused",
     }  # fmt: skip
     for layers in counts:

@@ -110,7 +110,7 @@ def autopars(model: nn.Module, batch: dict[str, Any], limit_bytes: int) -> Step 
     stored = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
     try:
         planned = autopar.compile(
-            deepcopy(model), mesh="1", optimizer="sgd", memory_limit=stored + limit_bytes
+            deepcopy(model), mesh="1", optimizer="sgd", memory={"limit": stored + limit_bytes}
         )
         run = stepping(planned, batch)
         run()

@@ -60,8 +60,9 @@ def measure(case: str) -> Planned:
     from benchmarks.models import llama, tokens
 
     size, cluster, batch, length = case.split(":")
-    is_open = {"stages": "auto", "microbatches": "auto", "unread_outputs": ["logits"]}
-    options = make_options(**is_open)
+    options = make_options(
+        microbatches="auto", pipeline={"stages": "auto"}, outputs={"unread": ["logits"]}
+    )
 
     def say(text: str) -> None:
         click.echo(f"{case}: {time.process_time():.1f} s: {text}", err=True)

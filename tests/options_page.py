@@ -6,15 +6,32 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from autopar.cli.plan import flag_of
-from autopar.plans.plan_options import OptionField, PlanOptions, option_fields
+from autopar.cli.plan_flags import flag_of
+from autopar.plans.plan_options import GROUPS, OptionField, PlanOptions, option_fields
 
 PAGE = Path(__file__).parents[1] / "docs/options.md"
 HEAD = """# Options of a plan
 
-`autopar.compile`, `autopar.plan` and `autopar.frontier` take these as keywords, `autopar plan` as
-flags, and a recipe ([gate.md](gate.md)) as keys. A frontier is of one stage. The file of a plan has
-them under `provenance.options`, in the groups below, so that `autopar explain` can plan it again.
+`autopar.compile`, `autopar.plan` and `autopar.frontier` take these. Those of the plan are keywords;
+those of a group are a keyword together, as an object that editors know or as a mapping:
+
+```python
+plan = autopar.plan(
+    model,
+    inputs,
+    cluster="2x8xH100",
+    microbatches="auto",
+    memory=autopar.MemoryOptions(limit="72GiB", residency="auto"),
+    constraints={"strategy": "fsdp"},
+)
+```
+
+`autopar plan` has a flag for each (`--memory-limit 72GiB`), a recipe ([gate.md](gate.md)) a key, in
+the table of its group (`[memory]`). The file of a plan records them under `provenance.options`, and
+`autopar explain` plans it again from there. A frontier is of one stage.
+
+The names that options had without groups (`memory_limit=`, `--stages`, `pins = [...]`) work until
+the next release, with a `DeprecationWarning`.
 """
 
 
@@ -26,9 +43,10 @@ def page() -> str:
 def _lines() -> Iterator[str]:
     yield HEAD
     for group, fields in groupby(option_fields(), lambda field: field.group):
-        about = type(getattr(PlanOptions(), group)).__doc__ if group else PlanOptions.__doc__
-        yield f"## {group or 'the plan'}\n\n{about}\n"
-        yield "| keyword, key | flag | default | what it says |"
+        about = GROUPS[group].__doc__ if group else PlanOptions.__doc__
+        title = f"{group}: autopar.{GROUPS[group].__name__}" if group else "The plan"
+        yield f"## {title}\n\n{about}\n"
+        yield "| name | flag | default | what it says |"
         yield "| --- | --- | --- | --- |"
         yield from map(_row, fields)
         yield ""
@@ -36,7 +54,7 @@ def _lines() -> Iterator[str]:
 
 def _row(field: OptionField) -> str:
     metavar = f" {field.metavar}" if field.metavar else ""
-    cells = f"`{field.keyword}`", f"`{flag_of(field)}{metavar}`", _default(field), field.help
+    cells = f"`{field.name}`", f"`{flag_of(field)}{metavar}`", _default(field), field.help
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from autopar.cli.plan_flags import PlanFlags
 from autopar.cli.terminal import (
     Output,
     batch_option,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _TARGET = re.compile(r"[^:]+:[A-Za-z_][\w.]*")
 
 
-@click.command()
+@click.command(cls=PlanFlags, groups=["constraints"])
 @click.argument("file")
 @click.argument("name", required=False)
 @click.argument("target", required=False)
@@ -33,9 +34,6 @@ _TARGET = re.compile(r"[^:]+:[A-Za-z_][\w.]*")
     "--cluster", metavar="CLUSTER", help="What the plan was made for, if no preset has its name."
 )
 @click.option("--profile", "profile_file", metavar="FILE", help="The profile it was priced with.")
-@click.option("--pin", "pins", multiple=True, metavar="PATTERN=SHARDING", help="As it was planned.")
-@click.option("--forbid", multiple=True, metavar="AXIS:PATTERN", help="As it was planned.")
-@click.option("--strategy", default="", help="As it was planned; default: as the plan says.")
 @stage_option
 @page_options
 def explain(
@@ -45,10 +43,8 @@ def explain(
     global_batch: int | None,
     cluster: str | None,
     profile_file: str | None,
-    pins: tuple[str, ...],
-    forbid: tuple[str, ...],
-    strategy: str,
     stage: int | None,
+    options: dict[str, Any],
     how: Output,
 ) -> None:
     """Say why the plan in FILE is as it is: all of it, or NAME.
@@ -59,7 +55,7 @@ def explain(
 
     With TARGET, the function that the model was planned from (train.py:build), the plan's problem
     is solved again: what each alternative would take if all else adapted, and what more memory or
-    faster links would buy.
+    faster links would buy. Constraints take the place of those that the plan records.
     """
     from autopar.plans.plan import Plan
     from autopar.report.explained import check_one_stage, explained
@@ -76,7 +72,7 @@ def explain(
     if target is not None:
         from autopar.plans.plan_options import ConstraintOptions
 
-        given = ConstraintOptions(pins=pins, forbid=forbid, strategy=strategy)
+        given = ConstraintOptions(**options["constraints"])
         imposed = None if given.is_empty else given
         found = _alternatives(
             plan, name or "", target, global_batch, cluster, profile_file, imposed

@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from autopar.cli.plan_flags import PlanFlags
 from autopar.cli.terminal import (
     Output,
     page_options,
     print_content,
-    seconds,
-    size,
     spoken_progress,
     target_options,
     write_page,
 )
 from autopar.ir.gc_pause import collection_paused
 
-if TYPE_CHECKING:
-    from autopar.plans.plan_options import OptionField
 
-
-class Planning(click.Command):
-    """A command with the options of a plan, by their keywords, where it has `_HERE`. They are made
-    when it is called: what they come from takes as long to import as all else."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        place = next((k for k, each in enumerate(self.params) if each.name == _HERE), None)
-        if place is not None:
-            from autopar.plans.plan_options import option_fields
-
-            self.params[place : place + 1] = map(_option_of, option_fields())
-        return super().get_params(ctx)
-
-
-_HERE = "options_of_the_plan"
-
-
-def flag_of(field: OptionField) -> str:
-    """`--memory-limit`; those that may be given several times are named in the singular."""
-    name = field.keyword.removesuffix("s") if field.is_several else field.keyword
-    return f"--{name.replace('_', '-')}"
-
-
-def _option_of(field: OptionField) -> click.Option:
-    from autopar.plans.plan_options import BYTES, SECONDS
-
-    flag = flag_of(field)
-    if field.kind is bool:
-        return click.Option((flag, field.keyword), is_flag=True, default=False, help=field.help)
-    return click.Option(
-        (flag, field.keyword),
-        default=field.default,
-        show_default=isinstance(field.default, str) and bool(field.default),
-        multiple=field.is_several,
-        metavar=field.metavar,
-        callback={BYTES: size, SECONDS: seconds}.get(field.unit),
-        help=field.help,
-    )
-
-
-@click.command(cls=Planning)
+@click.command(cls=PlanFlags)
 @target_options
 @click.option(
     "--cluster",
@@ -74,13 +31,6 @@ def _option_of(field: OptionField) -> click.Option:
     "profile_file",
     metavar="FILE",
     help="Price with what `autopar profile` measured, not with datasheets.",
-)
-@click.option("--" + _HERE, _HERE, expose_value=False)
-@click.option(
-    "--margin/--no-margin",
-    default=None,
-    help="Find the best plan of another structure too, which takes about a third longer; default: "
-    "for plans that are written.",
 )
 @click.option(
     "--frontier",
@@ -105,11 +55,10 @@ def plan(
     cluster: str | None,
     global_batch: int | None,
     profile_file: str | None,
-    margin: bool | None,
     limits: str | None,
     output: str | None,
+    options: dict[str, Any],
     how: Output,
-    **options: Any,
 ) -> None:
     """Plan the model of TARGET, such as train.py:build, for a cluster.
 
@@ -118,17 +67,18 @@ def plan(
     """
     from autopar.cluster.parsing import parse_cluster
     from autopar.cluster.profile import Profile
+    from autopar.plans.plan_options import PipelineOptions
     from autopar.plans.read_options import make_options
 
     make_options(**options)
     options["cluster"] = None if cluster is None else parse_cluster(cluster)
     options["profile"] = None if profile_file is None else Profile.load(profile_file)
+    search = options["search"]
     if limits is not None:
-        if margin is not None:
-            raise click.UsageError("--frontier has no margin: leave out --margin")
-        staged = [options.pop(name) for name in ("stages", "cuts", "schedule")]
-        if staged != [None, (), "auto"]:
-            raise click.UsageError("--frontier is of one stage: leave out --stages and --cut")
+        if search["margin"] is not None:
+            raise click.UsageError("--frontier has no margin: leave out --search-margin")
+        if PipelineOptions(**options.pop("pipeline")) != PipelineOptions():
+            raise click.UsageError("--frontier is of one stage: leave out --pipeline-...")
         _frontier(target, global_batch, limits, output, how, options)
         return
     from autopar.ir.files import is_standard_output
@@ -138,8 +88,9 @@ def plan(
         model, inputs = _built(target, global_batch, progress)
         from autopar.driver.api import plan as make_plan
 
-        margin = output is not None if margin is None else margin
-        found = make_plan(model, inputs, margin=margin, progress=progress, **options)
+        if search["margin"] is None:
+            search["margin"] = output is not None
+        found = make_plan(model, inputs, progress=progress, **options)
     if output is not None:
         found.save(output)
         if is_standard_output(output):

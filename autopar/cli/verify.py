@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from autopar.cli.plan_flags import PlanFlags
 from autopar.cli.terminal import (
     Output,
     page_options,
@@ -13,7 +16,7 @@ from autopar.cli.terminal import (
 )
 
 
-@click.command()
+@click.command(cls=PlanFlags, groups=["outputs"])
 @click.argument("file")
 @target_options
 @click.option(
@@ -23,13 +26,6 @@ from autopar.cli.terminal import (
     show_default=True,
     help="Cast the model first; float64 leaves least room for rounding.",
 )
-@click.option(
-    "--unread-output",
-    "unread_outputs",
-    multiple=True,
-    metavar="NAME",
-    help="As it was planned with; may be given several times.",
-)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and inputs.")
 @page_options
 def verify(
@@ -38,12 +34,13 @@ def verify(
     global_batch: int | None,
     dtype: str,
     seed: int,
-    unread_outputs: tuple[str, ...],
+    options: dict[str, Any],
     how: Output,
 ) -> None:
     """Run all ranks of the plan in FILE in this process, and compare with the model of TARGET.
 
-    The loss and every gradient must be those of the unchanged model, else the status is 4.
+    The loss and every gradient must be those of the unchanged model, else the status is 4. Outputs
+    are as the plan records them, or as is said here.
     """
     from autopar.driver.target import load_target
     from autopar.plans.plan import Plan
@@ -53,8 +50,10 @@ def verify(
         progress("importing the target")
         function = load_target(target)
         from autopar.driver.verify import compare_with_eager
+        from autopar.plans.plan_options import OutputOptions
         from autopar.runtime.module.building import build
 
+        given = OutputOptions(**options["outputs"])
         built = build(function, global_batch, on_meta=False, seed=seed)
         report = compare_with_eager(
             loaded,
@@ -62,7 +61,7 @@ def verify(
             built.inputs,
             dtype=None if dtype == "own" else dtype,
             seed=seed,
-            unread_outputs=unread_outputs,
+            outputs=None if given == OutputOptions() else given,
             progress=progress,
         )
 

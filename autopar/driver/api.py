@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from autopar.cluster.mesh_shapes import MeshLike
@@ -30,12 +29,18 @@ from autopar.plans.compatibility import (
     planned_cluster,
     stored_options,
 )
-from autopar.plans.constraints import Forbidden, Pins
 from autopar.plans.frontier import Frontier, read_limits
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.plan_options import options_among
-from autopar.plans.read_options import make_options
+from autopar.plans.plan_options import (
+    ConstraintOptions,
+    MemoryOptions,
+    OutputOptions,
+    PipelineOptions,
+    SearchOptions,
+    options_among,
+)
+from autopar.plans.read_options import make_options, read_options, settle_options, unsaid_open
 from autopar.plans.request import Asked
 from autopar.runtime.checkpoint.weights import find_sources
 from autopar.runtime.module import params
@@ -60,27 +65,16 @@ def compile(
     profile: Profile | str | os.PathLike[str] | None = None,
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
-    memory_limit: float | str | None = None,
-    host_memory: float | str | None = None,
-    time_limit: float | str | None = None,
+    microbatches: int | str | None = None,
     backend: str | None = None,
-    strict: bool = False,
+    memory: MemoryOptions | Mapping[str, Any] | None = None,
+    pipeline: PipelineOptions | Mapping[str, Any] | None = None,
+    constraints: ConstraintOptions | Mapping[str, Any] | None = None,
+    outputs: OutputOptions | Mapping[str, Any] | None = None,
+    search: SearchOptions | Mapping[str, Any] | None = None,
     weights: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     inputs: Inputs | None = None,
-    pins: Pins = (),
-    forbid: Forbidden = (),
-    strategy: str | None = None,
-    microbatches: int | str | None = None,
-    residency: str = "cuda",
-    checkpoint: str = "planned",
-    stages: int | str | None = None,
-    cuts: str | Sequence[str] = (),
-    schedule: str | os.PathLike[str] = "auto",
-    loss_chunks: int | str = "auto",
-    saved_dtype: torch.dtype | str | None = None,
-    differentiable_outputs: str | Sequence[str] = (),
-    unread_outputs: str | Sequence[str] = (),
     verify: bool = False,
 ) -> CompiledModule:
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
@@ -142,14 +136,12 @@ def compile(
     check_inputs(inputs or "global", model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
     described = read_cluster(cluster, model)
-    if stored is not None:
-        # What is not said is as the plan has it.
-        unsaid = {name for name in ("microbatches", "stages") if given[name] is None}
-        given |= dict.fromkeys(unsaid, "auto")
-    options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
-    if stored is not None:
-        # For the calls that the stored plan is not for.
-        options = stored_options(options, stored.structure)
+    asked = read_options(**given | {"optimizer": optimizer_name(optimizer, model)})
+    if stored is None:
+        options = settle_options(asked)
+    else:
+        # For the calls that the stored plan is not for; what is not said is as it has that.
+        options = stored_options(settle_options(unsaid_open(asked)), stored.structure)
     planned_for = described or planned_cluster(stored)
     kind = planned_for.device.kind if planned_for else None
     world = look(device_of(model), kind)
@@ -192,25 +184,13 @@ def plan(
     profile: Profile | str | os.PathLike[str] | None = None,
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
-    memory_limit: float | str | None = None,
-    host_memory: float | str | None = None,
-    time_limit: float | str | None = None,
-    backend: str | None = None,
-    strict: bool = False,
-    pins: Pins = (),
-    forbid: Forbidden = (),
-    strategy: str | None = None,
     microbatches: int | str | None = None,
-    residency: str = "cuda",
-    checkpoint: str = "planned",
-    stages: int | str | None = None,
-    cuts: str | Sequence[str] = (),
-    schedule: str | os.PathLike[str] = "auto",
-    loss_chunks: int | str = "auto",
-    saved_dtype: torch.dtype | str | None = None,
-    differentiable_outputs: str | Sequence[str] = (),
-    unread_outputs: str | Sequence[str] = (),
-    margin: bool = False,
+    backend: str | None = None,
+    memory: MemoryOptions | Mapping[str, Any] | None = None,
+    pipeline: PipelineOptions | Mapping[str, Any] | None = None,
+    constraints: ConstraintOptions | Mapping[str, Any] | None = None,
+    outputs: OutputOptions | Mapping[str, Any] | None = None,
+    search: SearchOptions | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The best plan for training `model` on `inputs`: a tensor, a tuple of arguments or a mapping
@@ -232,9 +212,7 @@ def plan(
     say: Callable[[str], None] = progress or (lambda _: None)
     model = read_model(model)
     options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
-    return _asked(
-        model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
-    )
+    return _asked(model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say))
 
 
 @told
@@ -247,21 +225,12 @@ def frontier(
     profile: Profile | str | os.PathLike[str] | None = None,
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
-    memory_limit: float | str | None = None,
-    host_memory: float | str | None = None,
-    time_limit: float | str | None = None,
-    backend: str | None = None,
-    strict: bool = False,
-    pins: Pins = (),
-    forbid: Forbidden = (),
-    strategy: str | None = None,
     microbatches: int | str = 1,
-    residency: str = "cuda",
-    checkpoint: str = "planned",
-    loss_chunks: int | str = "auto",
-    saved_dtype: torch.dtype | str | None = None,
-    differentiable_outputs: str | Sequence[str] = (),
-    unread_outputs: str | Sequence[str] = (),
+    backend: str | None = None,
+    memory: MemoryOptions | Mapping[str, Any] | None = None,
+    constraints: ConstraintOptions | Mapping[str, Any] | None = None,
+    outputs: OutputOptions | Mapping[str, Any] | None = None,
+    search: SearchOptions | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Frontier:
     """Time against memory: the best plan within each of `limits` ("80,40,24GiB", or bytes and
@@ -276,7 +245,10 @@ def frontier(
     say: Callable[[str], None] = progress or (lambda _: None)
     rungs = read_limits(limits)
     model = read_model(model)
-    options = make_options(**given | {"optimizer": optimizer_name(optimizer, model), "stages": 1})
+    options = make_options(
+        **given | {"optimizer": optimizer_name(optimizer, model)},
+        pipeline=PipelineOptions(stages=1),
+    )
     return _asked(
         model, inputs, cluster, profile, options, say,
         lambda asked: find_frontier(asked, rungs, say),
@@ -291,7 +263,6 @@ def _asked(
     options: Options,
     say: Callable[[str], None],
     find: Callable[[Asked], Found],
-    margin: bool = False,
 ) -> Found:
     """What is found for a call of `model`, traced once."""
     at_hand = read_cluster(cluster, model)
@@ -300,7 +271,7 @@ def _asked(
 
     def find_for(traced: Traced) -> Found:
         check_outputs(traced, options)
-        return find(ask_for(call, traced, described, options, margin=margin))
+        return find(ask_for(call, traced, described, options))
 
     say("tracing the model")
     return plan_call(call, find_for)[1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+import warnings
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.errors import ArgumentError, AutoparError, ClusterError
+from autopar.errors import ArgumentError, AutoparError, ClusterError, OldNameWarning
 from autopar.ir.mesh import Cluster
+from autopar.plans.plan_options import check_known, in_groups
 from autopar.runtime.module.module import CompiledModule
 from autopar.runtime.process.world import device_of, look
 from autopar.runtime.torch_private import without_dynamo
@@ -29,24 +30,29 @@ _NODE = 8
 """More devices are hardly ever in one node, so that their number alone says too little."""
 
 
-def check_keywords(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """ArgumentError, naming what comes close, on a keyword that `what` does not take."""
-    names = list(known)
-    for name in given:
-        if name not in names:
-            close = get_close_matches(name, names, n=1)
-            hint = f": did you mean {close[0]}?" if close else "."
-            raise ArgumentError(f"{what} takes no {name}{hint} It takes {', '.join(names)}")
+def with_old_names(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` to `what`, with options in groups that are called as before there were any, of which
+    an OldNameWarning tells the caller's caller."""
+    grouped, old = in_groups(given)
+    for before, field in old.items():
+        now = f'{field.group}={{"{field.name}": ...}}'
+        text = f"{what}: {before} goes with the next release: write {now}"
+        warnings.warn(OldNameWarning(text), stacklevel=3)
+    return grouped
 
 
 def told(function: Callable[Given, _Result]) -> Callable[Given, _Result]:
-    """`function`, of autopar, with `check_keywords` before it is called."""
+    """`function`, of autopar, with `check_known` before it is called, and with options in groups
+    that are called as before there were any."""
     known = list(inspect.signature(function).parameters)
+    name = f"autopar.{function.__name__}"
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> _Result:
-        check_keywords(f"autopar.{function.__name__}", kwargs, known)
-        return function(*args, **kwargs)
+        anew: Any = with_old_names(name, kwargs)
+        check_known(name, anew, known)
+        result: _Result = cast(Any, function)(*args, **anew)
+        return result
 
     return call
 

@@ -38,13 +38,11 @@ def call_on(
     return ModelCall(model, *split_inputs(inputs), options, wanted)
 
 
-def ask_for(
-    call: ModelCall, traced: Traced, cluster: Cluster, options: Options, *, margin: bool = False
-) -> Asked:
+def ask_for(call: ModelCall, traced: Traced, cluster: Cluster, options: Options) -> Asked:
     """What `options` ask of a plan for a call, of which the user may speak in the call's names."""
     known = aliases(call.model, call.args, call.kwargs)
     known |= {f"output:{i}": leaf.name for i, leaf in enumerate(traced.outputs)}
-    return ask(traced.graph, cluster, options, known, margin=margin)
+    return ask(traced.graph, cluster, options, known)
 
 
 def answer(asked: Asked, say: Say) -> Plan:
@@ -103,16 +101,16 @@ def check_outputs(traced: Traced, options: Options) -> None:
     for i, leaf in enumerate(traced.outputs):
         if options.wants_gradient(i, leaf.name) and options.leaves_out(i, leaf.name):
             raise ArgumentError(
-                f"output {leaf.name} is among the unread_outputs, which are None, and among the "
-                "differentiable_outputs, which backward goes through: name it in one of them"
+                f"output {leaf.name} is among outputs.unread, which are None, and among "
+                "outputs.differentiable, which backward goes through: name it in one of them"
             )
     names = [leaf.name for leaf in traced.outputs if leaf.item is not None]
     positions = [str(i) for i, leaf in enumerate(traced.outputs) if leaf.item is not None]
     left_out = [(leaf.name, str(i)) for i, leaf in enumerate(traced.outputs) if leaf.is_left_out]
     known = [*names, *positions]
-    asked = [("differentiable_outputs", p, known) for p in options.differentiable_outputs]
+    asked = [("outputs.differentiable", p, known) for p in options.differentiable_outputs]
     known = [*known, *(name for pair in left_out for name in pair)]
-    asked += [("unread_outputs", p, known) for p in options.unread_outputs]
+    asked += [("outputs.unread", p, known) for p in options.unread_outputs]
     for option, pattern, there in asked:
         if not any(matches(pattern, name) for name in there):
             raise ConstraintError(f"{option}: {unmatched(traced.graph.name, pattern, names)}")

@@ -60,8 +60,8 @@ def check_homes(compiled: Compiled, groups: StageGroups) -> None:
                 raise PlanMismatchError(
                     f"this call of the model reads parameter {name} in the stage that begins with "
                     f"{stage.start or 'the model'!r}, and it is stored on the ranks from "
-                    f"{holders[0]} on: cut the model (cuts=) where all its calls can be "
-                    "cut, or compile it with stages=1"
+                    f"{holders[0]} on: cut the model (pipeline.cuts) where all its calls can be "
+                    "cut, or compile it with pipeline.stages=1"
                 )
 
 

@@ -14,7 +14,7 @@ not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from autopar.cost_model.optimizer_given import optimizer_name
-from autopar.driver.arguments import check_keywords, read_cluster
+from autopar.driver.arguments import read_cluster, with_old_names
 from autopar.driver.asking import describe_cluster
 from autopar.driver.session import Builder, Request
 from autopar.errors import AutoparError
@@ -30,7 +30,7 @@ from autopar.plans.compatibility import check_cluster
 from autopar.plans.constraints import Constraint
 from autopar.plans.matching import matches
 from autopar.plans.options import Options
-from autopar.plans.plan_options import options_among
+from autopar.plans.plan_options import GROUPS, as_group, check_known, options_among
 from autopar.plans.read_options import make_options
 from autopar.runtime.module.runner import Runner
 from autopar.runtime.process.agreement import make_agreement
@@ -41,10 +41,13 @@ from autopar.runtime.program.random import DefaultRandom
 from autopar.runtime.program.sharded import whole_of
 from autopar.tracer.labels import labelled
 
-_OPTIONS = (
-    "backend", "cluster", "forbid", "host_memory", "memory_limit", "mesh", "optimizer", "pins",
-    "profile", "strategy", "strict", "time_limit",
-)  # fmt: skip
+_OPTIONS = {
+    "": ("mesh", "optimizer", "backend"),
+    "memory": ("limit", "host"),
+    "constraints": ("pins", "forbid", "strategy"),
+    "search": ("time_limit", "strict"),
+}
+"""Of a plan, those by group that are taken, beside `cluster` and `profile`."""
 _ITSELF = 'torch.compile(backend="autopar")'
 _INSTEAD = (
     "parameters stay whole on every rank there, as torch.compile has them; autopar.compile(model, "
@@ -71,18 +74,28 @@ def backend(
     """
     if mode is not None:
         raise AutoparError(f'{_ITSELF} has no modes: leave out mode="{mode}"')
-    given = options or {}
+    given = with_old_names(_ITSELF, options or {})
     if "microbatches" in given:
         raise AutoparError(f"{_ITSELF} has no microbatches: {_UNSPLIT}")
-    check_keywords(_ITSELF, given, _OPTIONS)
+    _check_taken(given)
     flat = _Flat(gm, example_inputs)
     name = optimizer_name(given.get("optimizer", "adamw"), flat)
     asked = make_options(
-        **options_among(given) | {"optimizer": name, "stages": 1, "microbatches": 1}
+        **options_among(given) | {"optimizer": name}, microbatches=1, pipeline={"stages": 1}
     )
     _check_whole(asked, flat)
     (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args
     return _Compiled(flat, given, asked, [_is_scalar(_value(node)) for node in outputs])
+
+
+def _check_taken(given: Mapping[str, Any]) -> None:
+    """ArgumentError on an option that is not taken."""
+    top = (*_OPTIONS[""], *filter(None, _OPTIONS), "cluster", "profile")
+    check_known(_ITSELF, given, top)
+    for name in (name for name in GROUPS if name in given):
+        group, usual = as_group(name, given[name]), GROUPS[name]()
+        said = [n for n in group.__struct_fields__ if getattr(group, n) != getattr(usual, n)]
+        check_known(f"{name} of {_ITSELF}", said, _OPTIONS[name])
 
 
 def _check_whole(asked: Options, flat: nn.Module) -> None:

@@ -142,7 +142,7 @@ def write_golden(plan: Plan, golden: Path, allow_gap: bool) -> None:
         gap = format_percent(plan.provenance.gap_ppm / 1e6)
         raise PlanError(
             f"{golden.name} is not written: its plan is not proven optimal (gap {gap}), and "
-            "another one may be found next time. Leave out time_limit, or allow a gap: "
+            "another one may be found next time. Leave out search.time_limit, or allow a gap: "
             "allow_gap=True in a test, --allow-gap for autopar check"
         )
     golden.parent.mkdir(parents=True, exist_ok=True)

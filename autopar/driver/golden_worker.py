@@ -67,7 +67,7 @@ def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
     def find(traced: Traced) -> Plan:
         nonlocal known
         check_outputs(traced, recipe.options)
-        asked = ask_for(call, traced, cluster, recipe.options, margin=recipe.margin)
+        asked = ask_for(call, traced, cluster, recipe.options)
         digest = asked.digest()
         kept = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
         if kept is not None:

@@ -203,7 +203,8 @@ class Builder:
                 raise AutoparError(
                     f"parameter {unknown[0]} is new to the model, or took the place of "
                     "another, and a model in stages takes no new ones after its first call: change "
-                    "the model before that, compile the changed one, or compile it with stages=1"
+                    "the model before that, compile the changed one, or compile it with "
+                    "pipeline.stages=1"
                 )
         agreement.agree(_NEW, {"new parameters": ", ".join(new) or "none"})
         params.adopt(self.model, self.world, new)

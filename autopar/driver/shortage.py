@@ -109,7 +109,7 @@ def _more_host_memory(request: PlanRequest, say: Say) -> Iterator[str]:
     except (InfeasibleError, SolverError):
         return
     of_node = _on_host(found) * request.cluster.devices_of_node
-    yield f"--host-memory {_at_least(of_node)} ({format_bytes(_on_host(found))} per device)"
+    yield f"--memory-host {_at_least(of_node)} ({format_bytes(_on_host(found))} per device)"
 
 
 def _holders(estimates: Estimates) -> str:
@@ -160,7 +160,7 @@ def _with_residency(request: PlanRequest, say: Say) -> Iterator[str]:
         found = _leanest(replace(request, options=replace(options, residency="auto")), say)
         is_new = found is not None and _on_host(found) > 0
         if found is not None and is_new and _peak(found) <= request.memory_limit_bytes:
-            yield f"--residency auto ({format_bytes(_peak(found))})"
+            yield f"--memory-residency auto ({format_bytes(_peak(found))})"
 
 
 def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:

@@ -137,7 +137,7 @@ class _Planner:
         host = SharedMemory(
             "share of the host's memory", self.shares, on_host,
             lambda each: each.estimates.host_bytes, None,
-            "Raise --host-memory, use more devices, or more --microbatches",
+            "Raise --memory-host, use more devices, or more --microbatches",
         )  # fmt: skip
         found = plan_within_devices(self.table, (device, host), planned, self.say)
         return [self._of_device(stage, each) for stage, each in enumerate(found)]

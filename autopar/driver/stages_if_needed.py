@@ -55,7 +55,7 @@ def search_one_or_several(asked: Asked, say: Say) -> Plan:
             if _step_ns(staged) < (1 - PRICES_ERR) * _step_ns(plain):
                 return staged
             told = f"the best take {format_ns(_step_ns(staged))}"
-    if asked.margin:
+    if asked.options.margin:
         plain = planned(found, find_margin(found, say))
     if not told:
         return plain
@@ -81,7 +81,7 @@ def _in_one(asked: Asked, say: Say) -> Survey:
     """What is known of one stage: at once, or in microbatches if that does not fit and nobody has
     said how many. InfeasibleError if there is no plan."""
     # With a margin, meshes are not cut off before they are known to make the plan no fragile one.
-    margin = FRAGILE if asked.margin else 0.0
+    margin = FRAGILE if asked.options.margin else 0.0
     try:
         return survey(asked, say, margin=margin)
     except InfeasibleError as why:

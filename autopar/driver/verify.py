@@ -6,21 +6,26 @@ devices nor the processes of the plan are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from autopar.compile import compile_call
+from autopar.driver.arguments import told
 from autopar.driver.asking import call_on, checked_plan, planned_gradients
 from autopar.driver.comparing import compare_program
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
+from autopar.plans.plan_options import OutputOptions
+from autopar.plans.read_options import make_options
 from autopar.runtime.simulator.comparison import Report
 
 if TYPE_CHECKING:
     from torch import nn
 
 
+@told
 def verify(
     plan: Plan,
     model: nn.Module,
@@ -28,13 +33,13 @@ def verify(
     *,
     seed: int = 0,
     tolerance: float | None = None,
-    unread_outputs: Sequence[str] = (),
+    outputs: OutputOptions | Mapping[str, Any] | None = None,
 ) -> Report:
     """Run `plan` on all its ranks in this process, and compare with `model` run by PyTorch alone.
 
     Compared are the outputs, the buffers that change, and the gradient of every parameter that has
-    one, for the weights that the model has and the whole batch `inputs` (as for `autopar.plan`,
-    as are `unread_outputs`).
+    one, for the weights that the model has and the whole batch `inputs` (as for `autopar.plan`).
+    `outputs` are those options of the plan, for one that does not record its options.
     `tolerance` is relative; by default it is what rounding in the least precise dtype of the step
     explains. What differs by more, but not in float64, is equal.
 
@@ -42,7 +47,7 @@ def verify(
     not fit. The model is left as it was.
     """
     report = compare_with_eager(
-        plan, model, inputs, seed=seed, tolerance=tolerance, unread_outputs=unread_outputs
+        plan, model, inputs, seed=seed, tolerance=tolerance, outputs=outputs
     )
     report.check()
     return report
@@ -56,13 +61,16 @@ def compare_with_eager(
     dtype: str | None = None,
     seed: int = 0,
     tolerance: float | None = None,
-    unread_outputs: Sequence[str] = (),
+    outputs: OutputOptions | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """What `verify` finds, whether equal or not. With `dtype` ("float64"), every op computes in
     that dtype on both sides, so that rounding hides less."""
     progress("tracing the model")
-    options = Options(unread_outputs=tuple(unread_outputs))
+    recorded = plan.provenance.options
+    if outputs is None and recorded is not UNSET:
+        outputs = recorded.outputs
+    options = make_options(outputs=outputs)
     call = call_on(model, inputs, options, planned_gradients(plan.structure))
     compiled = compile_call(call, partial(checked_plan, plan))
     return compare_program(

@@ -55,7 +55,8 @@ def in_loss_chunks(graph: Graph, chunks: int) -> Graph:
         return graph
     if not heads_of(graph):
         raise LossChunksError(
-            f"loss_chunks={chunks}: the step has no loss that can be worked on in chunks: {SUITED}"
+            f"memory.loss_chunks={chunks}: the step has no loss that can be worked on in chunks: "
+            f"{SUITED}"
         )
     known = _made(graph)
     if chunks not in known:

@@ -47,17 +47,17 @@ def stored_options(options: Options, structure: Structure) -> Options:
     first, order = structure.parts[0], structure.schedule
     chunks = max(part.schedule.loss_chunks for part in structure.parts)
     stored = replace(options.in_stages_of(structure), microbatches=order.microbatches)
-    _check_same("stages", options.stages, len(structure.parts))
-    _check_same("cuts", ", ".join(options.cuts), ", ".join(stored.cuts))
+    _check_same("pipeline.stages", options.stages, len(structure.parts))
+    _check_same("pipeline.cuts", ", ".join(options.cuts), ", ".join(stored.cuts))
     usual = {"auto": "", **{name: f"{name}:2" for name in IN_CHUNKS}}
     _check_same(
-        "schedule",
+        "pipeline.schedule",
         usual.get(options.schedule, options.schedule),
         stored.schedule if structure.stages else "",
     )
     _check_same("microbatches", options.microbatches, order.microbatches)
-    _check_same("loss_chunks", options.loss_chunks, chunks)
-    _check_same("saved_dtype", options.saved_dtype, first.saved_dtype)
+    _check_same("memory.loss_chunks", options.loss_chunks, chunks)
+    _check_same("memory.saved_dtype", options.saved_dtype, first.saved_dtype)
     return replace(stored, loss_chunks=chunks, saved_dtype=first.saved_dtype)
 
 

@@ -78,7 +78,7 @@ def describe_conflict(conflict: Conflict, *, on_host: bool = False) -> str:
     where, limit, option = "per device", "the memory limit", "--memory-limit"
     if on_host:
         where, limit = "per device in its host's memory", "its share"
-        option = "--host-memory"
+        option = "--memory-host"
     return (
         f"the leanest plan needs {format_bytes(conflict.needed)} {where} where {limit} "
         f"is {format_bytes(conflict.limit)}: {missing} is missing. Most is held by {holders}. "

@@ -175,7 +175,7 @@ class Fitting:
             return InfeasibleError(
                 f"{_on(self.request.mesh)}: the leanest plan found has {format_bytes(on_host)} per "
                 f"device in its host's memory, {format_bytes(on_host - share)} over its share of "
-                f"{format_bytes(share)}. Raise --host-memory, use more devices, or more "
+                f"{format_bytes(share)}. Raise --memory-host, use more devices, or more "
                 "--microbatches"
             )
         return InfeasibleError(

@@ -162,7 +162,7 @@ def _check_hosted(graph: Graph, names: Collection[str]) -> None:
     if wrong := sorted({*names} - known):
         raise PlanMismatchError(
             f"parameter {wrong[0]} lives in the host's memory, but this call of the model changes "
-            "it, or returns it as it is: plan such a call first, or with residency='cuda'"
+            "it, or returns it as it is: plan such a call first, or with memory.residency='cuda'"
         )
 
 
@@ -191,8 +191,8 @@ def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
             if start is None:
                 raise StageError(
                     f"this call of the model reads no parameter of stage {number}, which begins "
-                    f"with {stage.start}: call the whole model, cut it elsewhere (cuts=), or "
-                    "compile it with stages=1"
+                    f"with {stage.start}: call the whole model, cut it elsewhere "
+                    "(pipeline.cuts), or compile it with pipeline.stages=1"
                 )
             found.append(start)
     return tuple(found)

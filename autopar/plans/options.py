@@ -63,7 +63,8 @@ class Options:
     counts, and what it keeps per parameter counts against the memory limit, which defaults to the
     device's memory; `host_memory_bytes` is what a node has for all its devices, in equal shares, by
     default what the cluster says.
-    `strict` turns the warning about an op without a rule into an error.
+    `strict` turns the warning about an op without a rule into an error; with `margin` a plan says
+    how far the best one of another structure is behind.
     `constraints` and `strategy` ("" for none) are what is imposed on the plan; the rest is planned
     around it. `differentiable_outputs` names the outputs, as the
     model's user does or by their position, that have a gradient beside the losses; "*" stands for
@@ -89,6 +90,7 @@ class Options:
     memory_limit_bytes: int | None = None
     time_limit_s: float | None = None
     strict: bool = False
+    margin: bool = False
     constraints: tuple[Constraint, ...] = ()
     strategy: str = ""
     differentiable_outputs: tuple[str, ...] = ()

@@ -7,19 +7,28 @@ has it, so that a plan can be made again from its file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import msgspec
+
+from autopar.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch import dtype as TorchDtype
+else:
+    TorchDtype = str
+    """In files, and on the command line, which takes no torch."""
 
 BYTES, SECONDS = "bytes", "seconds"
 
 
-def _option(keyword: str, help: str, metavar: str = "", unit: str = "") -> msgspec.Meta:
-    """`keyword` is its name where options have no groups, `unit` that of a quantity."""
-    told = {"keyword": keyword, "metavar": metavar, "unit": unit}
+def _option(help: str, metavar: str = "", unit: str = "", *, before: str = "") -> msgspec.Meta:
+    """`unit` is that of a quantity, `before` what it was called when options had no groups."""
+    told = {"metavar": metavar, "unit": unit, "before": before}
     return msgspec.Meta(description=help, extra=told)
 
 
@@ -27,7 +36,8 @@ Quantity = int | float | str | None
 """In a unit, or as text with one; None for no limit."""
 _Count = int | str | None
 """A number, or "auto"; None where nobody says."""
-_Texts = tuple[str, ...]
+_Texts = str | Sequence[str]
+"""One, or several."""
 
 
 class _Group(
@@ -36,57 +46,64 @@ class _Group(
     """What is as by default is left out of files, so that those of before options were added stay
     as they are."""
 
+    def __post_init__(self) -> None:
+        # Files have lists, which would make a group that is equal to none.
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, list):
+                msgspec.structs.force_setattr(self, name, tuple(cast("list[Any]", value)))
+
 
 class MemoryOptions(_Group, frozen=True):
     """What devices and hosts may hold, and what is done to hold less."""
 
     limit: Annotated[
         Quantity,
-        _option("memory_limit", "Per device, such as 72GiB; default: all.", "SIZE", BYTES),
+        _option("Per device, such as 72GiB; default: all.", "SIZE", BYTES, before="memory_limit"),
     ] = None
     host: Annotated[
         Quantity,
         _option(
-            "host_memory",
             "Per node, such as 1.5TiB, which its devices share; default: what the cluster says.",
             "SIZE",
             BYTES,
+            before="host_memory",
         ),
     ] = None
     residency: Annotated[
         str,
         _option(
-            "residency",
             "Where parameters live, with gradients and the optimizer's states: on the device, on "
             "its host, or where it is best if memory binds.",
             "cuda|cpu|auto",
+            before="residency",
         ),
     ] = "cuda"
     checkpoint: Annotated[
         str,
         _option(
-            "checkpoint",
             "What becomes of what the model wraps in torch.utils.checkpoint: free to be planned, "
-            "or made again as it asks.",
+            "or recomputed as it asks.",
             "planned|'as written'",
+            before="checkpoint",
         ),
     ] = "planned"
     loss_chunks: Annotated[
         int | str,
         _option(
-            "loss_chunks",
             "Work on the loss of a large vocabulary in N chunks of a device's tokens; auto: where "
             "memory binds and that is better.",
             "N|auto",
+            before="loss_chunks",
         ),
     ] = "auto"
     saved_dtype: Annotated[
-        str,
+        TorchDtype | str | None,
         _option(
-            "saved_dtype",
             "Save activations of float32 for backward in this dtype, which rounds gradients. "
             "Default: as they are.",
             "bfloat16|float16",
+            before="saved_dtype",
         ),
     ] = ""
 
@@ -97,28 +114,28 @@ class PipelineOptions(_Group, frozen=True):
     stages: Annotated[
         _Count,
         _option(
-            "stages",
             "Cut the model into N stages of a pipeline; auto: as many as are best, or none. "
             "Default: 1, or auto where that does not fit, or devices wait, or do the same work, "
             "for a third of its step, and nothing is asked of its mesh, microbatches or shardings.",
             "N|auto",
+            before="stages",
         ),
     ] = None
     cuts: Annotated[
         _Texts,
         _option(
-            "cuts",
             "A stage begins there, as in model.layers.8; may be given several times.",
             "MODULE",
+            before="cuts",
         ),
     ] = ()
     schedule: Annotated[
         str,
         _option(
-            "schedule",
             "How stages work on microbatches: gpipe, 1f1b, eager-1f1b, interleaved:2, zb-h1, "
             "zb-v, zb:2, or a table of your own in a file.",
             "NAME|FILE",
+            before="schedule",
         ),
     ] = "auto"
 
@@ -127,24 +144,24 @@ class ConstraintOptions(_Group, frozen=True):
     """What the plan must be like; the rest is planned around it."""
 
     pins: Annotated[
-        _Texts,
+        _Texts | Mapping[str, str],
         _option(
-            "pins",
             "Keep to it, as in '*.down_proj.weight=S(1) on tp'; may be given several times.",
             "PATTERN=SHARDING",
+            before="pins",
         ),
     ] = ()
     forbid: Annotated[
-        _Texts,
+        _Texts | Mapping[str, str | Sequence[str]],
         _option(
-            "forbid",
             "Shard nothing there on the axis, as in tp:lm_head; may be given several times.",
             "AXIS:PATTERN",
+            before="forbid",
         ),
     ] = ()
     strategy: Annotated[
-        str,
-        _option("strategy", "ddp, fsdp, megatron, 2d, 2.5d or 3d; default: any.", "NAME"),
+        str | None,
+        _option("ddp, fsdp, megatron, 2d, 2.5d or 3d; default: any.", "NAME", before="strategy"),
     ] = ""
 
     @property
@@ -159,19 +176,19 @@ class OutputOptions(_Group, frozen=True):
     differentiable: Annotated[
         _Texts,
         _option(
-            "differentiable_outputs",
             "A backward goes through it beside the losses, as in logits; may be given several "
             "times.",
             "NAME",
+            before="differentiable_outputs",
         ),
     ] = ()
     unread: Annotated[
         _Texts,
         _option(
-            "unread_outputs",
             "Nobody looks at it in training, as in logits: it is None there; may be given several "
             "times.",
             "NAME",
+            before="unread_outputs",
         ),
     ] = ()
 
@@ -182,13 +199,23 @@ class SearchOptions(_Group, frozen=True):
     time_limit: Annotated[
         Quantity,
         _option(
-            "time_limit",
             "Of each solve, in seconds, or as 2min: the plan then depends on the machine.",
             "TIME",
             SECONDS,
+            before="time_limit",
         ),
     ] = None
-    strict: Annotated[bool, _option("strict", "An op without a sharding rule is an error.")] = False
+    margin: Annotated[
+        bool | None,
+        _option(
+            "Find the best plan of another structure too, which takes about a third longer; "
+            "default: for plans that `autopar plan` writes.",
+            before="margin",
+        ),
+    ] = None
+    strict: Annotated[
+        bool, _option("An op without a sharding rule is an error.", before="strict")
+    ] = False
 
 
 class PlanOptions(_Group, frozen=True):
@@ -197,15 +224,12 @@ class PlanOptions(_Group, frozen=True):
     mesh: Annotated[
         str,
         _option(
-            "mesh",
-            "auto, auto:3 (all of three axes too), 8x8 or dp=8,tp=8; of stages, 4/2/2.",
-            "MESH",
+            "auto, auto:3 (all of three axes too), 8x8 or dp=8,tp=8; of stages, 4/2/2.", "MESH"
         ),
     ] = "auto"
     optimizer: Annotated[
         str,
         _option(
-            "optimizer",
             "Whose states and step count, with its settings: sgd-momentum, adamw-amsgrad-fused, "
             'or "muon; adamw for head.weight".',
             "NAME",
@@ -214,7 +238,6 @@ class PlanOptions(_Group, frozen=True):
     microbatches: Annotated[
         _Count,
         _option(
-            "microbatches",
             "Work on the batch in N parts, one after the other; auto: as many as are best where "
             "memory binds. Default: 1, or auto in stages and where nothing fits otherwise.",
             "N|auto",
@@ -222,11 +245,7 @@ class PlanOptions(_Group, frozen=True):
     ] = None
     backend: Annotated[
         str,
-        _option(
-            "backend",
-            "eager or inductor: what runs the plan; default: the device's own.",
-            "NAME",
-        ),
+        _option("eager or inductor: what runs the plan; default: the device's own.", "NAME"),
     ] = ""
     memory: MemoryOptions = MemoryOptions()
     pipeline: PipelineOptions = PipelineOptions()
@@ -235,72 +254,107 @@ class PlanOptions(_Group, frozen=True):
     search: SearchOptions = SearchOptions()
 
 
+GROUPS: dict[str, type[_Group]] = {
+    "memory": MemoryOptions,
+    "pipeline": PipelineOptions,
+    "constraints": ConstraintOptions,
+    "outputs": OutputOptions,
+    "search": SearchOptions,
+}
+"""Those of `PlanOptions`, by their names."""
+
+
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """One of the options: where it stands in `PlanOptions` (`group` is "" for none), its `keyword`,
-    default and type, and what is to be told of it."""
+    """One of the options: where it stands in `PlanOptions` (`group` is "" for none), its default
+    and type, what is to be told of it, and what it was called `before` there were groups."""
 
     group: str
     name: str
-    keyword: str
     kind: Any
     default: Any
     help: str
     metavar: str
     unit: str
+    before: str
+
+    @property
+    def path(self) -> str:
+        """`memory.limit`: how errors and pages name it."""
+        return f"{self.group}.{self.name}" if self.group else self.name
 
     @property
     def is_several(self) -> bool:
-        """Whether it is a list of texts."""
-        return self.kind == _Texts
+        """Whether it may be several texts."""
+        return self.default == ()
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is said or not."""
+        return bool in (self.kind, *get_args(self.kind))
 
 
 @cache
 def option_fields() -> tuple[OptionField, ...]:
     """All options, in order."""
-    return tuple(_fields_of(PlanOptions, ""))
+    groups = (_fields_of(kind, name) for name, kind in GROUPS.items())
+    return (*_fields_of(PlanOptions, ""), *(field for group in groups for field in group))
 
 
-def _fields_of(kind: Any, group: str) -> Iterator[OptionField]:
+def _fields_of(kind: type[msgspec.Struct], group: str) -> Iterator[OptionField]:
     hints = get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
         hint = hints[field.name]
-        if get_origin(hint) is not Annotated:
-            yield from _fields_of(hint, field.name)
-            continue
-        of, meta = get_args(hint)
-        yield OptionField(
-            group, field.name, kind=of, default=field.default, help=meta.description, **meta.extra
-        )
+        if get_origin(hint) is Annotated:
+            of, meta = get_args(hint)
+            told: dict[str, str] = meta.extra
+            yield OptionField(group, field.name, of, field.default, meta.description, **told)
 
 
-def from_keywords(given: Mapping[str, Any]) -> PlanOptions:
-    """Options from their keywords, whose values are not looked at. TypeError on other keywords."""
-    unknown = given.keys() - {field.keyword for field in option_fields()}
-    if unknown:
-        raise TypeError(f"no options: {', '.join(sorted(unknown))}")
-    groups: dict[str, dict[str, Any]] = {}
-    for field in option_fields():
-        if field.keyword in given:
-            groups.setdefault(field.group, {})[field.name] = given[field.keyword]
-    top = groups.pop("", {})
-    default = PlanOptions()
-    filled = {
-        group: msgspec.structs.replace(getattr(default, group), **values)
-        for group, values in groups.items()
-    }
-    return PlanOptions(**top, **filled)
+def value_of(options: PlanOptions, field: OptionField) -> Any:
+    """What `options` have for a field."""
+    return getattr(getattr(options, field.group) if field.group else options, field.name)
 
 
-def to_keywords(options: PlanOptions) -> dict[str, Any]:
-    """The inverse of `from_keywords`: all options by their keywords."""
-    found: dict[str, Any] = {}
-    for field in option_fields():
-        group = getattr(options, field.group) if field.group else options
-        found[field.keyword] = getattr(group, field.name)
-    return found
+def as_group(name: str, given: Any) -> Any:
+    """The group `name` of `PlanOptions`, of a mapping or as it is. ArgumentError, naming what comes
+    close, if it is neither, or has a key that there is not."""
+    kind = GROUPS[name]
+    if isinstance(given, kind):
+        return given
+    if given is None:
+        return kind()
+    example = f"{name}=autopar.{kind.__name__}({kind.__struct_fields__[0]}=...)"
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"{name}={given!r}: write {example}, or a mapping of these options")
+    values = cast("Mapping[str, Any]", given)
+    check_known(name, values, kind.__struct_fields__)
+    return kind(**values)
+
+
+def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """ArgumentError, naming what comes close, on a keyword that `what` does not take."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
+            hint = f": did you mean {close[0]}?" if close else "."
+            raise ArgumentError(f"{what} takes no {name}{hint} It takes {', '.join(names)}")
 
 
 def options_among(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are options, by keyword."""
-    return {f.keyword: values[f.keyword] for f in option_fields() if f.keyword in values}
+    """Those of `values` that `PlanOptions` has."""
+    return {name: values[name] for name in PlanOptions.__struct_fields__ if name in values}
+
+
+def in_groups(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, OptionField]]:
+    """`given`, with options that are called as before there were groups in these, and which they
+    are, by what they are called. ArgumentError if one is said in both ways."""
+    old = {f.before: f for f in option_fields() if f.before and f.before in given}
+    moved = {name: value for name, value in given.items() if name not in old}
+    for name, field in old.items():
+        group = as_group(field.group, moved.get(field.group))
+        if getattr(group, field.name) != field.default:
+            raise ArgumentError(f"{name} is {field.path}: say one of them")
+        moved[field.group] = msgspec.structs.replace(group, **{field.name: given[name]})
+    return moved, old

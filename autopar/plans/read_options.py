@@ -9,6 +9,8 @@ from math import inf, isfinite
 from numbers import Real
 from typing import Any
 
+from msgspec.structs import replace
+
 from autopar.cluster.mesh_shapes import read_mesh
 from autopar.errors import ArgumentError, AutoparError, StageError
 from autopar.ir.files import read_at_most
@@ -33,44 +35,35 @@ from autopar.plans.options import (
 )
 from autopar.plans.pipeline_orders import SCHEDULES
 from autopar.plans.plan import SavedDtype
-from autopar.plans.plan_options import PlanOptions, Quantity, from_keywords
+from autopar.plans.plan_options import (
+    GROUPS,
+    PlanOptions,
+    Quantity,
+    as_group,
+    option_fields,
+    value_of,
+)
 
 _MAX_TABLE_BYTES = 2**24
 """Of the file that a table of actions is in."""
 
 
 def read_options(**given: Any) -> PlanOptions:
-    """Options by their keywords (`plan_options`), each as people write it, in the one way in which
-    a plan records it: `mesh` as `mesh_shapes` reads it; `memory_limit` and `host_memory` in bytes,
-    or as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
-    `constraints` reads them; `microbatches`, `stages` and `loss_chunks` as a number or "auto";
-    `cuts`, `differentiable_outputs` and `unread_outputs` as one or several; `schedule` by its name,
-    or a table or the path of one; `saved_dtype` as torch names it, None for that of what is saved.
-    AutoparError on what cannot be read."""
-    strict = given.get("strict", False)
-    if not isinstance(strict, bool):
-        raise ArgumentError(f"strict={strict!r}: write True or False")
-    read: dict[str, Callable[[Any], Any]] = {
-        "mesh": read_mesh,
-        "memory_limit": partial(_bytes, "memory_limit", "72GiB"),
-        "host_memory": partial(_bytes, "host_memory", "1.5TiB"),
-        "time_limit": lambda x: _quantity("time_limit", x, parse_seconds, "seconds", "2min"),
-        "pins": lambda x: _without("pin ", parse_pins(x)),
-        "forbid": lambda x: _without("forbid ", parse_forbidden(x)),
-        "strategy": check_strategy,
-        "backend": check_backend,
-        "microbatches": partial(_number, "microbatches"),
-        "stages": partial(_number, "stages"),
-        "loss_chunks": partial(_number, "loss_chunks"),
-        "residency": partial(_one_of, "residency", RESIDENCIES),
-        "checkpoint": partial(_one_of, "checkpoint", CHECKPOINTS),
-        "cuts": _several,
-        "differentiable_outputs": _several,
-        "unread_outputs": _several,
-        "schedule": read_schedule,
-        "saved_dtype": check_saved_dtype,
-    }
-    return from_keywords({name: read.get(name, _same)(value) for name, value in given.items()})
+    """Options by the names in `PlanOptions`, groups as such or as mappings, each as people write
+    it, in the one way in which a plan records it: `mesh` as `mesh_shapes` reads it; sizes in bytes,
+    or as text such as "72GiB", times in seconds, or as "2min"; `pins` and `forbid` as `constraints`
+    reads them; numbers as such or "auto"; what may be several as one or several; `schedule` by its
+    name, or a table or the path of one; `saved_dtype` as torch names it, None for that of what is
+    saved. AutoparError on what cannot be read, TypeError on other names."""
+    groups: dict[str, Any] = {name: as_group(name, given.get(name)) for name in GROUPS}
+    unread = PlanOptions(**given | groups)
+    read: dict[str, dict[str, Any]] = {"": {}}
+    for field in option_fields():
+        how = _READERS.get(field.path, _same)
+        read.setdefault(field.group, {})[field.name] = how(field.path, value_of(unread, field))
+    top = read.pop("")
+    anew: dict[str, Any] = {name: GROUPS[name](**values) for name, values in read.items()}
+    return PlanOptions(**top | anew)
 
 
 def make_options(**given: Any) -> Options:
@@ -78,21 +71,29 @@ def make_options(**given: Any) -> Options:
     elsewhere, where nobody says; `stages` 1, or more if that waits and no mesh, number of
     microbatches or constraint is given; a table as `schedule` settles both. AutoparError on what
     cannot be, or not together."""
-    return _settled(read_options(**given))
+    return settle_options(read_options(**given))
 
 
-def _settled(given: PlanOptions) -> Options:
+def unsaid_open(read: PlanOptions) -> PlanOptions:
+    """The same where numbers of stages and microbatches that nobody says are as is best."""
+    stages = AUTO if read.pipeline.stages is None else read.pipeline.stages
+    count = AUTO if read.microbatches is None else read.microbatches
+    return replace(read, microbatches=count, pipeline=replace(read.pipeline, stages=stages))
+
+
+def settle_options(given: PlanOptions) -> Options:
+    """As `make_options` does what was read."""
     memory, pipeline, imposed = given.memory, given.pipeline, given.constraints
     constraints = (*parse_pins(imposed.pins), *parse_forbidden(imposed.forbid))
-    axes, cuts, order = given.mesh, pipeline.cuts, pipeline.schedule
+    axes, cuts, order = given.mesh, tuple(pipeline.cuts), pipeline.schedule
     stages, microbatches = pipeline.stages, given.microbatches
-    num_stages = _count("stages", _usual_stages(axes) if stages is None else stages)
+    num_stages = _count("pipeline.stages", _usual_stages(axes) if stages is None else stages)
     if MESH_OF_RANK in axes and num_stages == 1 and not cuts:
-        raise ArgumentError(f"mesh={axes!r}: that is of a pipeline, and stages={stages!r}")
+        raise ArgumentError(f"mesh={axes!r}: that is of a pipeline, and pipeline.stages={stages!r}")
     usual = "auto" if num_stages != 1 or cuts else 1
     if cuts and num_stages not in (None, 1, len(cuts) + 1):
         raise ArgumentError(
-            f"stages={num_stages}: cuts before {', '.join(cuts)} make {len(cuts) + 1}; "
+            f"pipeline.stages={num_stages}: cuts before {', '.join(cuts)} make {len(cuts) + 1}; "
             "give all cuts, or none and only how many stages"
         )
     count = _count("microbatches", usual if microbatches is None else microbatches)
@@ -100,16 +101,19 @@ def _settled(given: PlanOptions) -> Options:
     if is_table(order):
         num_stages, count = _as_in(ActionTable.parse(order), num_stages, microbatches, cuts)
     elif order != "auto" and num_stages == 1 and not cuts:
-        raise ArgumentError(f"schedule={order!r}: that is of stages; say how many, or auto")
+        raise ArgumentError(
+            f"pipeline.schedule={order!r}: that is of stages; say how many, or auto"
+        )
     return Options(
         mesh=axes,
         optimizer=given.optimizer,
         memory_limit_bytes=_size(memory.limit),
         time_limit_s=None if given.search.time_limit is None else float(given.search.time_limit),
         strict=given.search.strict,
+        margin=bool(given.search.margin),
         constraints=constraints,
-        strategy=imposed.strategy,
-        differentiable_outputs=given.outputs.differentiable,
+        strategy=check_strategy(imposed.strategy),
+        differentiable_outputs=tuple(given.outputs.differentiable),
         backend=given.backend,
         microbatches=count,
         residency=memory.residency,
@@ -117,8 +121,8 @@ def _settled(given: PlanOptions) -> Options:
         stages=num_stages,
         cuts=cuts,
         schedule=order,
-        loss_chunks=_count("loss_chunks", memory.loss_chunks),
-        unread_outputs=given.outputs.unread,
+        loss_chunks=_count("memory.loss_chunks", memory.loss_chunks),
+        unread_outputs=tuple(given.outputs.unread),
         saved_dtype=check_saved_dtype(memory.saved_dtype),
         microbatches_if_needed=microbatches is None and count == 1,
         stages_if_needed=stages is None and not cuts and order == "auto" and is_free,
@@ -127,7 +131,7 @@ def _settled(given: PlanOptions) -> Options:
     )
 
 
-def _same(value: Any) -> Any:
+def _same(_: str, value: Any) -> Any:
     return value
 
 
@@ -135,9 +139,19 @@ def _size(given: Quantity) -> int | None:
     return None if given is None else int(given)
 
 
-def _bytes(name: str, example: str, given: Any) -> int | None:
-    found = _quantity(name, given, parse_bytes, "bytes", example)
+def _bytes(name: str, given: Any) -> int | None:
+    found = _quantity(name, given, parse_bytes, "bytes", "72GiB")
     return None if found is None else int(found)
+
+
+def _seconds(name: str, given: Any) -> float | None:
+    return _quantity(name, given, parse_seconds, "seconds", "2min")
+
+
+def _switch(name: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise ArgumentError(f"{name}={given!r}: write True or False")
+    return given
 
 
 def _without(word: str, constraints: Iterable[Constraint]) -> tuple[str, ...]:
@@ -155,7 +169,7 @@ def _usual_stages(mesh: str) -> int | str:
     return "auto" if MESH_OF_RANK in mesh else 1
 
 
-def _several(given: str | Sequence[str]) -> tuple[str, ...]:
+def _several(_: str, given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
@@ -167,10 +181,10 @@ def check_saved_dtype(given: object) -> SavedDtype:
         if name == known:
             return known
     words = " or ".join(filter(None, SAVED_DTYPES))
-    raise ArgumentError(f"saved_dtype={given!r}: write {words}, or nothing")
+    raise ArgumentError(f"memory.saved_dtype={given!r}: write {words}, or nothing")
 
 
-def _one_of(name: str, known: Sequence[str], given: str) -> str:
+def _one_of(known: Sequence[str], name: str, given: str) -> str:
     if given not in known:
         raise ArgumentError(f"{name}={given!r}: write one of {', '.join(known)}")
     return given
@@ -187,7 +201,7 @@ def read_schedule(given: str | os.PathLike[str]) -> str:
     try:
         return str(ActionTable.parse(text))
     except StageError as error:
-        raise ArgumentError(f"schedule: {error}") from None
+        raise ArgumentError(f"pipeline.schedule: {error}") from None
 
 
 def _schedule_file(path: str) -> str:
@@ -197,8 +211,8 @@ def _schedule_file(path: str) -> str:
     except (OSError, ValueError) as error:
         words = ", ".join(SCHEDULES)
         raise ArgumentError(
-            f'schedule={path!r}: write "auto", one of {words} ("interleaved:2", "zb:2"), a '
-            f'table such as "0F0 0B0", or the path of one ({error})'
+            f'pipeline.schedule={path!r}: write "auto", one of {words} ("interleaved:2", "zb:2"), '
+            f'a table such as "0F0 0B0", or the path of one ({error})'
         ) from None
 
 
@@ -208,12 +222,12 @@ def _as_in(
     """How many stages and microbatches there are, which the user may have said as well."""
     num_stages, count = table.num_stages, table.microbatches
     if num_stages == 1:
-        raise ArgumentError("schedule: the table has one stage, which is no pipeline")
+        raise ArgumentError("pipeline.schedule: the table has one stage, which is no pipeline")
     asked = None if microbatches is None else _count("microbatches", microbatches)
     if asked not in (None, count):
         raise ArgumentError(f"microbatches={asked}: the table has {count}; leave it out")
     if stages not in (None, 1, num_stages):
-        raise ArgumentError(f"stages={stages}: the table has {num_stages}; leave it out")
+        raise ArgumentError(f"pipeline.stages={stages}: the table has {num_stages}; leave it out")
     if cuts and len(cuts) + 1 != num_stages:
         raise ArgumentError(f"{len(cuts) + 1} stages are cut: the table has {num_stages}")
     return num_stages, count
@@ -250,3 +264,28 @@ def _quantity(
     if not (isfinite(number) and number > 0):
         raise AutoparError(f"{name}={given!r}: it must be more than 0 {unit}")
     return number
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "mesh": lambda _, given: read_mesh(given),
+    "backend": lambda _, given: check_backend(given),
+    "microbatches": _number,
+    "memory.limit": _bytes,
+    "memory.host": _bytes,
+    "memory.residency": partial(_one_of, RESIDENCIES),
+    "memory.checkpoint": partial(_one_of, CHECKPOINTS),
+    "memory.loss_chunks": _number,
+    "memory.saved_dtype": lambda _, given: check_saved_dtype(given),
+    "pipeline.stages": _number,
+    "pipeline.cuts": _several,
+    "pipeline.schedule": lambda _, given: read_schedule(given),
+    "constraints.pins": lambda _, given: _without("pin ", parse_pins(given)),
+    "constraints.forbid": lambda _, given: _without("forbid ", parse_forbidden(given)),
+    "constraints.strategy": lambda _, given: check_strategy(given),
+    "outputs.differentiable": _several,
+    "outputs.unread": _several,
+    "search.time_limit": _seconds,
+    "search.margin": lambda name, given: None if given is None else _switch(name, given),
+    "search.strict": _switch,
+}
+"""What reads an option, by its path."""

@@ -3,25 +3,30 @@
     target = "../model.py:build"          # or package.module:build
     cluster = "8x8xH100"                  # or the path of a .toml file, or of a profile
     global_batch = 64
+    [memory]
+    limit = "72GiB"
 
-All other keys are options of `autopar plan`, by their names there. Paths are relative to the file.
+All other keys and tables are the options of a plan (docs/options.md). Paths are relative to the
+file.
 """
 
 from __future__ import annotations
 
 import tomllib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from autopar.cluster.parsing import is_cluster_file, parse_cluster
-from autopar.errors import AutoparError, RecipeError
+from autopar.errors import ArgumentError, AutoparError, OldNameWarning, RecipeError
 from autopar.ir.files import read_at_most
 from autopar.ir.mesh import Cluster
 from autopar.plans.options import Options, is_named, is_table
-from autopar.plans.plan_options import OptionField, option_fields
+from autopar.plans.plan_options import PlanOptions, in_groups, option_fields
 from autopar.plans.read_options import make_options
 
 PLAN_SUFFIX = ".plan.json"
@@ -36,21 +41,13 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     global_batch: int | None = None
     root: str = "."
     profile: str | None = None
-    margin: bool = False
-
-
-_IN_TOML: dict[str, Any] = {
-    "pins": dict[str, str] | list[str],
-    "forbid": dict[str, str | list[str]] | list[str],
-}
-"""What else than a list of lines an option may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """`target` is planned on `cluster` with `options`; `root` is the folder that its modules are
-    imported from. `profile` is the path of one, or None; `margin` is as for `Asked`. `golden` is
-    where the plan lies. All paths are absolute; `cluster_file` is None for a cluster that is no
+    imported from. `profile` is the path of one, or None. `golden` is where the plan lies.
+    All paths are absolute; `cluster_file` is None for a cluster that is no
     file."""
 
     path: Path
@@ -61,7 +58,6 @@ class Recipe:
     profile: Path | None
     global_batch: int | None
     options: Options
-    margin: bool
 
     @property
     def golden(self) -> Path:
@@ -90,19 +86,17 @@ def read_recipe(path: Path) -> Recipe:
     path = path.resolve()
     try:
         content = tomllib.loads(_text(path))
-        given = {f.keyword: _option(f, content) for f in option_fields() if f.keyword in content}
+        given = _options_in(content, path)
         table = msgspec.convert(content, _Table)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, ArgumentError) as error:
         raise RecipeError(f"{path}: {error}") from None
     batch = table.global_batch
     if batch is not None and batch < 1:
         raise RecipeError(f"{path}: global_batch is {batch}: it must be at least 1")
-    if "schedule" in given:
-        given["schedule"] = _schedule(given["schedule"], path)
     described = cluster_file(path)
     try:
         cluster = parse_cluster(str(described or table.cluster))
-        options = make_options(**given)
+        options = make_options(**asdict(given))
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None
     root = (path.parent / table.root).resolve()
@@ -117,17 +111,22 @@ def read_recipe(path: Path) -> Recipe:
         profile=None if table.profile is None else (path.parent / table.profile).resolve(),
         global_batch=batch,
         options=options,
-        margin=table.margin,
     )
 
 
-def _option(field: OptionField, content: dict[str, Any]) -> Any:
-    """Takes an option out of `content`. ValueError, naming the key, if it is of another type."""
-    kind = _IN_TOML.get(field.keyword, list[str] if field.is_several else field.kind)
-    try:
-        return msgspec.convert(content.pop(field.keyword), kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{field.keyword}: {error}") from None
+def _options_in(content: dict[str, Any], path: Path) -> PlanOptions:
+    """Takes the options out of `content`. ValueError, naming the key, on one of another type;
+    ArgumentError on one that there is not, or that is said twice."""
+    names = (*PlanOptions.__struct_fields__, *(f.before for f in option_fields()))
+    known = {name: content.pop(name) for name in names if name in content}
+    grouped, old = in_groups(known)
+    for before, field in old.items():
+        where = f"write {field.name} under [{field.group}]"
+        text = f"{path}: {before} goes with the next release: {where}"
+        warnings.warn(OldNameWarning(text), stacklevel=4)
+    found = msgspec.convert(msgspec.to_builtins(grouped), PlanOptions)
+    schedule = _schedule(found.pipeline.schedule, path)
+    return replace(found, pipeline=replace(found.pipeline, schedule=schedule))
 
 
 def _target(text: str, path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgspec import UNSET
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from autopar.cluster.parsing import is_cluster_file, parse_cluster
 from autopar.errors import ClusterError, ConstraintError
@@ -14,7 +14,6 @@ from autopar.plans.plan_options import (
     ConstraintOptions,
     PipelineOptions,
     PlanOptions,
-    to_keywords,
 )
 from autopar.plans.read_options import make_options
 
@@ -31,7 +30,8 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
     if imposed is None and (STORED in lines or (recorded is UNSET and lines)):
         raise ConstraintError(
             f"the plan was made with {lines[0]!r}, which cannot be asked for again from here; say "
-            "what is to be imposed (--pin, --forbid, --strategy), or plan again without it"
+            "what is to be imposed (--constraints-pin, --constraints-forbid, "
+            "--constraints-strategy), or plan again without it"
         )
     lost = [line for line in lines if line != STORED and not line.startswith(_SAID_ANEW)]
     if recorded is UNSET and lost:
@@ -57,7 +57,7 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
         search=replace(given.search, time_limit=None),
     )
     # A file may come from anyone: what it asks for is read as if somebody had written it.
-    return make_options(**to_keywords(again))
+    return make_options(**asdict(again))
 
 
 def cluster_of(plan: Plan) -> Cluster:

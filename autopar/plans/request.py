@@ -52,8 +52,6 @@ class Asked:
     cluster: Cluster
     options: Options
     constraints: tuple[Constraint, ...] = ()
-    margin: bool = False
-    """Whether the plan is to say how far the best one of another structure is behind."""
     in_flight: int = 1
     """Of how many microbatches a device holds what they have saved, at most at once."""
     others: tuple[Waiting, ...] = ()
@@ -149,7 +147,6 @@ class Asked:
             repr(self.cluster),
             repr(self.options),
             repr(self.constraints),
-            repr(self.margin),
             repr(_made_again(self.graph, self.options)),
             *_versions(),
             source_digest(Path(__file__).parents[1]),
@@ -292,8 +289,6 @@ def ask(
     cluster: Cluster,
     options: Options,
     aliases: Mapping[str, str] = MappingProxyType({}),
-    *,
-    margin: bool = False,
 ) -> Asked:
     """What `options` ask of a plan for `graph`, whose inputs and outputs may be named as in
     `aliases` (`matching.settle`). ConstraintError if they speak of what is not there."""
@@ -302,7 +297,7 @@ def ask(
     if options.checkpoint == "as written":
         _check_regions(graph)
     _check_loss(graph, options)
-    return Asked(graph, cluster, options, constraints, margin)
+    return Asked(graph, cluster, options, constraints)
 
 
 def _with_host_memory(cluster: Cluster, options: Options) -> Cluster:
@@ -310,7 +305,7 @@ def _with_host_memory(cluster: Cluster, options: Options) -> Cluster:
     if options.host_memory_bytes is None:
         return cluster
     if not cluster.has_host_memory:
-        text = "host_memory: the host of a CPU has no other memory; memory_limit is for all of it"
+        text = "memory.host: the host of a CPU has no other memory; memory.limit is for all of it"
         warnings.warn(NotImposedWarning(text), stacklevel=3)
         return cluster
     return with_host_share(cluster, options.host_memory_bytes // cluster.devices_of_node)
@@ -333,7 +328,8 @@ def _check_loss(graph: Graph, options: Options) -> None:
         return
     whole = [f"{n.name} of {n.module}" if n.module else n.name for n in other_losses(graph)]
     if whole:
-        text = f"loss_chunks={chunks}: {', '.join(whole)} stays whole: in chunks can be {SUITED}"
+        names = ", ".join(whole)
+        text = f"memory.loss_chunks={chunks}: {names} stays whole: in chunks can be {SUITED}"
         warnings.warn(NotImposedWarning(text), stacklevel=3)
 
 
@@ -349,7 +345,7 @@ def _check_regions(graph: Graph) -> None:
     if mixed:
         told.append(f"some of several identical modules ({mixed[0].partition(':')[0]})")
     if told:
-        text = f'checkpoint="as written" is not kept where it is of {" or ".join(told)}'
+        text = f'memory.checkpoint="as written" is not kept where it is of {" or ".join(told)}'
         warnings.warn(NotImposedWarning(text), stacklevel=2)
 
 

@@ -169,7 +169,7 @@ def _check_batch(strategy: str, graph: Graph, mesh: Mesh, axes: Sequence[Axis]) 
     raise UndividedBatchError(
         f"strategy {strategy} cuts the batch on {names} of mesh {mesh}, and {why}: give it a batch "
         "that does (drop_last=True leaves out a last one that does not), or a mesh of fewer devices"
-        + (f"; pins={{{alone}}} stores parameters as it does" if alone else "")
+        + (f"; constraints.pins={{{alone}}} stores parameters as it does" if alone else "")
     )
 
 

@@ -40,7 +40,11 @@ def _waiting(plan: Plan) -> Iterator[str]:
         yield (
             f"devices wait for communication in {format_share(waits_ns, step_ns)} of the step: "
             "stages of a pipeline send less "
-            + ("(--stages auto looks for them)" if found is None else f"(looked for: {found})")
+            + (
+                "(--pipeline-stages auto looks for them)"
+                if found is None
+                else f"(looked for: {found})"
+            )
         )
 
 

@@ -117,8 +117,8 @@ _SEEDS = (
 )
 _HOOKS = (
     "autopar decides what is saved for backward, and its graph has no hooks on it: leave them out; "
-    'autopar.compile(..., saved_dtype="bfloat16") saves in fewer bits, and memory_limit= and '
-    "residency= say where"
+    'autopar.compile(..., memory={"saved_dtype": "bfloat16"}) saves in fewer bits, and '
+    "memory.limit and memory.residency say where"
 )
 
 

@@ -66,16 +66,22 @@ def ways(scenario: Scenario, cluster: str) -> Iterator[Way]:
     """All ways to train, autopar's own choice first."""
     case = workload(scenario.name)
     yield CHOSEN, contenders.planned(cluster=cluster)
-    yield f"{CHOSEN}, one stage", contenders.planned(cluster=cluster, stages=1)
+    yield f"{CHOSEN}, one stage", contenders.planned(cluster=cluster, pipeline={"stages": 1})
     for stages in scenario.stages:
-        yield f"{CHOSEN}, {stages} stages", contenders.planned(cluster=cluster, stages=stages)
+        yield (
+            f"{CHOSEN}, {stages} stages",
+            contenders.planned(cluster=cluster, pipeline={"stages": stages}),
+        )
         cuts = evenly_cut(case, stages)
         yield (
             f"{CHOSEN}, {stages} stages of as many layers",
-            contenders.planned(cluster=cluster, cuts=cuts),
+            contenders.planned(cluster=cluster, pipeline={"cuts": cuts}),
         )
     for strategy in MAX_AXES:
-        yield f"{CHOSEN}, {strategy}", contenders.planned(cluster=cluster, strategy=strategy)
+        yield (
+            f"{CHOSEN}, {strategy}",
+            contenders.planned(cluster=cluster, constraints={"strategy": strategy}),
+        )
     yield "DDP", contenders.data_parallel
     yield "FSDP2", contenders.sharded(case.blocks)
     if scenario.nodes > 1 and scenario.per_node > 1:
@@ -88,10 +94,14 @@ def orders_of(scenario: Scenario, cluster: str) -> Iterator[Way]:
     for stages in scenario.stages:
         cuts = evenly_cut(workload(scenario.name), stages)
         for schedule in ("auto", "1f1b", "eager-1f1b", "gpipe", "zb-h1"):
-            planned = contenders.planned(cluster=cluster, stages=stages, schedule=schedule)
+            planned = contenders.planned(
+                cluster=cluster, pipeline={"stages": stages, "schedule": schedule}
+            )
             yield f"{stages} stages, {schedule}", planned
         for schedule in ("auto", "1f1b"):
-            planned = contenders.planned(cluster=cluster, cuts=cuts, schedule=schedule)
+            planned = contenders.planned(
+                cluster=cluster, pipeline={"cuts": cuts, "schedule": schedule}
+            )
             yield f"{stages} stages of as many layers, {schedule}", planned
 
 

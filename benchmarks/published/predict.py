@@ -135,12 +135,10 @@ def _estimates(run: Run) -> Estimates:
         (tokens, tokens),
         cluster=cluster_of(run),
         mesh=mesh,
-        strategy=strategy or None,
+        constraints={"strategy": strategy or None, "pins": pins},
         optimizer=run.optimizer,
-        pins=pins,
-        memory_limit=NO_LIMIT_BYTES,
+        memory={"limit": NO_LIMIT_BYTES, "checkpoint": "as written"},
         backend="inductor" if run.is_compiled else "eager",
-        checkpoint="as written",
     ).estimates
 
 

@@ -21,6 +21,7 @@ from autopar.errors import (
     UnknownOpWarning,
     VerificationError,
 )
+from autopar.plans.read_options import make_options
 from tests.report.plans import renamed, two_axis_plan
 
 COMPILE = importlib.import_module("autopar.driver.api")
@@ -93,10 +94,10 @@ def test_show_prints_the_page_and_nothing_else(plan_file: str) -> None:
 def test_a_table_that_is_none_is_told_before_anything_is_planned(tmp_path: Path) -> None:
     own = tmp_path / "own.table"
     own.write_text("0F0 0B0\n1B0 1F0\n")
-    given = ("plan", "nowhere.py:build", "--schedule")
+    given = ("plan", "nowhere.py:build", "--pipeline-schedule")
     fails(run(*given, str(own)), 1, "schedule: the ranks wait for each other")
     own.write_text("0F0 0B0\n1F0 1B0\n")
-    fails(run(*given, str(own), "--stages", "3"), 1, "stages=3: the table has 2")
+    fails(run(*given, str(own), "--pipeline-stages", "3"), 1, "stages=3: the table has 2")
     fails(run(*given, "zb-h3"), 1, "schedule='zb-h3': write")
 
 
@@ -157,8 +158,11 @@ def test_no_command_prints_the_help() -> None:
         (["plan", "t.py:build", "--cluster", "8xH1000"], "H1000"),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--memory-limit", "72"], "has no unit"),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--frontier", "8,4"], "has no unit"),
-        (["plan", "t.py:build", "--frontier=4GiB", "--margin"], "leave out --margin"),
-        (["plan", "t.py:build", "--cluster", "4xcpu", "--time-limit", "0"], "--time-limit"),
+        (["plan", "t.py:build", "--frontier=4GiB", "--search-margin"], "leave out --search-margin"),
+        (
+            ["plan", "t.py:build", "--cluster", "4xcpu", "--search-time-limit", "0"],
+            "--search-time-limit",
+        ),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--global-batch", "0"], "--global-batch"),
         (["plan", "nofunction", "--cluster", "4xcpu"], "names no function"),
         (["plan", "none.py:build", "--cluster", "4xcpu"], "there is no file none.py"),
@@ -242,9 +246,9 @@ def test_file_named_like_a_module_does_not_replace_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--pin", "weight"), "pin weight: 'weight' is not PATTERN=SHARDING"),
-        (("--forbid", "tp"), "forbid tp: this is not AXIS:PATTERN"),
-        (("--strategy", "zero"), "there is no strategy 'zero': choose ddp, fsdp"),
+        (("--constraints-pin", "weight"), "pin weight: 'weight' is not PATTERN=SHARDING"),
+        (("--constraints-forbid", "tp"), "forbid tp: this is not AXIS:PATTERN"),
+        (("--constraints-strategy", "zero"), "there is no strategy 'zero': choose ddp, fsdp"),
     ],
 )
 def test_what_is_imposed_is_read_before_the_target(
@@ -259,10 +263,11 @@ def test_plan_asks_for_what_was_said(
     output = tmp_path / "out.json"
     result = run(
         "plan", f"{target}:sized", "--cluster", "2x4xA100", "--mesh", "dp=2,tp=4", "--global-batch",
-        "16", "--memory-limit", "30GiB", "--host-memory", "1TiB", "--optimizer", "sgd",
-        "--time-limit", "1.5", "--strict",
-        "--pin", "weight=S(0) on tp", "--pin", "bias=R", "--forbid", "dp:weight",
-        "--strategy", "megatron", "-o", str(output),
+        "16", "--memory-limit", "30GiB", "--memory-host", "1TiB", "--optimizer", "sgd",
+        "--search-time-limit", "1.5", "--search-strict",
+        "--constraints-pin", "weight=S(0) on tp", "--constraints-pin", "bias=R",
+        "--constraints-forbid", "dp:weight",
+        "--constraints-strategy", "megatron", "-o", str(output),
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert result.stdout == run("show", str(output)).stdout
@@ -271,30 +276,17 @@ def test_plan_asks_for_what_was_said(
     assert (inputs[0].shape, inputs[0].device.type) == ((16, 4), "meta")
     assert options.pop("cluster").name == "2x4xA100"  # type: ignore[attr-defined]
     options.pop("progress")
-    assert options == {
-        "backend": "",
-        "microbatches": None,
-        "residency": "cuda",
-        "checkpoint": "planned",
-        "loss_chunks": "auto",
-        "unread_outputs": (),
-        "saved_dtype": "",
-        "stages": None,
-        "cuts": (),
-        "schedule": "auto",
-        "profile": None,
-        "mesh": "dp=2,tp=4",
-        "memory_limit": 30 * 2**30,
-        "host_memory": 2**40,
-        "differentiable_outputs": (),
-        "optimizer": "sgd",
-        "time_limit": 1.5,
-        "strict": True,
-        "pins": ("weight=S(0) on tp", "bias=R"),
-        "forbid": ("dp:weight",),
-        "strategy": "megatron",
-        "margin": True,
-    }
+    made = make_options(**{k: v for k, v in options.items() if k != "profile"})
+    assert options["profile"] is None
+    assert made == make_options(
+        mesh="dp=2,tp=4",
+        optimizer="sgd",
+        memory={"limit": 30 * 2**30, "host": 2**40},
+        constraints={
+            "pins": ["weight=S(0) on tp", "bias=R"], "forbid": "dp:weight", "strategy": "megatron",
+        },
+        search={"time_limit": 1.5, "margin": True, "strict": True},
+    )  # fmt: skip
 
 
 def test_plan_json_is_alone_on_standard_output(target: str, planned: list[object]) -> None:

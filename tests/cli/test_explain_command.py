@@ -61,7 +61,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def stored(target: str) -> str:
     path = str(Path(target.rpartition(":")[0]).with_name("plan.json"))
-    result = run("plan", target, *ON, "--pin", "up.weight=S(0) on tp", "-o", path)
+    result = run("plan", target, *ON, "--constraints-pin", "up.weight=S(0) on tp", "-o", path)
     assert result.exit_code == 0, result.stderr
     return path
 
@@ -168,16 +168,20 @@ def imposed(*lines: str, options: PlanOptions | UnsetType = UNSET) -> Plan:
 def test_options_of_a_plan_are_those_it_was_made_with() -> None:
     given = make_options(
         mesh="dp=2,tp=4",
-        memory_limit=two_axis_plan().estimates.memory_limit,
-        pins=("a.*=S(0) on tp", "b=[S(1) on tp]"),
-        forbid=("dp:lm_head",),
-        strategy="megatron",
+        memory={
+            "limit": two_axis_plan().estimates.memory_limit,
+            "residency": "auto",
+            "checkpoint": "as written",
+            "loss_chunks": 1,
+        },
+        constraints={
+            "pins": ("a.*=S(0) on tp", "b=[S(1) on tp]"),
+            "forbid": ("dp:lm_head",),
+            "strategy": "megatron",
+        },
         backend="eager",
-        residency="auto",
-        checkpoint="as written",
         microbatches=1,
-        stages=1,
-        loss_chunks=1,
+        pipeline={"stages": 1},
     )
     plan = imposed(*given.asked, options=given.given)
     assert options_of(plan) == given
@@ -190,7 +194,7 @@ def test_options_of_a_plan_are_those_it_was_made_with() -> None:
     ("recorded", "words"),
     [
         (PlanOptions(memory=MemoryOptions(residency="gpu")), "residency='gpu': write one of"),
-        (PlanOptions(memory=MemoryOptions(host="much")), "host_memory: 'much'"),
+        (PlanOptions(memory=MemoryOptions(host="much")), "memory.host: 'much'"),
         (PlanOptions(backend="jit"), "no backend 'jit'"),
         (PlanOptions(constraints=ConstraintOptions(strategy="4d")), "no strategy '4d'"),
     ],
@@ -226,7 +230,7 @@ def test_a_loss_in_chunks_without_logits(tmp_path: Path) -> None:
     target = tmp_path / "explained_head.py"
     target.write_text(HEAD)
     path, built = str(tmp_path / "plan.json"), f"{target}:build"
-    asked = "--cluster", "2xH100", "--loss-chunks", "4", "--unread-output", "logits"
+    asked = "--cluster", "2xH100", "--memory-loss-chunks", "4", "--outputs-unread", "logits"
     result = run("plan", built, *asked, "-o", path)
     assert result.exit_code == 0, result.stderr
     options = options_of(Plan.load(path))
@@ -239,9 +243,10 @@ def test_a_loss_in_chunks_without_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        ("--residency", "auto"), ("--residency", "cpu"), ("--checkpoint", "as written"),
-        ("--host-memory", "64GiB"), ("--differentiable-output", "logits"), ("--strict",),
-        ("--saved-dtype", "bfloat16"),
+        ("--memory-residency", "auto"), ("--memory-residency", "cpu"),
+        ("--memory-checkpoint", "as written"), ("--memory-host", "64GiB"),
+        ("--outputs-differentiable", "logits"), ("--search-strict",),
+        ("--memory-saved-dtype", "bfloat16"),
     ],
     ids=" ".join,
 )  # fmt: skip

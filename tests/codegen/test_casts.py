@@ -88,7 +88,7 @@ def test_copies_of_parameters_and_what_becomes_gradients_are_known() -> None:
 def planned(strategy: str, sizes: str, bucket_bytes: int) -> Plan:
     """The best plan, whose bill is what was solved."""
     cluster, laid = on_h100(sizes, bucket_bytes)
-    options = make_options(mesh=sizes, strategy=strategy)
+    options = make_options(mesh=sizes, constraints={"strategy": strategy})
     request = ask(made().traced.graph, cluster, options).on(laid).within(1 << 40)
     problem = price(request)
     solution = solve(problem)

@@ -35,7 +35,11 @@ def chosen(
     name: str, cluster: str, mesh: str, strategy: str, count: int | str, limit: int | None = None
 ) -> Candidate:
     options = make_options(
-        mesh=mesh, memory_limit=limit, strategy=strategy, backend="eager", microbatches=count
+        mesh=mesh,
+        memory={"limit": limit},
+        constraints={"strategy": strategy},
+        backend="eager",
+        microbatches=count,
     )
     return survey(ask(case(name).traced.graph, hostless(cluster), options), silent).best
 
@@ -101,7 +105,7 @@ def test_as_many_as_it_takes_where_memory_binds() -> None:
 
     def best(count: int | str, limit: int | None = None) -> Candidate:
         options = make_options(
-            mesh="1", optimizer="sgd", memory_limit=limit, backend="eager", microbatches=count
+            mesh="1", optimizer="sgd", memory={"limit": limit}, backend="eager", microbatches=count
         )
         return survey(ask(graph, hostless("1xH100"), options), silent).best
 

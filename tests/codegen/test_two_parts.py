@@ -164,8 +164,11 @@ def test_random_numbers_and_running_statistics(schedule: str) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(ROWS, WIDTH),)
     plan = autopar.plan(
-        Stack().train(), inputs, cluster=hostless("4xH100"), stages=2, microbatches=1,
-        schedule=schedule,
-    )  # fmt: skip
+        Stack().train(),
+        inputs,
+        cluster=hostless("4xH100"),
+        pipeline={"stages": 2, "schedule": schedule},
+        microbatches=1,
+    )
     report = autopar.verify(plan, Stack().train(), inputs)
     assert max(each.relative for each in report.differences) <= report.tolerance

@@ -36,7 +36,9 @@ def graph(*, autocast: bool = False) -> Graph:
 
 
 def asked(*pins: str, forbid: tuple[str, ...] = (), strategy: str = "") -> Options:
-    return make_options(mesh="2x2", pins=pins, forbid=forbid, strategy=strategy)
+    return make_options(
+        mesh="2x2", constraints={"pins": pins, "forbid": forbid, "strategy": strategy}
+    )
 
 
 def problem(options: Options) -> Problem:

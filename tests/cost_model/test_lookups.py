@@ -57,9 +57,13 @@ def test_rows_are_priced_and_not_the_table(name: str, backend: str) -> None:
 def test_a_lookup_in_a_sharded_vocabulary_reads_no_more_than_it_finds(backend: str) -> None:
     at = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
     plan = autopar.plan(
-        Picks(PICKS["embedding"]), (at,), cluster="8xH100", mesh="8", backend=backend,
-        pins={"param:table": "S(0) on dp", "kept:table": "S(0) on dp"},
-    )  # fmt: skip
+        Picks(PICKS["embedding"]),
+        (at,),
+        cluster="8xH100",
+        mesh="8",
+        backend=backend,
+        constraints={"pins": {"param:table": "S(0) on dp", "kept:table": "S(0) on dp"}},
+    )
     (lookup,) = (op for key, op in plan.estimates.ops.items() if key == ":forward:embedding.0")
     rows_ns = TOKENS * WIDTH * 2 / (0.8 * H100_BYTES_PER_S) * 1e9
     # Eager masks the rows of other ranks by another kernel.

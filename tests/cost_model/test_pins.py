@@ -27,7 +27,7 @@ def planned(pins: Mapping[str, str], mesh: str = "3", hidden: int = 64) -> Plan:
         ask(
             linear_step(4096, hidden, 60, layers=2),
             parse_cluster(f"{count}xH100"),
-            make_options(mesh=mesh, pins=pins),
+            make_options(mesh=mesh, constraints={"pins": pins}),
         ),
         lambda _: None,
     )
@@ -84,7 +84,11 @@ def test_what_is_kept_is_asked_of_parameters_that_forward_reads() -> None:
     with torch.device("meta"):
         model, x = _Biased(64, 64), torch.empty(64, 64)
     plan = autopar.plan(
-        model, (x,), cluster="4xH100", mesh="4", pins={"param:*": "S(0) on dp", "kept:*": "R"}
+        model,
+        (x,),
+        cluster="4xH100",
+        mesh="4",
+        constraints={"pins": {"param:*": "S(0) on dp", "kept:*": "R"}},
     )
     kept = {name: (param.storage, param.kept) for name, param in plan.structure.params.items()}
     assert kept == {"weight": ("[S(0)]", "[R]"), "bias": ("[S(0)]", "[S(0)]")}

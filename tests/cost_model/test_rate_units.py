@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import autopar
 from autopar.cost_model.rates import rate_unit
 from autopar.tracer import trace
+from tests.grouped import grouped
 
 B, S = 4, 24
 
@@ -161,6 +162,6 @@ def test_pages_tell_samples_of_the_whole_batch_in_microbatches_too() -> None:
 def test_pages_tell_tokens_in_microbatches_and_stages_too() -> None:
     model, given = llama()
     for how in ({"microbatches": 2}, {"stages": 2, "microbatches": 2, "mesh": "1"}):
-        plan = autopar.plan(model, given, cluster="2xH100", **how)
+        plan = autopar.plan(model, given, cluster="2xH100", **grouped(**how))
         assert (plan.estimates.tokens, plan.estimates.samples) == (B * S, 0)
         assert "tokens/s" in str(plan.summary())

@@ -21,6 +21,7 @@ from autopar.plans.estimates import Shared, TurnTimes
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
 from autopar.tracer import trace
+from tests.grouped import grouped
 from tests.planned import hostless
 from tests.report.plans import staged_plan
 
@@ -51,7 +52,7 @@ IDS = torch.arange(8 * 16).reshape(8, 16)
 
 def planned(*, tied: bool, cluster: str = "4xH100", **options: Any) -> Plan:
     return autopar.plan(
-        Model(tied=tied), (IDS,), cluster=hostless(cluster), microbatches=4, **options
+        Model(tied=tied), (IDS,), cluster=hostless(cluster), microbatches=4, **grouped(**options)
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import autopar
 from tests.cuda.training import batch, gpt2, llama, trained, wide, wide_batch
 from tests.device import device
+from tests.grouped import grouped
 from tests.runtime.workers import distance, most
 
 pytestmark = pytest.mark.gpu
@@ -87,9 +88,9 @@ def test_a_step_holds_what_was_predicted(part: float | None, backend: str) -> No
     counts."""
     plain, given, how = wide(), wide_batch(), {"mesh": "1", "backend": backend}
     if part is not None:
-        free = autopar.plan(plain, given, cluster="1xH100", **how).estimates.memory.total
+        free = autopar.plan(plain, given, cluster="1xH100", **grouped(**how)).estimates.memory.total
         how |= {"memory_limit": int(part * free), "residency": "auto"}
-    model = autopar.compile(plain, **how)
+    model = autopar.compile(plain, **grouped(**how))
     for _ in range(3):
         model.zero_grad()
         torch.cuda.synchronize()

@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import autopar
 from tests.device import device
+from tests.grouped import grouped
 from tests.runtime.workers import distance, whole
 
 WORDS, ROWS, LENGTH = 512, 8, 128
@@ -69,7 +70,7 @@ def trained(
     """The largest differences of losses, of the first step's gradients, and of parameters at the
     end, each over the largest element; and the compiled model. Forward is inside `around`."""
     around = around or nullcontext()
-    ours = autopar.compile(copy.deepcopy(plain), **options)
+    ours = autopar.compile(copy.deepcopy(plain), **grouped(**options))
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (ours, plain)]
     seen = {"loss": 0.0, "grad": 0.0, "param": 0.0}
     for step in range(STEPS):

@@ -24,6 +24,7 @@ from autopar.ir.problem import Problem
 from autopar.solver import solve
 from autopar.solver.clock import Clock
 from autopar.solver.column_generation.path import generate_columns
+from tests.grouped import grouped
 from tests.solver.synthetic import transformer
 from tests.solver.test_message_passing import ladder
 
@@ -48,7 +49,7 @@ def mlp() -> tuple[nn.Module, torch.Tensor]:
 
 def planned(make: Callable[[], tuple[nn.Module, object]], cluster: str, **options: Any) -> bytes:
     model, inputs = make()
-    return autopar.plan(model, inputs, cluster=cluster, **options).to_bytes()
+    return autopar.plan(model, inputs, cluster=cluster, **grouped(**options)).to_bytes()
 
 
 def solved(problem: Problem) -> bytes:

@@ -17,6 +17,7 @@ from autopar.errors import InfeasibleError
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.plan import Plan
 from autopar.solver.search import silent
+from tests.grouped import grouped
 from tests.planned import hostless
 from tests.zoo.test_stages import LOOPED
 
@@ -48,7 +49,7 @@ class Uneven(nn.Module):
 @cache
 def planned(limit: int | None = None) -> Plan:
     model, x = Uneven(), torch.randn(4096, 64)
-    return autopar.plan(model, x, cluster=hostless("2xH100"), memory_limit=limit, **HOW)
+    return autopar.plan(model, x, cluster=hostless("2xH100"), **grouped(memory_limit=limit, **HOW))
 
 
 def totals(plan: Plan) -> list[int]:
@@ -72,14 +73,14 @@ def test_a_stage_has_what_another_one_leaves(part: float) -> None:
 def test_on_the_host_a_stage_has_what_another_one_leaves() -> None:
     """Parameters of a large stage take nine tenths of what their device has there."""
     given, how = (Uneven(), torch.randn(4096, 64)), {**HOW, "residency": "cpu"}
-    free = autopar.plan(*given, cluster="2xH100", **how)
+    free = autopar.plan(*given, cluster="2xH100", **grouped(**how))
     needed = free.estimates.host_bytes
     assert max(each.host_bytes for each in free.estimates.stages) > 0.9 * needed
-    found = autopar.plan(*given, cluster="2xH100", host_memory=f"{2 * needed}B", **how)
+    found = autopar.plan(*given, cluster="2xH100", **grouped(host_memory=f"{2 * needed}B", **how))
     assert found.estimates.host_bytes == needed == found.estimates.host_memory.limit
     assert found.estimates.step_ns == free.estimates.step_ns
     with pytest.raises(InfeasibleError, match="host"):
-        autopar.plan(*given, cluster="2xH100", host_memory=f"{2 * needed - 2}B", **how)
+        autopar.plan(*given, cluster="2xH100", **grouped(host_memory=f"{2 * needed - 2}B", **how))
 
 
 def within(

@@ -130,9 +130,11 @@ def wide() -> Graph:
 def asked(host_memory: str | None, microbatches: int | None = 1) -> Asked:
     """On the two devices of a node, within less memory than it takes without the host's."""
     given = make_options(
-        mesh="2", backend="eager", host_memory=host_memory, memory_limit=9500 << 20,
+        mesh="2",
+        backend="eager",
+        memory={"host": host_memory, "limit": 9500 << 20},
         microbatches=microbatches,
-    )  # fmt: skip
+    )
     cluster = activations.fast_host(parse_cluster("2xH100"), FAST)
     return ask(wide(), cluster, given)
 
@@ -145,7 +147,7 @@ def within(wanted: Asked) -> bool:
 def test_what_is_short_of_the_host_is_told_with_what_would_do() -> None:
     with pytest.raises(InfeasibleError) as caught:
         search(asked("1MiB"), silent)
-    found = re.search(r"--host-memory (\w+) \(.*--microbatches (\d+) ", str(caught.value))
+    found = re.search(r"--memory-host (\w+) \(.*--microbatches (\d+) ", str(caught.value))
     assert found is not None, str(caught.value)
     host_memory, count = found[1], int(found[2])
     assert within(asked(host_memory)) and within(asked("1MiB", microbatches=count))
@@ -181,7 +183,7 @@ def test_parameters_that_have_to_be_there_are_in_smaller_shards() -> None:
 
 def test_a_node_is_shared_by_its_devices() -> None:
     graph = parameters.traced().graph
-    options = make_options(mesh="8", host_memory="1TiB")
+    options = make_options(mesh="8", memory={"host": "1TiB"})
     wanted = ask(graph, parse_cluster("2x4xH100"), options)
     assert wanted.cluster.host.memory_bytes == 2**40 // 4
     assert ask(graph, parse_cluster("8xH100"), Options()).cluster.host.memory_bytes == 256 * 10**9

@@ -63,10 +63,9 @@ def request(limit: int | None, chunks: int | str, *unread: str) -> PlanRequest:
     options = make_options(
         mesh="2",
         optimizer="sgd",
-        memory_limit=limit,
+        memory={"limit": limit, "loss_chunks": chunks},
         backend="eager",
-        loss_chunks=chunks,
-        unread_outputs=unread,
+        outputs={"unread": unread},
     )
     cluster, mesh = on_h100("2")
     return ask(traced(*unread).graph, cluster, options).on(mesh)
@@ -218,7 +217,7 @@ def test_a_frontier_has_a_plan_where_there_is_one_within_the_limit() -> None:
 
 
 def test_a_step_without_a_head_says_so() -> None:
-    options = make_options(mesh="2", optimizer="sgd", backend="eager", loss_chunks=4)
+    options = make_options(mesh="2", optimizer="sgd", backend="eager", memory={"loss_chunks": 4})
     with pytest.warns(NotImposedWarning, match="loss_chunks=4: the step has no loss"):
         asked = ask(case("mlp").traced.graph, hostless("2xH100"), options)
     assert chunks_of(survey(asked, silent).best) == 1
@@ -242,7 +241,7 @@ class TwoHeads(nn.Module):
 def test_the_one_of_two_losses_that_stays_whole_is_told() -> None:
     ids = torch.randint(0, 16, (24,))
     with pytest.warns(NotImposedWarning, match="loss_chunks=4: nll_loss.* stays whole") as told:
-        plan = autopar.plan(TwoHeads(), ids, cluster="1xcpu", loss_chunks=4)
+        plan = autopar.plan(TwoHeads(), ids, cluster="1xcpu", memory={"loss_chunks": 4})
     assert len(told) == 1 and plan.structure.schedule.loss_chunks == 4
 
 
@@ -253,11 +252,7 @@ def test_an_output_is_not_left_out_and_differentiable(name: str) -> None:
     inputs = {"input_ids": ids, "labels": ids}
     with pytest.raises(ArgumentError, match="output logits is among the unread_outputs"):
         autopar.plan(
-            model,
-            inputs,
-            cluster="1xcpu",
-            unread_outputs="logits",
-            differentiable_outputs=name,
+            model, inputs, cluster="1xcpu", outputs={"unread": "logits", "differentiable": name}
         )
 
 
@@ -270,7 +265,9 @@ def test_a_plan_file_says_it_only_where_it_is_so() -> None:
 
 
 def survey_of(chunks: int) -> Survey:
-    options = make_options(mesh="2", optimizer="sgd", backend="eager", loss_chunks=chunks)
+    options = make_options(
+        mesh="2", optimizer="sgd", backend="eager", memory={"loss_chunks": chunks}
+    )
     return survey(ask(traced().graph, hostless("2xH100"), options), silent)
 
 
@@ -287,7 +284,9 @@ def survey_of(chunks: int) -> Survey:
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_strategies_are_eager(cluster: str, mesh: str, strategy: str, backend: str) -> None:
     found = case("llama")
-    options = make_options(mesh=mesh, strategy=strategy, backend=backend, loss_chunks=3)
+    options = make_options(
+        mesh=mesh, constraints={"strategy": strategy}, backend=backend, memory={"loss_chunks": 3}
+    )
     plan = planned(survey(ask(found.traced.graph, hostless(cluster), options), silent))
     assert plan.structure.schedule.loss_chunks == 3
     assert abs(plan.estimates.step_ns / plan.estimates.modelled_ns - 1) < 0.1
@@ -306,7 +305,14 @@ def test_the_last_stage_of_a_pipeline_has_it() -> None:
     ids = torch.randint(0, 48, (4, 8))
     inputs = {"input_ids": ids, "labels": ids}
     model, _ = MODELS["llama"]()
-    plan = autopar.plan(model, inputs, cluster="2xcpu", stages=2, microbatches=2, loss_chunks=3)
+    plan = autopar.plan(
+        model,
+        inputs,
+        cluster="2xcpu",
+        pipeline={"stages": 2},
+        microbatches=2,
+        memory={"loss_chunks": 3},
+    )
     parts = [part.schedule.loss_chunks for part in plan.structure.parts]
     assert parts == [1, 3]
     autopar.verify(plan, model, inputs)

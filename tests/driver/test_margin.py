@@ -49,7 +49,7 @@ def moved(roles: Roles, one: Sequence[object], other: Sequence[object]) -> float
 
 def with_margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Plan:
     options = Options(mesh=mesh, memory_limit_bytes=limit)
-    asked = ask(graph, hostless(cluster), options, margin=True)
+    asked = ask(graph, hostless(cluster), replace(options, margin=True))
     return search_one_or_several(asked, quiet)
 
 

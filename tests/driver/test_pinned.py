@@ -55,7 +55,9 @@ def case() -> ZooCase:
 def asked(
     *pins: str, forbid: tuple[str, ...] = (), strategy: str = "", mesh: str = "2x2"
 ) -> Options:
-    return make_options(mesh=mesh, pins=pins, forbid=forbid, strategy=strategy)
+    return make_options(
+        mesh=mesh, constraints={"pins": pins, "forbid": forbid, "strategy": strategy}
+    )
 
 
 def planned(case: ZooCase, options: Options) -> Plan:

@@ -39,6 +39,7 @@ from autopar.report.difference import compare
 from autopar.runtime.process.stage_groups import storage_in_stages
 from autopar.solver.search import silent
 from autopar.tracer import trace
+from tests.grouped import grouped
 from tests.planned import hostless
 
 
@@ -55,7 +56,7 @@ def llama(vocabulary: int = 64, *, tied: bool = False) -> tuple[nn.Module, dict[
 
 @cache
 def planned(**options: Any) -> Plan:
-    return autopar.plan(*llama(), cluster=hostless("4xH100"), **options)
+    return autopar.plan(*llama(), cluster=hostless("4xH100"), **grouped(**options))
 
 
 @pytest.mark.breadth(5)
@@ -101,7 +102,10 @@ def test_the_step_is_that_of_all_stages_together() -> None:
 def test_a_device_that_has_all_stages_waits_for_none() -> None:
     """Its parts take a little less in the pipeline than each stage's own step of them does."""
     plan = autopar.plan(
-        *llama(), cluster="1xH100", stages=2, microbatches=4, schedule="interleaved:2"
+        *llama(),
+        cluster="1xH100",
+        pipeline={"stages": 2, "schedule": "interleaved:2"},
+        microbatches=4,
     )
     estimates = plan.estimates
     assert sum(stage.estimates.step_ns for stage in plan.stages) > estimates.step_ns
@@ -110,7 +114,9 @@ def test_a_device_that_has_all_stages_waits_for_none() -> None:
 
 def test_a_tied_weight_lies_alike_in_all_its_stages() -> None:
     """Alone, the last stage would not have it in shards."""
-    found = autopar.plan(*llama(tied=True), cluster=hostless("4xH100"), stages=2, microbatches=4)
+    found = autopar.plan(
+        *llama(tied=True), cluster=hostless("4xH100"), pipeline={"stages": 2}, microbatches=4
+    )
     first, last = (
         stage.structure.params["model.embed_tokens.weight"].choice
         for stage in found.structure.stages
@@ -123,9 +129,12 @@ def test_a_tied_weight_lies_alike_in_all_its_stages() -> None:
 def test_a_strategy_speaks_of_a_tied_weight_in_all_its_stages() -> None:
     """It asks for shards where the weight is that of a product: in the last stage."""
     found = autopar.plan(
-        *llama(tied=True), cluster=hostless("2x2xH100"), stages=2, microbatches=2,
-        strategy="megatron",
-    )  # fmt: skip
+        *llama(tied=True),
+        cluster=hostless("2x2xH100"),
+        pipeline={"stages": 2},
+        microbatches=2,
+        constraints={"strategy": "megatron"},
+    )
     storage, ranks = storage_in_stages(found.structure.stages), (0, 2)
     first, stored = storage["model.embed_tokens.weight"]
     assert first == ranks and not stored.is_replicated
@@ -153,20 +162,24 @@ def test_a_tied_weight_lives_on_the_host_in_all_its_stages_or_in_none() -> None:
     inputs = (torch.arange(512).reshape(32, 16),)
     options: dict[str, Any] = {"stages": 2, "microbatches": 2, "schedule": "1f1b"}
     options["cluster"] = hostless("2xH100")
-    free = autopar.plan(Tied(), inputs, **options)
+    free = autopar.plan(Tied(), inputs, **grouped(**options))
     fullest = max(memory.total for memory in free.estimates.devices)
     for part, is_hosted in ((1.0, False), (0.9, True)):
         limit = int(fullest * part)
-        found = autopar.plan(Tied(), inputs, **options, residency="auto", memory_limit=limit)
+        found = autopar.plan(
+            Tied(), inputs, **grouped(**options, residency="auto", memory_limit=limit)
+        )
         for stage, own in zip(found.structure.stages, found.stages, strict=True):
             assert bool(stage.structure.params["embed.weight"].choice.hosted) == is_hosted
             assert own.estimates.memory.total <= limit
         autopar.verify(found, Tied(), inputs)
     with pytest.raises(InfeasibleError, match="the leanest plan needs"):
         autopar.plan(
-            Tied(), inputs, **options, residency="auto", memory_limit=int(0.4 * fullest),
-            optimizer="adafactor",  # which steps on no host
-        )  # fmt: skip
+            Tied(),
+            inputs,
+            optimizer="adafactor",
+            **grouped(**options, residency="auto", memory_limit=int(0.4 * fullest)),
+        )
 
 
 @pytest.mark.nightly
@@ -181,8 +194,8 @@ def test_an_uneven_model_is_cut_unevenly() -> None:
         ids = torch.zeros(16, 1024, dtype=torch.long)
     given: dict[str, Any] = {"cluster": "2xH100", "microbatches": 8}
     inputs = {"input_ids": ids, "labels": ids}
-    chosen = autopar.plan(model, inputs, stages=2, **given)
-    halves = autopar.plan(model, inputs, cuts="model.layers.4", **given)
+    chosen = autopar.plan(model, inputs, **grouped(stages=2, **given))
+    halves = autopar.plan(model, inputs, **grouped(cuts="model.layers.4", **given))
     start = chosen.structure.stages[1].start
     assert start in ("model.layers.6", "model.layers.7", "model.norm", "lm_head")
     assert chosen.estimates.step_ns < 0.8 * halves.estimates.step_ns
@@ -192,7 +205,7 @@ def test_an_uneven_model_is_cut_unevenly() -> None:
 def whole(in_flight: int, limit: int | None = None) -> Candidate:
     model, inputs = llama()
     graph = trace(model, (), inputs).graph
-    options = make_options(mesh="1", memory_limit=limit, backend="eager", microbatches=8)
+    options = make_options(mesh="1", memory={"limit": limit}, backend="eager", microbatches=8)
     asked = replace(ask(graph, hostless("1xH100"), options), in_flight=in_flight)
     return best_on(asked.on(Mesh(())), silent)
 
@@ -213,9 +226,13 @@ def test_stages_that_differ_in_names_alone_are_planned_once() -> None:
     model, inputs = llama()
     graph = trace(model, (), inputs).graph
     options = make_options(
-        backend="eager", microbatches=2, schedule="gpipe",
-        cuts=["model.layers.1", "model.layers.2", "model.layers.3"],
-    )  # fmt: skip
+        backend="eager",
+        microbatches=2,
+        pipeline={
+            "schedule": "gpipe",
+            "cuts": ["model.layers.1", "model.layers.2", "model.layers.3"],
+        },
+    )
     plan = search_stages(ask(graph, hostless("4xH100"), options), said.append)
     assert sum(line.startswith("planning stage") for line in said) == 3
     second, third = plan.structure.stages[1:3]
@@ -276,7 +293,7 @@ def test_what_cannot_be_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="schedule='1f2b': write"):
         planned(stages=2, schedule="1f2b")
     with pytest.raises(StageError, match="2 stages are more than the model has parts: 1"):
-        autopar.plan(nn.Linear(4, 4), (torch.zeros(8, 4),), cluster="4xcpu", stages=2)
+        autopar.plan(nn.Linear(4, 4), (torch.zeros(8, 4),), cluster="4xcpu", pipeline={"stages": 2})
     found = planned(stages=2, microbatches=4).structure
     with pytest.raises(PlanMismatchError, match=r"\(mesh stage=2\), but 1 process"):
         check_world(found, 1)
@@ -297,7 +314,7 @@ def test_what_goes_from_one_segment_to_the_next_is_not_forgotten() -> None:
 
     inputs = torch.zeros(8, 16), torch.arange(8) % 5
     options: dict[str, Any] = {"stages": 2, "microbatches": 2, "mesh": "2"}
-    found = autopar.plan(Small(), inputs, cluster="4xcpu", **options)
+    found = autopar.plan(Small(), inputs, cluster="4xcpu", **grouped(**options))
     assert [stage.estimates.exposed_communication_ns for stage in found.stages] == [0, 0]
 
 
@@ -315,8 +332,8 @@ def test_as_many_stages_as_are_best() -> None:
     cluster = parse_cluster("2x1xRTX3090")
     slow = replace(cluster.levels[0].link, bytes_per_s=1.25e9, curves=())
     cluster = replace(cluster, levels=(replace(cluster.levels[0], link=slow), *cluster.levels[1:]))
-    auto = autopar.plan(model, inputs, cluster=cluster, stages="auto")
-    plain = autopar.plan(model, inputs, cluster=cluster, stages=1)
+    auto = autopar.plan(model, inputs, cluster=cluster, pipeline={"stages": "auto"})
+    plain = autopar.plan(model, inputs, cluster=cluster, pipeline={"stages": 1})
     assert auto.structure.stages and not plain.structure.stages
     assert auto.estimates.step_ns < plain.estimates.step_ns
 
@@ -341,7 +358,7 @@ class Gated(nn.Module):
 def test_what_is_made_again_does_not_say_where_to_cut() -> None:
     """On a GPU backward makes cheap ops again: copies, which belong where their originals do."""
     inputs = (torch.randn(8, 16),)
-    plan = autopar.plan(Gated(), inputs, cluster="4xH100", stages=2, microbatches=2)
+    plan = autopar.plan(Gated(), inputs, cluster="4xH100", pipeline={"stages": 2}, microbatches=2)
     assert plan.structure.stages[1].start.startswith("layers.")
     assert autopar.verify(plan, Gated(), inputs).differences
 
@@ -364,7 +381,11 @@ class TiedInList(nn.Module):
 def test_a_weight_tied_within_a_list_is_stored_as_others_of_the_list() -> None:
     inputs = (torch.randn(8, 8),)
     found = autopar.plan(
-        TiedInList(), inputs, cluster=hostless("4xH100"), stages=2, microbatches=2, cuts="layers.2"
+        TiedInList(),
+        inputs,
+        cluster=hostless("4xH100"),
+        pipeline={"stages": 2, "cuts": "layers.2"},
+        microbatches=2,
     )
     assert {stage.structure.num_devices for stage in found.structure.stages} == {2}
     autopar.verify(found, TiedInList(), inputs)

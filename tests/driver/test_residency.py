@@ -171,7 +171,7 @@ def test_all_live_on_the_host_if_that_is_asked_for() -> None:
 
 def test_what_cannot_be_is_told() -> None:
     with pytest.raises(ArgumentError, match="residency='gpu': write one of cuda, cpu, auto"):
-        make_options(mesh="2", residency="gpu")
+        make_options(mesh="2", memory={"residency": "gpu"})
     wanted = request(27.7, residency="cpu")
     muon = replace(wanted, options=replace(wanted.options, optimizer="muon"))
     with pytest.raises(AutoparError, match="muon steps on whole parameters"):

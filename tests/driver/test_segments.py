@@ -29,6 +29,7 @@ from autopar.plans.request import Asked, ask
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.codegen.models import case
+from tests.grouped import grouped
 from tests.planned import hostless
 from tests.zoo.cases import trained
 
@@ -55,7 +56,7 @@ def chain(*widths: int) -> Graph:
 
 
 def asked(graph: Graph, devices: int, **options: Any) -> Asked:
-    made = make_options(backend="eager", **options)
+    made = make_options(backend="eager", **grouped(**options))
     return ask(graph, hostless(f"{devices}xH100"), made)
 
 

@@ -37,6 +37,7 @@ from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_pipelining import llama, planned
 from tests.driver.test_segments import Chain, asked
+from tests.grouped import grouped
 from tests.planned import hostless
 from tests.report.plans import two_axis_plan
 
@@ -87,8 +88,8 @@ def test_a_table_is_planned_stored_replayed_and_drawn(tmp_path: Path) -> None:
     inputs = {name: x[:6] for name, x in inputs.items()}
     (tmp_path / "own.table").write_text(TABLE)
     plan = autopar.plan(
-        model, inputs, cluster=hostless("4xH100"), schedule=tmp_path / "own.table"
-    )  # fmt: skip
+        model, inputs, cluster=hostless("4xH100"), pipeline={"schedule": tmp_path / "own.table"}
+    )
     plan.save(tmp_path / "own.plan.json")
     stored = Plan.load(tmp_path / "own.plan.json")
     assert stored == plan and autopar.verify(stored, model, inputs).differences
@@ -223,7 +224,7 @@ def test_what_an_action_takes_beside_its_ops_counts_in_every_one() -> None:
 @pytest.mark.parametrize(("cluster", "launches"), [("2xcpu", 40), ("2xH100", 0)])
 def test_an_action_takes_a_cpu_some_calls_of_ops(cluster: str, launches: int) -> None:
     device = parse_cluster(cluster).device
-    plan = autopar.plan(*llama(), cluster=cluster, stages=2, microbatches=2)
+    plan = autopar.plan(*llama(), cluster=cluster, pipeline={"stages": 2}, microbatches=2)
     turns = {stage.estimates.turn.action_ns for stage in plan.stages}
     assert turns == {launches * round(device.launch_s * 1e9)}
 
@@ -233,7 +234,7 @@ def second_stage(others: tuple[Waiting, ...], limit: int | None = None) -> Candi
     model, inputs = llama()
     graph = in_microbatches(trace(model, (), inputs).graph, 4)
     stage = in_stages(graph, [cut_at(graph, "model.layers.3")])[1]
-    options = make_options(mesh="1", memory_limit=limit, backend="eager", microbatches=4)
+    options = make_options(mesh="1", memory={"limit": limit}, backend="eager", microbatches=4)
     asked = ask(stage, hostless("1xH100"), options)
     in_flight = 1 + max((each.backward for each in others), default=0)
     return best_on(replace(asked, in_flight=in_flight, others=others).on(Mesh(())), silent)
@@ -283,7 +284,7 @@ def test_what_waits_is_kept_within_the_limit() -> None:
 
 
 def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
-    open_options = make_options(stages="auto")
+    open_options = make_options(pipeline={"stages": "auto"})
     best = PipelineShape(4, 4, "1f1b")
     tried = [(shape.schedule, shape.ranks, shape.microbatches) for shape in
              other_orders(open_options, best, 0.4)]  # fmt: skip
@@ -298,7 +299,7 @@ def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
         ({"stages": "auto", "schedule": "1f1b"}, []),
     ]
     for given, names in asked:
-        options = make_options(**given)
+        options = make_options(**grouped(**given))
         assert [shape.schedule for shape in other_orders(options, best, 0.4)] == names
 
 
@@ -340,7 +341,7 @@ def test_what_ranks_do_otherwise_is_told() -> None:
 def test_fewer_microbatches_follow_the_same_table() -> None:
     """Another call of the model may have a batch that is divided into fewer."""
     structure = planned(schedule=UNSPLIT).structure
-    options = make_options(stages=2).in_stages_of(structure)
+    options = make_options(pipeline={"stages": 2}).in_stages_of(structure)
     table = options.table
     assert table is not None and table == ActionTable.parse(UNSPLIT)
     assert Action.parse("1B1") in table.rows[1]

@@ -17,6 +17,7 @@ from autopar.errors import AutoparError, InfeasibleError, SolverError, StageErro
 from autopar.ir.mesh import Cluster, Level, Link
 from autopar.plans.plan import IN_STAGES, Plan
 from tests.driver.test_segments import Chain
+from tests.grouped import grouped
 from tests.planned import whatever_asked
 
 LOOKING = "looking for stages"
@@ -37,7 +38,7 @@ def planned(
     said: list[str] = []
     with torch.device("meta"):
         model, x = Chain([width] * 9), torch.zeros(samples, width)
-    found = autopar.plan(model, (x,), cluster=cluster, progress=said.append, **options)
+    found = autopar.plan(model, (x,), cluster=cluster, progress=said.append, **grouped(**options))
     return found, any(LOOKING in text for text in said)
 
 
@@ -145,9 +146,14 @@ def test_microbatches_that_hold_too_much_are_left_out_without_a_search() -> None
         model, x = Chain([64] * 9), torch.zeros(8192, 64)
     with pytest.raises(InfeasibleError):
         autopar.plan(
-            model, (x,), cluster=joined_by(1e12), progress=said.append,
-            memory_limit="128KiB", mesh="2", microbatches="auto",
-        )  # fmt: skip
+            model,
+            (x,),
+            cluster=joined_by(1e12),
+            progress=said.append,
+            memory={"limit": "128KiB"},
+            mesh="2",
+            microbatches="auto",
+        )
     assert sum("microbatches" in text for text in said) > 5
     assert sum("memory binds" in text for text in said) == 1
 

@@ -16,6 +16,7 @@ from autopar.cluster.parts import add_up_to, sizes_of_parts
 from autopar.errors import ArgumentError, ClusterError, StageError
 from autopar.plans.plan import Plan
 from autopar.report.staged_reasons import pipeline_reasons
+from tests.grouped import grouped
 from tests.planned import hostless
 from tests.zoo import ZOO
 
@@ -41,7 +42,10 @@ UNEVEN = (1024, 1024, 8192, 1024, 1024)
 def chain(devices: int = 8, widths: Sequence[int] = UNEVEN, **how: Any) -> Plan:
     how.setdefault("microbatches", 4)
     return autopar.plan(
-        Chain(widths), (torch.randn(2048, widths[0]),), cluster=hostless(f"{devices}xH100"), **how
+        Chain(widths),
+        (torch.randn(2048, widths[0]),),
+        cluster=hostless(f"{devices}xH100"),
+        **grouped(**how),
     )
 
 
@@ -144,7 +148,7 @@ def test_gradients_are_those_of_eager(name: str, how: dict[str, Any]) -> None:
     mesh = {"gpt2": "1/2/1", "llama": "2/1/1", "resnet": "2x2/2/2"}[name]
     cluster = hostless("8xH100" if name == "resnet" else "4xH100")
     plan = autopar.plan(
-        model.train(), inputs, cluster=cluster, mesh=mesh, microbatches=count, **how
+        model.train(), inputs, cluster=cluster, mesh=mesh, microbatches=count, **grouped(**how)
     )
     assert len({size for _, size in placed(plan)}) == 2
     autopar.verify(Plan.from_bytes(plan.to_bytes()), model, inputs)

@@ -15,6 +15,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.microbatches import TURN, in_microbatches
 from autopar.ir.stages import RECEIVE, in_stages
 from autopar.tracer import trace
+from tests.grouped import grouped
 from tests.planned import hostless
 
 PIPELINES = (
@@ -72,7 +73,7 @@ def test_a_stage_is_sent_no_more_of_noise_than_a_turn_has() -> None:
 def test_a_loss_reads_the_noise_of_the_first_stage(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, inputs = Denoiser(), (torch.randn(8, 8),)
-    plan = autopar.plan(model, inputs, cluster=hostless("2xH100"), **options)
+    plan = autopar.plan(model, inputs, cluster=hostless("2xH100"), **grouped(**options))
     assert len(plan.stages) == 2
     assert autopar.verify(plan, model, inputs).differences
 
@@ -83,7 +84,7 @@ def test_a_loss_reads_the_noise_of_the_first_stage(options: dict[str, Any]) -> N
 def test_backward_of_the_whole_batch(kind: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, inputs = Whole(kind), (torch.randn(8, 8),)
-    plan = autopar.plan(model, inputs, cluster=hostless("2xH100"), **options)
+    plan = autopar.plan(model, inputs, cluster=hostless("2xH100"), **grouped(**options))
     assert autopar.verify(plan, model, inputs).differences
     if "stages" not in options:
         compiled = autopar.compile(model, microbatches=2)

@@ -316,7 +316,7 @@ def all_drawn() -> dict[str, str]:
         own = folder / str(dist.get_rank())
         own.mkdir(parents=True, exist_ok=True)
         theirs = _as_one(number, own)
-        ours = run(number, lambda m, s: autopar.compile(m, strategy=s), folder)
+        ours = run(number, lambda m, s: autopar.compile(m, constraints={"strategy": s}), folder)
         found[str(number)] = _difference(ours.seen, theirs.seen)
         if _is_first():
             found[f"{number} alone"] = _difference(ours.alone, theirs.alone)

@@ -102,7 +102,7 @@ def _train(
             per_device_eval_batch_size=4 // WORLD, logging_steps=1, report_to="none",
             disable_tqdm=True, dataloader_pin_memory=False, use_cpu=True, **options,
         )  # fmt: skip
-        model = make() if is_plain else autopar.compile(make(), strategy=strategy)
+        model = make() if is_plain else autopar.compile(make(), constraints={"strategy": strategy})
         used = Trainer(
             model=model, args=arguments, train_dataset=rows(24), eval_dataset=rows(8),
             data_collator=collator,

@@ -251,7 +251,9 @@ def all_patterns() -> dict[str, float]:
                 continue  # of four rows, which three ranks cannot share
             together = folder / f"{name}{strategy}"
             together.mkdir(exist_ok=True)
-            ours = script(lambda m, s=strategy: autopar.compile(m, strategy=s), together)
+            ours = script(
+                lambda m, s=strategy: autopar.compile(m, constraints={"strategy": s}), together
+            )
             assert ours.keys() == theirs.keys()
             found[f"{name} {strategy}"] = max(
                 abs(a - b) for key in theirs for a, b in zip(ours[key], theirs[key], strict=True)

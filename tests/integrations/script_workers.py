@@ -24,7 +24,9 @@ def plain() -> dict[str, Any]:
 def compiled() -> dict[str, Any]:
     # A plan for a model as small as these would keep parameters whole.
     strategy = "fsdp" if trainer_workers.WORLD > 1 else None
-    return _scripts("compiled", lambda model: autopar.compile(model, strategy=strategy))
+    return _scripts(
+        "compiled", lambda model: autopar.compile(model, constraints={"strategy": strategy})
+    )
 
 
 def _scripts(kind: str, prepared: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.errors import UndividedBatchError
 from autopar.plans.recorded import options_of
+from tests.grouped import grouped
 
 MESHES = {"megatron": "2x2", "ddp": "2", "fsdp": "2x2", "2d": "2x2", "2.5d": "2x2x2", "3d": "2x2x2"}
 
@@ -83,7 +84,7 @@ def planned(name: str, strategy: str, mesh: str, **options: Any) -> autopar.Plan
     num_devices = prod(map(int, mesh.split("x")))
     model, x = made(name)
     return autopar.plan(
-        model, x, cluster=f"{num_devices}xcpu", mesh=mesh, strategy=strategy, **options
+        model, x, cluster=f"{num_devices}xcpu", mesh=mesh, **grouped(strategy=strategy, **options)
     )
 
 
@@ -117,13 +118,13 @@ def test_a_batch_that_does_not_divide_is_told_with_what_works() -> None:
     model, x = nn.Linear(8, 8).double(), torch.randn(3, 8, dtype=torch.float64)
 
     def plan(rows: Tensor, **options: Any) -> autopar.Plan:
-        return autopar.plan(Loss(model), rows, cluster="2xcpu", mesh=2, **options)
+        return autopar.plan(Loss(model), rows, cluster="2xcpu", mesh=2, **grouped(**options))
 
     with pytest.raises(UndividedBatchError, match="3 samples do not divide by 2: give it") as told:
-        plan(x, strategy="fsdp")
+        plan(x, constraints={"strategy": "fsdp"})
     assert 'pins={"param:*": "S on *", "kept:*": "S on *"}' in str(told.value)
-    found = plan(x, pins={"param:*": "S on *", "kept:*": "S on *"})
+    found = plan(x, constraints={"pins": {"param:*": "S on *", "kept:*": "S on *"}})
     autopar.verify(found, Loss(model), x)
     with pytest.raises(UndividedBatchError, match="has a dim of several samples"):
-        plan(x[:1], strategy="ddp")
-    plan(x[:2], strategy="fsdp")
+        plan(x[:1], constraints={"strategy": "ddp"})
+    plan(x[:2], constraints={"strategy": "fsdp"})

@@ -9,74 +9,84 @@ from typing import Any
 import click
 import msgspec
 import pytest
+from torch import nn
 
 import autopar
 from autopar.cli.plan import plan as command
+from autopar.cli.plan_flags import flag_of
+from autopar.errors import ArgumentError, AutoparError, OldNameWarning
 from autopar.plans.plan_options import (
+    GROUPS,
     OptionField,
     PlanOptions,
-    from_keywords,
+    in_groups,
     option_fields,
-    to_keywords,
+    value_of,
 )
 from autopar.plans.read_options import make_options, read_options
 from autopar.plans.recipe import read_recipe
 from tests.options_page import PAGE, page
 
 FIELDS = option_fields()
-NOT_OF_A_FRONTIER = {"stages", "cuts", "schedule"}
+FUNCTIONS = autopar.compile, autopar.plan, autopar.frontier
+MAX_PARAMETERS = 18
+"""Options that belong together are a group: what comes goes into one."""
 WRITTEN: dict[str, Any] = {
     "mesh": (2, 4),
     "optimizer": "sgd",
     "microbatches": "4",
     "backend": "inductor",
-    "memory_limit": "72GiB",
-    "host_memory": "1TiB",
-    "residency": "auto",
-    "checkpoint": "as written",
-    "loss_chunks": 2,
-    "saved_dtype": "bfloat16",
-    "stages": 2,
-    "cuts": "layers.4",
-    "schedule": "1f1b",
-    "pins": {"a.*": "S(0) on tp"},
-    "forbid": {"tp": ["a", "b"]},
-    "strategy": "Megatron",
-    "differentiable_outputs": "logits",
-    "unread_outputs": ["hidden"],
-    "time_limit": "2min",
-    "strict": True,
-}
+    "memory": {
+        "limit": "72GiB", "host": "1TiB", "residency": "auto", "checkpoint": "as written",
+        "loss_chunks": 2, "saved_dtype": "bfloat16",
+    },
+    "pipeline": {"stages": 2, "cuts": "layers.4", "schedule": "1f1b"},
+    "constraints": {
+        "pins": {"a.*": "S(0) on tp"}, "forbid": {"tp": ["a", "b"]}, "strategy": "Megatron",
+    },
+    "outputs": {"differentiable": "logits", "unread": ["hidden"]},
+    "search": {"time_limit": "2min", "margin": True, "strict": True},
+}  # fmt: skip
 """Each option as somebody may write it, and none as it is by default."""
 
 
-def keyword(field: OptionField) -> str:
-    return field.keyword
+def path_of(field: OptionField) -> str:
+    return field.path
 
 
-@pytest.mark.parametrize("function", [autopar.compile, autopar.plan, autopar.frontier])
-@pytest.mark.parametrize("field", FIELDS, ids=keyword)
-def test_functions_take_it(function: Any, field: OptionField) -> None:
+def written(field: OptionField) -> Any:
+    return WRITTEN[field.group][field.name] if field.group else WRITTEN[field.name]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_functions_take_them(function: Any) -> None:
     known = inspect.signature(function).parameters
-    if function is autopar.frontier and field.keyword in NOT_OF_A_FRONTIER:
-        assert field.keyword not in known
-        return
-    default = known[field.keyword].default
-    if function is autopar.frontier and field.keyword == "microbatches":
-        assert default == 1
-    else:
-        assert (default or field.default) == field.default
+    assert len(known) <= MAX_PARAMETERS
+    missing = set(PlanOptions.__struct_fields__) - set(known)
+    assert missing == ({"pipeline"} if function is autopar.frontier else set())
+    for name in set(PlanOptions.__struct_fields__) & set(known):
+        default, usual = known[name].default, getattr(PlanOptions(), name)
+        if name in GROUPS:
+            assert default is None
+        elif function is autopar.frontier and name == "microbatches":
+            assert default == 1
+        else:
+            assert (default or usual) == usual
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=keyword)
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_are_exported(name: str) -> None:
+    kind = GROUPS[name]
+    assert getattr(autopar, kind.__name__) is kind and kind.__name__ in autopar.__all__
+    assert type(getattr(PlanOptions(), name)) is kind
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=path_of)
 def test_the_command_has_a_flag(field: OptionField) -> None:
-    (found,) = [
-        x
-        for x in command.get_params(command.make_context("plan", ["t"]))
-        if x.name == field.keyword
-    ]
-    assert found.multiple == field.is_several
+    params = command.get_params(command.make_context("plan", ["t"]))
+    (found,) = [x for x in params if flag_of(field) in x.opts]
     assert isinstance(found, click.Option)
+    assert found.multiple == field.is_several
     assert (found.default, found.help) == (field.default, field.help)
 
 
@@ -91,27 +101,88 @@ def toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool | int) else f"'{value}'"
 
 
-def test_a_recipe_takes_them_all(tmp_path: Path) -> None:
-    given = {k: [v] if k in ("cuts", "differentiable_outputs") else v for k, v in WRITTEN.items()}
+def recipe(folder: Path, given: dict[str, Any]) -> Path:
     lines = "".join(f"{name} = {toml(value)}\n" for name, value in given.items())
-    path = tmp_path / "made.toml"
+    path = folder / "made.toml"
     path.write_text(f"target = 'train.py:build'\ncluster = '8xH100'\n{lines}")
-    assert read_recipe(path).options.given == read_options(**WRITTEN)
+    return path
+
+
+def test_a_recipe_takes_them_all(tmp_path: Path) -> None:
+    assert read_recipe(recipe(tmp_path, WRITTEN)).options.given == read_options(**WRITTEN)
 
 
 def test_each_is_recorded_and_asked_for_again() -> None:
     read = read_options(**WRITTEN)
-    assert set(WRITTEN) == set(map(keyword, FIELDS))
-    defaults = to_keywords(PlanOptions())
-    assert not {k for k, v in to_keywords(read).items() if v == defaults[k]}
+    assert not [f.path for f in FIELDS if value_of(read, f) == value_of(PlanOptions(), f)]
     again = msgspec.json.decode(msgspec.json.encode(read), type=PlanOptions)
-    assert again == read == read_options(**to_keywords(read)) == from_keywords(to_keywords(read))
-    assert make_options(**to_keywords(again)) == make_options(**WRITTEN)
+    anew = msgspec.structs.asdict(again)
+    assert again == read == read_options(**anew) and hash(again) == hash(read)
+    assert make_options(**anew) == make_options(**WRITTEN)
 
 
-def test_other_keywords_are_no_options() -> None:
-    with pytest.raises(TypeError, match="no options: mesch"):
-        read_options(mesch="2x4")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mesch": "2x4"}, "mesch"),
+        ({"memory": {"limitt": 1}}, "memory takes no limitt: did you mean limit"),
+        ({"memory": "72GiB"}, r"write memory=autopar.MemoryOptions\(limit=...\)"),
+        ({"memory": autopar.SearchOptions()}, r"write memory=autopar.MemoryOptions"),
+        ({"memory": {"limit": "72"}}, "memory.limit: "),
+        ({"search": {"strict": 1}}, "search.strict=1: write True or False"),
+        ({"search": {"margin": "yes"}}, "search.margin='yes': write True or False"),
+    ],
+)
+def test_other_names_and_values_are_errors(given: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, AutoparError), match=said):
+        read_options(**given)
+
+
+def old_names() -> dict[str, Any]:
+    """All that is `WRITTEN`, by the names that options had without groups."""
+    return {field.before or field.name: written(field) for field in FIELDS}
+
+
+def test_names_of_before_are_those_in_groups() -> None:
+    moved, old = in_groups(old_names())
+    assert read_options(**moved) == read_options(**WRITTEN)
+    assert set(old) == {field.before for field in FIELDS if field.group}
+    with pytest.raises(ArgumentError, match=r"memory_limit is memory\.limit: say one"):
+        in_groups({"memory_limit": 1, "memory": {"limit": 2}})
+
+
+def test_a_recipe_takes_names_of_before(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"stages": 2, "forbid": {"tp": ["a", "b"]}, "margin": True})
+    with pytest.warns(OldNameWarning, match=r"write \w+ under \[\w+\]") as told:
+        options = read_recipe(path).options
+    assert options.given == read_options(
+        pipeline={"stages": 2}, constraints={"forbid": {"tp": ["a", "b"]}}, search={"margin": True}
+    )
+    assert [str(each.message).partition(": ")[2].split()[0] for each in told] == [
+        "stages", "forbid", "margin",
+    ]  # fmt: skip
+
+
+def test_a_command_takes_flags_of_before() -> None:
+    given = ["t", "--stages=2", "--pin", "a=R", "--no-margin", "-o", "x", "--memory-limit", "1GiB"]
+    with pytest.warns(OldNameWarning, match="goes with the next release") as told:
+        found = command.make_context("plan", given).params
+    assert (found["option_pipeline_stages"], found["option_search_margin"]) == ("2", False)
+    assert found["option_constraints_pins"] == ("a=R",)
+    assert [str(each.message).split()[-1] for each in told] == [
+        "--pipeline-stages", "--constraints-pin", "--no-search-margin",
+    ]  # fmt: skip
+
+
+def test_functions_take_names_of_before() -> None:
+    plan: Any = autopar.plan
+    with (
+        pytest.warns(OldNameWarning, match=r'write search=\{"strict": \.\.\.\}') as told,
+        pytest.raises(ArgumentError, match=r"search\.strict=2: write True"),
+    ):
+        plan(nn.Linear(1, 1), None, strict=2)
+    assert [each.filename for each in told] == [__file__]
+    assert issubclass(OldNameWarning, DeprecationWarning)
 
 
 def test_the_page_is_as_the_options_are() -> None:

@@ -11,6 +11,7 @@ from autopar.errors import ArgumentError
 from autopar.plans.compatibility import stored_options
 from autopar.plans.plan import PipelineSchedule, Plan
 from autopar.plans.read_options import make_options
+from tests.grouped import grouped
 from tests.report.plans import staged_plan, two_axis_plan
 
 OPEN: dict[str, Any] = {"microbatches": "auto", "stages": "auto"}
@@ -25,7 +26,7 @@ def one_stage(microbatches: int = 4) -> Plan:
 
 
 def asked(plan: Plan, **options: Any) -> Any:
-    return stored_options(make_options(**OPEN | options), plan.structure)
+    return stored_options(make_options(**grouped(**OPEN | options)), plan.structure)
 
 
 def test_what_is_open_is_as_the_plan_has_it() -> None:
@@ -91,6 +92,6 @@ def test_stages_beside_a_plan_of_one(options: dict[str, Any], words: str) -> Non
 
 def test_a_schedule_of_no_stages_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="schedule='zb-h1': that is of stages; say how many"):
-        make_options(schedule="zb-h1")
+        make_options(pipeline={"schedule": "zb-h1"})
     for stages in (2, "auto"):
-        assert make_options(stages=stages, schedule="gpipe")
+        assert make_options(pipeline={"stages": stages, "schedule": "gpipe"})

@@ -63,7 +63,7 @@ def planned(name: str, strategy: str, mesh: str = "") -> Plan:
     """The best plan on devices on which it pays to divide all work."""
     mesh = mesh or STRATEGIES[strategy]
     cluster, _ = slow([int(size) for size in mesh.split("x")])
-    options = make_options(mesh=mesh, strategy=strategy)
+    options = make_options(mesh=mesh, constraints={"strategy": strategy})
     return search(ask(case(name).traced.graph, cluster, options), lambda _: None)
 
 
@@ -119,7 +119,7 @@ def test_a_strategy_sends_and_saves_what_the_formulas_of_its_scheme_say(
     model, wanted = Product().double(), SCHEMES[scheme]
     traced = trace(model, (x,), {})
     cluster, mesh = on_h100(wanted.mesh)
-    options = make_options(mesh=wanted.mesh, strategy=strategy)
+    options = make_options(mesh=wanted.mesh, constraints={"strategy": strategy})
     plan = search(ask(traced.graph, cluster, options), lambda _: None)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()} | {"input:0": x}
     made = generate(traced.gm, traced.graph, plan)
@@ -195,7 +195,7 @@ def _axes_moved(step: str) -> list[int]:
 
 
 def best(strategy: str, cluster: str) -> Plan:
-    options = make_options(strategy=strategy)
+    options = make_options(constraints={"strategy": strategy})
     asked = ask(mlp().traced.graph, parse_cluster(cluster), options)
     return search(asked, lambda _: None)
 

@@ -75,11 +75,11 @@ def test_a_plan_in_one_stage_that_waits_names_stages(part: float, op: str, warne
     )
     plan = msgspec.structs.replace(plan, estimates=estimates)
     found = summarize(plan).warnings
-    assert any("--stages auto looks for them" in text for text in found) is warned
+    assert any("--pipeline-stages auto looks for them" in text for text in found) is warned
     told = msgspec.structs.replace(plan.provenance, statistics={IN_STAGES: "the best take 2 ms"})
     found = summarize(msgspec.structs.replace(plan, provenance=told)).warnings
     assert any("(looked for: the best take 2 ms)" in text for text in found) is warned
-    assert not any("--stages auto" in text for text in found)
+    assert not any("--pipeline-stages auto" in text for text in found)
 
 
 @pytest.mark.parametrize(("longer", "warned"), [(1.2, True), (1.1, False)])

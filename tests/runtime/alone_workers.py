@@ -94,7 +94,7 @@ def trained(model: Any, rank: int, alone: int | None) -> list[dict[str, Tensor]]
 
 def logs() -> dict[str, float]:
     """How far what one rank logs is from what one process does."""
-    model: Any = autopar.compile(Model(), strategy=os.environ["STRATEGY"])
+    model: Any = autopar.compile(Model(), constraints={"strategy": os.environ["STRATEGY"]})
     rank, alone = dist.get_rank(), int(os.environ["ALONE"])
     found = trained(model, rank, alone)
     wanted = trained(Model(), rank, None)
@@ -111,7 +111,7 @@ def logs() -> dict[str, float]:
 
 def refused() -> dict[str, str]:
     """What is said of what cannot be done by rank 0 alone."""
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     weight = model.first.weight
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     is_alone = dist.get_rank() == 0
@@ -164,7 +164,7 @@ def refused() -> dict[str, str]:
 
 def trusted() -> str:
     """A place where all ranks have read, and where rank 0 then does alone."""
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     model(torch.ones(6, 8))
     try:
         for k in range(5):
@@ -178,7 +178,7 @@ def trusted() -> str:
 
 def at_the_end() -> list[float]:
     """What rank 0 reads when the others have ended their scripts."""
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     model(torch.ones(6, 8))
     if dist.get_rank():
         return []
@@ -188,7 +188,7 @@ def at_the_end() -> list[float]:
 
 def without_groups() -> list[float]:
     """What ranks read when the script has ended the process groups."""
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     model(torch.ones(6, 8))
     dist.destroy_process_group()
     return [float(model.first.weight.norm()), float(model.second.bias.sum())]
@@ -196,7 +196,7 @@ def without_groups() -> list[float]:
 
 def shares() -> dict[str, float]:
     """Each rank logs a share of the parameters, from one line."""
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     wanted = dict(Model().named_parameters())
     model(torch.ones(6, 8))
     off: dict[str, float] = {}
@@ -208,7 +208,7 @@ def shares() -> dict[str, float]:
 
 def added() -> list[float]:
     """A gradient to which the script adds between two reads of rank 0."""
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     model(torch.ones(6, 8))[0].backward()
     seen: list[float] = []
     for _ in range(2):
@@ -230,7 +230,7 @@ def added() -> list[float]:
 
 def ahead() -> str:
     """A gradient to which rank 1 has added already, by a backward that sends nothing."""
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     model(torch.ones(6, 8))[0].backward()
     weight, told = model.first.weight, ""
     if dist.get_rank() == 1:
@@ -247,7 +247,7 @@ def ahead() -> str:
 
 def threads() -> float:
     """A thread of a logger reads while the script trains."""
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     model(torch.ones(6, 8))
     wanted = float(Model().first.weight.norm())
     read: list[float] = []
@@ -261,7 +261,7 @@ def threads() -> float:
 
 def evaluated() -> str:
     """The model is called by rank 0 alone, while the others wait for it."""
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     model(torch.ones(6, 8))
     try:
         if dist.get_rank() == 0:

@@ -79,7 +79,7 @@ def saved_beside_training(way: str, *, in_stages: bool = False) -> dict[str, flo
 
 
 def compiled() -> Any:
-    return autopar.compile(Model(), strategy="fsdp")
+    return autopar.compile(Model(), constraints={"strategy": "fsdp"})
 
 
 def _plain(states: Any, prefix: str = "") -> dict[str, Tensor]:

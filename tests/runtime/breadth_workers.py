@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from tests.grouped import grouped
 from tests.runtime import workers
 from tests.runtime.workers import distance, sgd, slow_devices, stored_plan, whole
 from tests.zoo import calls, convolutions, decoders
@@ -34,7 +35,7 @@ def resnet() -> tuple[nn.Module, list[Inputs]]:
 
 def compare(reference: nn.Module, batches: Sequence[Inputs], **options: Any) -> dict[str, Any]:
     """Train compiled and plain side by side, then evaluate; the largest differences."""
-    model = autopar.compile(copy.deepcopy(reference), **options)
+    model = autopar.compile(copy.deepcopy(reference), **grouped(**options))
     optimizers = [sgd(m.parameters()) for m in (model, reference)]
     seen: dict[str, Any] = {"loss": 0.0, "grad": 0.0, "buffer": 0.0}
     for batch in batches:

@@ -16,6 +16,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import autopar
 from autopar.errors import AutoparError
+from tests.grouped import grouped
 from tests.runtime.between_workers import in_between
 from tests.runtime.workers import RANK
 
@@ -256,7 +257,7 @@ def _difference(net: nn.Module, eager: nn.Module) -> float:
 def _pair(options: dict[str, Any], with_loss: bool) -> tuple[Any, nn.Module]:
     torch.manual_seed(0)
     eager = Net(with_loss)
-    return autopar.compile(copy.deepcopy(eager), **options), eager
+    return autopar.compile(copy.deepcopy(eager), **grouped(**options)), eager
 
 
 def changed(options: dict[str, Any], every: int) -> dict[str, float]:

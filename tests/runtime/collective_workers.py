@@ -177,7 +177,9 @@ def talk() -> dict[str, Any]:
         model = Blocks(each).double()
         model.load_state_dict(plain.state_dict())
         plain.zero_grad()
-        taken[each.__name__] = _differs(autopar.compile(model, strategy="fsdp"), plain, _rows())
+        taken[each.__name__] = _differs(
+            autopar.compile(model, constraints={"strategy": "fsdp"}), plain, _rows()
+        )
     plain.zero_grad()
     guarded = Blocks(only_without_autopar).double()
     guarded.load_state_dict(plain.state_dict())
@@ -188,6 +190,10 @@ def talk() -> dict[str, Any]:
     return {
         "told": told,
         "taken": taken,
-        "guarded": _differs(autopar.compile(guarded, strategy="fsdp"), plain, _rows()),
-        "normed": _differs(autopar.compile(normed, inputs="local", strategy="ddp"), eager, half),
+        "guarded": _differs(
+            autopar.compile(guarded, constraints={"strategy": "fsdp"}), plain, _rows()
+        ),
+        "normed": _differs(
+            autopar.compile(normed, inputs="local", constraints={"strategy": "ddp"}), eager, half
+        ),
     }

@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 
 import autopar
 from autopar.errors import AutoparError
+from tests.grouped import grouped
 from tests.runtime.workers import (
     RANK,
     Net,
@@ -49,7 +50,7 @@ def updated_norms() -> dict[str, float]:
     found: dict[str, float] = {}
     for name, how in AVERAGES.items():
         seen: list[list[Tensor]] = []
-        for model in (autopar.compile(Normed(), **options), Normed()):
+        for model in (autopar.compile(Normed(), **grouped(**options)), Normed()):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             averaged = AveragedModel(model, **how)
             for x in loader:
@@ -79,7 +80,7 @@ def both() -> tuple[Net, Any, torch.optim.Optimizer, torch.optim.Optimizer]:
     reference = net()
     size = dist.get_world_size() if dist.is_initialized() else 1
     options = {"cluster": slow_devices(2), "mesh": 2, "pins": PINS} if size > 1 else {}
-    model = autopar.compile(copy.deepcopy(reference), **options)
+    model = autopar.compile(copy.deepcopy(reference), **grouped(**options))
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.1) for m in (model, reference))
     return reference, model, ours, theirs
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from tests.grouped import grouped
 from tests.runtime.microbatch_workers import batch, whole
 from tests.runtime.workers import distance, gpt2, slow_devices
 
@@ -56,7 +57,7 @@ def script(model: nn.Module, *, interrupts: bool) -> list[tuple[Tensor, list[Ten
 def compared(**how: Any) -> dict[str, Any]:
     """How far a compiled model's steps are from eager's, and which draws are made again."""
     plain = dropped()
-    model: Any = autopar.compile(copy.deepcopy(plain), checkpoint="as written", **how)
+    model: Any = autopar.compile(copy.deepcopy(plain), **grouped(checkpoint="as written", **how))
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     # What ranks draw elsewhere changes nothing; alone, the generator is the script's own.
     ours, theirs = script(model, interrupts=True), script(plain, interrupts=alone)
@@ -80,7 +81,10 @@ def rounded() -> dict[str, Any]:
     """What two processes save in bfloat16, beside eager."""
     plain = dropped()
     model: Any = autopar.compile(
-        copy.deepcopy(plain), saved_dtype="bfloat16", strategy="fsdp", cluster=slow_devices(2)
+        copy.deepcopy(plain),
+        memory={"saved_dtype": "bfloat16"},
+        constraints={"strategy": "fsdp"},
+        cluster=slow_devices(2),
     )
     ours, theirs = script(model, interrupts=True), script(plain, interrupts=False)
     losses = max(distance(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=True))

@@ -52,7 +52,7 @@ def uneven() -> dict[str, float]:
     they give it as a gradient, are off eager's, on ranks of which some have nothing."""
     torch.manual_seed(1)
     x = torch.randn(8, 8, dtype=torch.float64)
-    model: Any = autopar.compile(Uneven(), strategy="fsdp")
+    model: Any = autopar.compile(Uneven(), constraints={"strategy": "fsdp"})
     eager = Uneven()
     ours, theirs = model(x), eager(x)
     ours[0].backward()
@@ -129,8 +129,9 @@ def _trained(shape: tuple[int, ...], kind: str, use: str) -> float:
     x = torch.randn(4, 8, dtype=torch.float64)
     off: list[Tensor] = []
     models: list[Any] = [
-        autopar.compile(Holds(shape, kind, use), strategy="fsdp"), Holds(shape, kind, use),
-    ]  # fmt: skip
+        autopar.compile(Holds(shape, kind, use), constraints={"strategy": "fsdp"}),
+        Holds(shape, kind, use),
+    ]
     for _ in range(2):
         losses: list[Tensor] = []
         for model in models:
@@ -158,7 +159,7 @@ def odd_batches() -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for strategy in ("fsdp", "ddp"):
         for rows in (1, 3):
-            model: Any = autopar.compile(Uneven(), strategy=strategy)
+            model: Any = autopar.compile(Uneven(), constraints={"strategy": strategy})
             eager, off = Uneven(), []
             torch.manual_seed(rows)
             with warnings.catch_warnings(record=True) as caught:

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 import autopar
 from autopar.errors import AutoparError
+from tests.grouped import grouped
 from tests.runtime.workers import RANK, distance, whole
 
 SIZE = int(os.environ.get("WORLD_SIZE", "1"))
@@ -263,7 +264,7 @@ def trained(
 def far(make: Callable[[], Script], **options: Any) -> float:
     """How far a script with a compiled model is from the plain one."""
     expected = trained(make)
-    found = trained(make, lambda model: autopar.compile(model, **options))
+    found = trained(make, lambda model: autopar.compile(model, **grouped(**options)))
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -301,7 +302,7 @@ def of_own_rows() -> dict[str, float]:
     hyper, x = nn.Linear(3, WIDTH), torch.randn(4 * SIZE, WIDTH)
     plain: Any = Scaled(lambda m: m.kept)
     ours = copy.deepcopy(plain)
-    model: Any = autopar.compile(ours, strategy="fsdp", inputs="local")
+    model: Any = autopar.compile(ours, constraints={"strategy": "fsdp"}, inputs="local")
     found: dict[str, float] = {}
     for _ in range(2):
         ours.kept = hyper(torch.ones(3))
@@ -320,7 +321,7 @@ def apart() -> list[str]:
     told: list[str] = []
     for late in (True, False):
         model: Any = Scaled(lambda m: m.kept)
-        compiled: Any = autopar.compile(model, strategy="fsdp")
+        compiled: Any = autopar.compile(model, constraints={"strategy": "fsdp"})
         hyper, x = nn.Linear(3, WIDTH), torch.ones(4, WIDTH)
         try:
             for step in range(3):
@@ -339,7 +340,7 @@ def leaves_of_rank_0() -> list[float]:
     torch.manual_seed(RANK)
     model.kept, model.own = [torch.rand(WIDTH).requires_grad_()], torch.rand(WIDTH).requires_grad_()
     kept, own = model.kept[0], model.own
-    compiled: Any = autopar.compile(model, strategy="ddp")
+    compiled: Any = autopar.compile(model, constraints={"strategy": "ddp"})
     compiled(torch.ones(4, WIDTH)).backward()
     assert kept is model.kept[0] and own is model.own
     assert kept.grad is not None and own.grad is not None
@@ -352,7 +353,7 @@ def batches_of_gradients() -> dict[str, float]:
     plain, x = nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh()), torch.randn(2 * SIZE, WIDTH)
     seen: dict[str, float] = {}
     for strategy in ("fsdp", "ddp"):
-        model: Any = autopar.compile(copy.deepcopy(plain), strategy=strategy)
+        model: Any = autopar.compile(copy.deepcopy(plain), constraints={"strategy": strategy})
         for name, ends in {
             "rows": lambda y: (y.sum(0), torch.eye(5)),
             "number": lambda y: (y.sum(), torch.arange(3.0)),

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import autopar
+from tests.grouped import grouped
 from tests.runtime.workers import batch, distance, gpt2, net, points, slow_devices, whole
 
 CONFIG: Any = LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True)
@@ -26,7 +27,7 @@ def options() -> dict[str, Any]:
 def saved() -> dict[str, Any]:
     """What `torch.save` and `save_file` write of a model and its optimizer, and what loads it."""
     pairs: list[tuple[Any, torch.optim.Optimizer]] = []
-    for model in (autopar.compile(net(), **options()), net()):
+    for model in (autopar.compile(net(), **grouped(**options())), net()):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         model(*points())["loss"].backward()
         optimizer.step()
@@ -56,7 +57,7 @@ def saved() -> dict[str, Any]:
 def adapters() -> dict[str, Any]:
     """A compiled model inside of peft's, and a plain one: trained, saved, loaded and merged."""
     models: list[Any] = []
-    for base in (autopar.compile(gpt2(), **options()), gpt2()):
+    for base in (autopar.compile(gpt2(), **grouped(**options())), gpt2()):
         torch.manual_seed(1)
         models.append(get_peft_model(base, CONFIG))
     ours, theirs = models
@@ -79,7 +80,7 @@ def adapters() -> dict[str, Any]:
         ours.save_pretrained(folder)
         loaded = load_file(Path(folder) / "adapter_model.safetensors")
         plain = PeftModel.from_pretrained(gpt2(), folder)
-        inside = PeftModel.from_pretrained(autopar.compile(gpt2(), **options()), folder)
+        inside = PeftModel.from_pretrained(autopar.compile(gpt2(), **grouped(**options())), folder)
         for model in models:
             model.load_adapter(folder, "other")
     found["file"] = max(distance(loaded[k] + 1, v + 1) for k, v in wanted.items())

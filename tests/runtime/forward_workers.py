@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
+from tests.grouped import grouped
 from tests.runtime.workers import distance, slow_devices
 
 
@@ -93,7 +94,7 @@ def forwards() -> dict[str, Any]:
 def _compared(change: Callable[[Any], None]) -> dict[str, Any]:
     """How far results are from eager's, and how many programs there are after each."""
     eager = Model()
-    model = autopar.compile(copy.deepcopy(eager), **options())
+    model = autopar.compile(copy.deepcopy(eager), **grouped(**options()))
     seen: list[Any] = []
     calls = [[], []]
     for each, called in zip((model, eager), calls, strict=True):
@@ -139,7 +140,7 @@ def _compared(change: Callable[[Any], None]) -> dict[str, Any]:
 def restored() -> dict[str, Any]:
     """The forward that was there at first, called while there is another one."""
     eager = Model()
-    model = autopar.compile(copy.deepcopy(eager), **options())
+    model = autopar.compile(copy.deepcopy(eager), **grouped(**options()))
     first, x = model.forward, torch.randn(8, 8)
     by_method(model)
     with model.unsharded():

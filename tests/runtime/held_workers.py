@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from tests.grouped import grouped
 
 OF_MODULE = [torch.zeros(4)]
 
@@ -42,7 +43,7 @@ def held() -> dict[str, Any]:
         eager.listed[0].mul_(2)
         doubled = float(eager(x))
         model = Holds(1 + rank)
-        compiled: Any = autopar.compile(model, **options)
+        compiled: Any = autopar.compile(model, **grouped(**options))
         losses = [float(compiled(x)) for _ in range(2)]
         model.listed[0].mul_(2)
         losses.append(float(compiled(x)))

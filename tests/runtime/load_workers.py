@@ -15,6 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import autopar
 from autopar.runtime.checkpoint import lazy
+from tests.grouped import grouped
 from tests.runtime.workers import distance, slow_devices
 
 
@@ -142,7 +143,7 @@ def _load(make: Callable[[], nn.Module], shapes: dict[str, tuple[int, ...]]) -> 
         save_file(state, path)
         lazy.Stored.read = counted
         try:
-            model = autopar.compile(bare, weights=path, **options)
+            model = autopar.compile(bare, weights=path, **grouped(**options))
             loss = model(x)
         finally:
             lazy.Stored.read = plain

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import autopar
+from tests.grouped import grouped
 from tests.runtime.microbatch_workers import batch, trained, whole
 from tests.runtime.workers import distance, llama
 
@@ -26,7 +27,7 @@ def without_logits(**how: Any) -> dict[str, Any]:
     """Some steps whose logits are not there; then evaluation, where they are."""
     model = llama()
     plain = copy.deepcopy(model)
-    compiled = autopar.compile(model, unread_outputs="logits", **how)
+    compiled = autopar.compile(model, **grouped(unread_outputs="logits", **how))
     found: dict[str, Any] = {"losses": 0.0, "grads": 0.0}
     for step in range(3):
         given = batch(step, 8)

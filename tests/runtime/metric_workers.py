@@ -52,7 +52,9 @@ def metrics() -> dict[str, float]:
     """How far metrics are from those of one process."""
     inputs = os.environ["INPUTS"]
     wanted = measured(Model())
-    model: Any = autopar.compile(Model(), strategy=os.environ["STRATEGY"], inputs=inputs)  # pyright: ignore[reportArgumentType]
+    model: Any = autopar.compile(
+        Model(), constraints={"strategy": os.environ["STRATEGY"]}, inputs=inputs
+    )  # pyright: ignore[reportArgumentType]
     rank, size = dist.get_rank(), dist.get_world_size()
     rows = slice(rank, None, size) if inputs == "local" else slice(None)
     found = measured(model, rows)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import NotImposedWarning
+from tests.grouped import grouped
 from tests.runtime.workers import distance, llama
 
 SCALES = (1.0, 0.25, 1.0, 3.0, 0.25, 1.0, 1.0, 2.0, 1.0, 1.0)
@@ -37,7 +38,7 @@ def whole(x: Any) -> Tensor:
 def trained(model: nn.Module, **how: Any) -> dict[str, Any]:
     """Ten steps beside eager, with batches and scales that change; then what else scripts do."""
     plain = copy.deepcopy(model)
-    compiled = autopar.compile(model, **how)
+    compiled = autopar.compile(model, **grouped(**how))
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (compiled, plain)]
     seen: dict[str, list[float]] = {"losses": [], "grads": [], "logits": []}
     for step, scale in enumerate(SCALES):

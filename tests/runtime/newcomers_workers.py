@@ -169,7 +169,7 @@ def _wrong(x: Tensor, cases: Iterable[tuple[str, bool]]) -> list[str]:
         kind, change = CHANGES[name]
         torch.manual_seed(0)
         eager = kind()
-        net = autopar.compile(copy.deepcopy(eager), strategy="fsdp")
+        net = autopar.compile(copy.deepcopy(eager), constraints={"strategy": "fsdp"})
         expected = _from_rank_0(_trained(eager, x, change, after))
         found = _trained(net, x, change, after)
         if len(found) != len(expected) or not all(map(torch.allclose, found, expected)):
@@ -181,8 +181,8 @@ def told(x: Tensor) -> dict[str, str]:
     """What is said of what cannot be."""
     shared = Net()
     shared.b.weight = nn.Parameter(shared.a.weight.detach())
-    tied: Any = autopar.compile(Tied(), strategy="fsdp")
-    staged: Any = autopar.compile(Net(), stages=2, microbatches=1)
+    tied: Any = autopar.compile(Tied(), constraints={"strategy": "fsdp"})
+    staged: Any = autopar.compile(Net(), pipeline={"stages": 2}, microbatches=1)
     staged(x)
     staged.b = made(8, 8)
     return {

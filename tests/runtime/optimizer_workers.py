@@ -152,7 +152,7 @@ def kept_bytes() -> dict[str, list[int]]:
         params = [p for p in net.parameters() if kind is not optim.Muon or p.dim() == 2]
         make: Any = kind
         optimizer = make(params, **settings)
-        model = autopar.compile(net, strategy="fsdp", optimizer=optimizer)
+        model = autopar.compile(net, constraints={"strategy": "fsdp"}, optimizer=optimizer)
 
         def closure(model: Any = model, optimizer: Any = optimizer) -> Tensor:
             optimizer.zero_grad()

@@ -19,6 +19,7 @@ import autopar
 from autopar.runtime.program.sharded import ShardedOutput, output, whole_of
 from autopar.runtime.program.sharded_ops import Place
 from tests.device import device, there
+from tests.grouped import grouped
 from tests.runtime.workers import RANK, Net, distance, points, slow_devices
 
 SHAPE = (4, 6, 8)
@@ -190,7 +191,10 @@ def trained(asked: tuple[str, ...], term: Callable[[Any], Tensor]) -> dict[str, 
     torch.manual_seed(0)
     reference = there(Changing(0.5))
     model = autopar.compile(
-        copy.deepcopy(reference), cluster=slow_devices(2), mesh="2", differentiable_outputs=asked
+        copy.deepcopy(reference),
+        cluster=slow_devices(2),
+        mesh="2",
+        outputs={"differentiable": asked},
     )
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, reference)]
     seen: dict[str, Any] = {"metric": 0.0, "kinds": []}
@@ -232,7 +236,7 @@ def handed_back(stages: int, microbatches: int) -> float:
     torch.manual_seed(0)
     reference = there(Recurrent())
     options: Any = {"stages": stages, "microbatches": microbatches}
-    model = autopar.compile(copy.deepcopy(reference), cluster=slow_devices(2), **options)
+    model = autopar.compile(copy.deepcopy(reference), cluster=slow_devices(2), **grouped(**options))
     ours = theirs = None
     furthest = 0.0
     for seed in range(3):

@@ -25,7 +25,7 @@ class Model(nn.Module):
 def trained(steps: int, late_s: float = 0.0, strategy: str | None = None) -> nn.Module:
     """After so many steps, before each backward of which rank 1 is late."""
     torch.manual_seed(0)
-    model = autopar.compile(Model(), strategy=strategy)
+    model = autopar.compile(Model(), constraints={"strategy": strategy})
     x = torch.randn(32, 64)
     for _ in range(steps):
         loss = model(x)

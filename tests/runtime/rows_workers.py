@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import PlanMismatchError
+from tests.grouped import grouped
 
 WIDTH = 8
 
@@ -112,7 +113,7 @@ def losses_outside(counts: Sequence[int], **options: Any) -> dict[str, float]:
     """The gradient is that of the mean of the ranks' losses, each of its own rows."""
     torch.manual_seed(3)
     x = torch.randn(sum(counts), 3, WIDTH, dtype=torch.float64).split(list(counts))
-    model: Any = autopar.compile(Sequences(), inputs="local", **options)
+    model: Any = autopar.compile(Sequences(), inputs="local", **grouped(**options))
     eager = Sequences()
     torch.stack([_mean_over_rows(eager(each), each) for each in x]).mean().backward()
     mine = x[dist.get_rank()]
@@ -142,7 +143,7 @@ def outside() -> dict[str, dict[str, float]]:
 
 def uneven(size: int, **options: Any) -> dict[str, Any]:
     """Steps with uneven rows and even ones, in an order that has each kind of meeting."""
-    model: Any = autopar.compile(Model(), inputs="local", **options)
+    model: Any = autopar.compile(Model(), inputs="local", **grouped(**options))
     counts = {
         "first": [3, 2], "even": [2, 2], "one has a program": [2, 1], "divides": [3, 1],
         "known": [3, 2], "one has none": [4, 0],

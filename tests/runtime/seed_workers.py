@@ -16,6 +16,7 @@ import autopar
 from autopar.errors import AutoparError
 from autopar.runtime.module.module import CompiledModule
 from autopar.runtime.program.sharded import ShardedOutput
+from tests.grouped import grouped
 from tests.runtime.workers import RANK, distance
 
 Script = Callable[[nn.Module], list[Tensor]]
@@ -47,7 +48,7 @@ def beside_eager(
     """How far a script is on all ranks from where it is on one device, and what comes after it."""
     torch.manual_seed(0)
     plain = Net(in_shards=in_shards)
-    model: Any = autopar.compile(copy.deepcopy(plain), strategy=strategy, **how)
+    model: Any = autopar.compile(copy.deepcopy(plain), **grouped(strategy=strategy, **how))
     torch.manual_seed(3)
     ours = [x.detach() for x in script(model)]
     after = torch.rand(())
@@ -126,7 +127,7 @@ def another_alone() -> dict[str, float]:
 def seeded_apart_before() -> list[float]:
     """Ranks that are seeded apart, or not at all, before they compile: rank 0's numbers count."""
     torch.manual_seed(10 + RANK)
-    model: Any = autopar.compile(Net(), strategy="fsdp")
+    model: Any = autopar.compile(Net(), constraints={"strategy": "fsdp"})
     return [float(x) for x in _trained(model, _drawn)]
 
 
@@ -176,7 +177,7 @@ def differing() -> dict[str, list[str]]:
             if in_shards and kind == "number within":
                 continue  # One rank cannot go on: `number_within`.
             torch.manual_seed(0)
-            model: Any = autopar.compile(Net(in_shards=in_shards), strategy="fsdp")
+            model: Any = autopar.compile(Net(in_shards=in_shards), constraints={"strategy": "fsdp"})
             said: list[str] = []
             k = 0
             try:
@@ -191,7 +192,7 @@ def differing() -> dict[str, list[str]]:
 
 def number_within() -> str:
     """What is told where ranks make other things of shards each, and each is to read its own."""
-    model: Any = autopar.compile(Net(in_shards=True), strategy="fsdp")
+    model: Any = autopar.compile(Net(in_shards=True), constraints={"strategy": "fsdp"})
     try:
         _trained(model, lambda k, m: _step(k, m, "number within"))
     except AutoparError as error:

@@ -33,7 +33,8 @@ def two() -> dict[str, Any]:
     """Training under fsdp, through a batch that it cannot share; what torch.compile says."""
     plain = model()
     compiled = autopar.compile(
-        copy.deepcopy(plain), strategy="fsdp", pins={"output:logits": "S(1) on dp"}
+        copy.deepcopy(plain),
+        constraints={"strategy": "fsdp", "pins": {"output:logits": "S(1) on dp"}},
     )
     told: list[str] = []
     losses: list[float] = []

@@ -30,7 +30,7 @@ def synced() -> dict[str, float]:
     torch.manual_seed(3)
     x = torch.randn(6, 8)
     eager = Model()
-    model: Any = autopar.compile(Model(), strategy="fsdp")
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     size, rank = dist.get_world_size(), dist.get_rank()
     for net in (eager, model):
         net(x)[0].backward()

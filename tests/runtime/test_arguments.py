@@ -18,6 +18,7 @@ from autopar.cost_model.optimizer_given import optimizer_name
 from autopar.driver.arguments import read_cluster
 from autopar.errors import AutoparError, ConstraintError
 from autopar.plans.read_options import make_options
+from tests.grouped import grouped
 
 WEIGHT = nn.Parameter(torch.zeros(2))
 
@@ -25,7 +26,7 @@ WEIGHT = nn.Parameter(torch.zeros(2))
 def planned(**options: Any) -> autopar.Plan:
     torch.manual_seed(0)
     model = nn.Linear(8, 8, bias=False)
-    return autopar.plan(model, torch.randn(8, 8), **options)
+    return autopar.plan(model, torch.randn(8, 8), **grouped(**options))
 
 
 @pytest.mark.parametrize(
@@ -66,11 +67,7 @@ def test_an_optimizer_is_taken(optimizer: object, name: str) -> None:
 
 def test_limits_are_taken() -> None:
     def limits(memory: Any, time: Any) -> tuple[int | None, float | None]:
-        options = make_options(
-            mesh=None,
-            memory_limit=memory,
-            time_limit=time,
-        )
+        options = make_options(mesh=None, memory={"limit": memory}, search={"time_limit": time})
         return options.memory_limit_bytes, options.time_limit_s
 
     assert limits(72e9, 5) == limits("72GB", "5s") == (72_000_000_000, 5.0)
@@ -111,7 +108,7 @@ def test_microbatches_are_open_in_stages_alone(
     stages: int | str, cuts: tuple[str, ...], microbatches: int | None
 ) -> None:
     """A command line has numbers as text."""
-    options = make_options(mesh=None, microbatches=None, stages=stages, cuts=cuts)
+    options = make_options(mesh=None, microbatches=None, pipeline={"stages": stages, "cuts": cuts})
     assert options.microbatches == microbatches
 
 
@@ -166,7 +163,7 @@ def test_what_says_nothing_is_told(options: dict[str, Any], words: str) -> None:
 )
 def test_what_compile_alone_takes(options: dict[str, Any], words: str) -> None:
     with pytest.raises(AutoparError, match=words):
-        autopar.compile(nn.Linear(2, 2), **options)
+        autopar.compile(nn.Linear(2, 2), **grouped(**options))
 
 
 @pytest.mark.parametrize(
@@ -188,4 +185,4 @@ def test_a_wrong_kind_is_a_type_error_too() -> None:
     with pytest.raises(TypeError):
         autopar.compile(nn.Linear(2, 2), meshes=4)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ConstraintError):
-        autopar.compile(nn.Linear(2, 2), strategy="tensor parallel")
+        autopar.compile(nn.Linear(2, 2), constraints={"strategy": "tensor parallel"})

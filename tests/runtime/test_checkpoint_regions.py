@@ -47,7 +47,7 @@ def test_layers_are_made_again_as_written(make: Any, reentrant: bool) -> None:
             module.p = 0.2
     plain, plans = copy.deepcopy(model), list[autopar.Plan]()
     for how in ("planned", "as written"):
-        compiled = autopar.compile(copy.deepcopy(model), checkpoint=how)
+        compiled = autopar.compile(copy.deepcopy(model), memory={"checkpoint": how})
         for which in (compiled, plain):
             torch.manual_seed(0)
             which.zero_grad()
@@ -99,7 +99,7 @@ def saves_products() -> Any:
 def test_what_is_not_kept_is_told(model: Stack, words: str) -> None:
     plain, x = copy.deepcopy(model), torch.randn(4, 8)
     with pytest.warns(NotImposedWarning, match=words):
-        loss = autopar.compile(model, checkpoint="as written")(x)
+        loss = autopar.compile(model, memory={"checkpoint": "as written"})(x)
     loss.backward()
     plain(x).backward()
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
@@ -109,4 +109,4 @@ def test_what_is_not_kept_is_told(model: Stack, words: str) -> None:
 
 def test_it_is_read_before_anything_is_done() -> None:
     with pytest.raises(ArgumentError, match="checkpoint='kept': write one of planned, as written"):
-        autopar.compile(llama(), checkpoint="kept")
+        autopar.compile(llama(), memory={"checkpoint": "kept"})

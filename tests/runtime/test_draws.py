@@ -114,7 +114,7 @@ def test_gradients_are_those_of_the_masks_that_were_drawn(
     model = build().double()
     compiled: Any = autopar.compile(
         copy.deepcopy(model),
-        checkpoint="as written",
+        memory={"checkpoint": "as written"},
         backend=backend,
         microbatches=microbatches,
         verify=False,

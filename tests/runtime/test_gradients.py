@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import AutoparError, ConstraintError
+from tests.grouped import grouped
 
 
 class Net(nn.Module):
@@ -75,7 +76,7 @@ def step(model: Any, loss: Loss, *given: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("asked", [(), "logits", ["logits", "more.*"], "*"])
 def test_gradients_through_any_output_are_those_of_eager(name: str, asked: str | list[str]) -> None:
     net = made()
-    model = autopar.compile(copy.deepcopy(net), differentiable_outputs=asked)
+    model = autopar.compile(copy.deepcopy(net), outputs={"differentiable": asked})
     for _ in range(2):
         torch.testing.assert_close(step(model, LOSSES[name]), step(net, LOSSES[name]))
     assert len(model.plans) == 1
@@ -164,10 +165,10 @@ def test_where_the_forward_cannot_be_done_again_the_output_and_the_option_are_na
 def test_the_option_is_one_of_plan_and_its_plans_are_applied(net: Net) -> None:
     x, y = points()
     inputs = {"x": x, "y": y}
-    found = autopar.plan(net, inputs, cluster="2xcpu", differentiable_outputs="more.1.0")
+    found = autopar.plan(net, inputs, cluster="2xcpu", outputs={"differentiable": "more.1.0"})
     assert list(found.structure.outputs) == ["detached:1", "detached:2", "detached:4"]
     autopar.verify(found, net, inputs)
-    alone = autopar.plan(net, inputs, cluster="cpu", differentiable_outputs="more.1.0")
+    alone = autopar.plan(net, inputs, cluster="cpu", outputs={"differentiable": "more.1.0"})
     model = autopar.compile(net, plan=alone)
     model(x=x, y=y)["more"][1][0].sum().backward()
     assert model.plans == (alone,) and net.head.weight.grad is not None
@@ -178,9 +179,9 @@ def test_an_output_that_there_is_not(net: Net, where: str) -> None:
     words = "differentiable_outputs: Net has no output logit; close to it are logits"
     with pytest.raises(ConstraintError, match=words):
         if where == "plan":
-            autopar.plan(net, points(), cluster="cpu", differentiable_outputs="logit")
+            autopar.plan(net, points(), cluster="cpu", outputs={"differentiable": "logit"})
         else:
-            autopar.compile(net, differentiable_outputs="logit")(*points())
+            autopar.compile(net, outputs={"differentiable": "logit"})(*points())
 
 
 class TwoLosses(nn.Module):
@@ -200,7 +201,7 @@ class TwoLosses(nn.Module):
 def test_what_no_loss_leads_to_has_no_gradient(how: dict[str, Any]) -> None:
     """So that an optimizer leaves it alone, whose moments and decay would move it."""
     plain, x = TwoLosses(), torch.randn(8, 4)
-    ours = autopar.compile(copy.deepcopy(plain), cluster="cpu", **how)
+    ours = autopar.compile(copy.deepcopy(plain), cluster="cpu", **grouped(**how))
     optimizers = [torch.optim.AdamW(each.parameters(), 0.1) for each in (plain, ours)]
     for losses in ((0, 1), (0,), (1,), (0,)):
         for each in (plain, ours):
@@ -236,7 +237,7 @@ class Remembering(nn.Module):
 @pytest.mark.parametrize("how", [{}, {"microbatches": 2}])
 def test_a_copy_of_what_a_model_changes_is_of_the_values_before(how: dict[str, Any]) -> None:
     plain = Remembering()
-    ours = autopar.compile(copy.deepcopy(plain), cluster="cpu", **how)
+    ours = autopar.compile(copy.deepcopy(plain), cluster="cpu", **grouped(**how))
     for _ in range(3):
         x = torch.randn(8, 8)
         for each in (plain, ours):

@@ -315,7 +315,7 @@ def test_what_forward_does_in_python_is_named(effect: str) -> None:
         compiled(X)
     assert before == ({**vars(model)}, model.seen, COUNT, random.getstate())
     with pytest.raises(TraceError, match=told):
-        autopar.compile(Acts(act), strict=True)(X)
+        autopar.compile(Acts(act), search={"strict": True})(X)
 
 
 def test_a_buffer_that_forward_replaces_is_changed() -> None:

@@ -52,7 +52,7 @@ def numbers(model: Any) -> tuple[Any, ...]:
 
 @pytest.mark.filterwarnings("error::autopar.errors.SideEffectWarning")
 def test_numbers_that_forward_sets_are_those_of_eager() -> None:
-    plain, model = Counts(), autopar.compile(Counts(), strict=True)
+    plain, model = Counts(), autopar.compile(Counts(), search={"strict": True})
     for step in range(8):
         if step == 5:
             plain.eval(), model.eval()
@@ -153,7 +153,10 @@ def around(model: Any) -> tuple[Any, ...]:
 @pytest.mark.filterwarnings("error::autopar.errors.SideEffectWarning")
 @pytest.mark.parametrize("where", ["a global", "a dict", "a list", "a closure"])
 def test_counters_around_the_model_are_those_of_eager(where: str) -> None:
-    plain, model = CountsAround(where), autopar.compile(CountsAround(where), strict=True)
+    plain, model = (
+        CountsAround(where),
+        autopar.compile(CountsAround(where), search={"strict": True}),
+    )
     around(plain)
     expected = [plain(X) for _ in range(5)]
     counted = around(plain)
@@ -173,7 +176,9 @@ def test_counters_of_blocks_that_repeat_are_those_of_all() -> None:
             return super().forward(input).tanh()
 
     around(CountsAround(""))
-    model = autopar.compile(nn.Sequential(*(CountingBlock(4, 4) for _ in range(8))), strict=True)
+    model = autopar.compile(
+        nn.Sequential(*(CountingBlock(4, 4) for _ in range(8))), search={"strict": True}
+    )
     model(X), model(X)
     assert COUNTED["calls"] == 16 and len(model.plans) == 1
 
@@ -186,7 +191,7 @@ def test_what_is_something_else_each_time_is_named() -> None:
             return super().forward(input)
 
     with pytest.raises(TraceError, match=r"sets CALLS of .* to something else each time"):
-        autopar.compile(Times(4, 4), strict=True)(X)
+        autopar.compile(Times(4, 4), search={"strict": True})(X)
     around(CountsAround(""))
     model = autopar.compile(Times(4, 4))
     with pytest.warns(SideEffectWarning, match="something else each time"):

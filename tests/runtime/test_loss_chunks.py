@@ -13,6 +13,7 @@ import autopar
 from autopar.errors import ArgumentError, ConstraintError, PlanMismatchError
 from autopar.plans.compatibility import stored_options
 from autopar.plans.options import Options
+from tests.grouped import grouped
 from tests.runtime.loss_chunk_workers import without_logits
 from tests.runtime.microbatch_workers import batch, trained
 from tests.runtime.spawn import spawn
@@ -66,7 +67,7 @@ def test_two_processes_in_other_ways(function: str) -> None:
 def test_a_stored_plan_decides(how: dict[str, Any]) -> None:
     """Later calls have as many chunks, and what says otherwise is refused."""
     cluster = f"{how.get('stages', 1)}xcpu"
-    plan = autopar.plan(llama(), batch(0, 8), cluster=cluster, loss_chunks=3, **how)
+    plan = autopar.plan(llama(), batch(0, 8), cluster=cluster, **grouped(loss_chunks=3, **how))
     open_ = Options(microbatches=None, stages=None)
     asked = stored_options(open_, plan.structure)
     assert (asked.loss_chunks, asked.microbatches) == (3, how.get("microbatches", 1))
@@ -81,12 +82,12 @@ def test_a_stored_plan_decides(how: dict[str, Any]) -> None:
     ]
     for other in others:
         with pytest.raises(ArgumentError, match=r"the plan has .* is applied as it is"):
-            autopar.compile(llama(), plan=plan, **other)
+            autopar.compile(llama(), plan=plan, **grouped(**other))
 
 
 @pytest.mark.nightly
 def test_later_calls_of_a_stored_plan() -> None:
-    plan = autopar.plan(llama(), batch(0, 8), cluster="1xcpu", loss_chunks=3)
+    plan = autopar.plan(llama(), batch(0, 8), cluster="1xcpu", memory={"loss_chunks": 3})
     compiled = autopar.compile(llama(), plan=plan)
     for size in (8, 4):
         compiled(**batch(0, size)).loss.backward()
@@ -96,14 +97,14 @@ def test_later_calls_of_a_stored_plan() -> None:
 def test_a_stored_plan_whose_outputs_are_others() -> None:
     """It is for another graph, either way."""
     for made, asked in (("logits", ()), ((), "logits")):
-        plan = autopar.plan(llama(), batch(0, 8), cluster="1xcpu", unread_outputs=made)
-        compiled = autopar.compile(llama(), plan=plan, unread_outputs=asked)
+        plan = autopar.plan(llama(), batch(0, 8), cluster="1xcpu", outputs={"unread": made})
+        compiled = autopar.compile(llama(), plan=plan, outputs={"unread": asked})
         with pytest.raises(PlanMismatchError):
             compiled(**batch(0, 8))
 
 
 def test_an_output_that_there_is_not() -> None:
-    compiled = autopar.compile(llama(), unread_outputs="logit")
+    compiled = autopar.compile(llama(), outputs={"unread": "logit"})
     with pytest.raises(ConstraintError, match=r"unread_outputs: .*logits"):
         compiled(**batch(0, 8))
 
@@ -121,7 +122,7 @@ class Scored(nn.Module):
 
 
 def test_an_output_is_left_out_while_the_model_trains_alone() -> None:
-    compiled = autopar.compile(Scored(), unread_outputs="logits")
+    compiled = autopar.compile(Scored(), outputs={"unread": "logits"})
     x, y = torch.randn(4, 8), torch.arange(4)
     for training in (True, False, True, False):
         compiled.train(training)

@@ -233,10 +233,10 @@ def test_a_plan_for_other_devices_is_refused(net: Net) -> None:
 
 def test_limits_that_cannot_be_met(net: Net) -> None:
     with pytest.raises(InfeasibleError, match=r"is missing\. It holds parameters") as caught:
-        autopar.plan(net, points(4)[0], cluster="2xcpu", memory_limit="256B")
+        autopar.plan(net, points(4)[0], cluster="2xcpu", memory={"limit": "256B"})
     assert "batch cannot" not in str(caught.value)
     with pytest.raises(InfeasibleError, match=r"dim 0 of input 0 is 3, which 2 does not divide"):
-        autopar.plan(net, points(3)[0], cluster="2xcpu", memory_limit="256B")
+        autopar.plan(net, points(3)[0], cluster="2xcpu", memory={"limit": "256B"})
 
 
 def test_mistakes_are_told_before_work(net: Net, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_mistakes_are_told_before_work(net: Net, tmp_path: Path) -> None:
     ):
         autopar.compile(nn.Sequential(nn.Linear(2, 2, device="meta")))
     with pytest.raises(AutoparError, match="memory_limit: '72' has no unit"):
-        autopar.compile(net, memory_limit="72")
+        autopar.compile(net, memory={"limit": "72"})
     model = autopar.compile(net)
     with pytest.raises(AutoparError, match="compiled already"):
         autopar.compile(model)

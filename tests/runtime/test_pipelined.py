@@ -214,7 +214,9 @@ class Deep(nn.Module):
 @pytest.mark.parametrize("schedule", ["interleaved:2", "0F0 1F0 1B0 0F1 0B0 1F1 1B1 0B1"])
 def test_one_device_has_all_stages(schedule: str) -> None:
     plain = Deep()
-    ours: Any = autopar.compile(copy.deepcopy(plain), cluster="1xcpu", stages=2, schedule=schedule)
+    ours: Any = autopar.compile(
+        copy.deepcopy(plain), cluster="1xcpu", pipeline={"stages": 2, "schedule": schedule}
+    )
     for seed in (1, 2):
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
         losses = [model(x) for model in (ours, plain)]

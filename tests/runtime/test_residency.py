@@ -44,7 +44,7 @@ def hosted(compiled: autopar.CompiledModule) -> list[int]:
 
 
 def test_all_programs_find_parameters_where_they_are() -> None:
-    compiled = autopar.compile(llama(), residency="cpu")
+    compiled = autopar.compile(llama(), memory={"residency": "cpu"})
     with torch.no_grad():
         compiled(**batch(0, 8))
     compiled(**batch(0, 8)).loss.backward()
@@ -94,11 +94,11 @@ class Shown(nn.Module):
 
 @pytest.mark.parametrize("how", ["returned", "changed"])
 def test_a_later_call_that_needs_it_on_the_device_is_an_error(how: str) -> None:
-    compiled, x = autopar.compile(Shown(), residency="cpu"), torch.randn(2, 4)
+    compiled, x = autopar.compile(Shown(), memory={"residency": "cpu"}), torch.randn(2, 4)
     compiled(x)
     with pytest.raises(PlanMismatchError, match="parameter scale lives in the host's memory, but"):
         compiled(x, how)
-    compiled = autopar.compile(Shown(), residency="cpu")
+    compiled = autopar.compile(Shown(), memory={"residency": "cpu"})
     compiled(x, how)
     compiled(x)[0].backward()
     assert hosted(compiled) == [2, 2]
@@ -110,7 +110,7 @@ def test_calls_end_when_parameters_have_been_copied(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(binding, "wait_for_loads", waited.append)
     for residency, count in (("cpu", 3), ("cuda", 0)):
         waited.clear()
-        compiled = autopar.compile(llama(), residency=residency)
+        compiled = autopar.compile(llama(), memory={"residency": residency})
         with torch.no_grad():
             compiled(**batch(0, 8))
         compiled(**batch(0, 8)).loss.backward()
@@ -207,4 +207,4 @@ def test_four_processes_with_all_that_saves_memory() -> None:
 
 def test_it_is_read_before_anything_is_done() -> None:
     with pytest.raises(ArgumentError, match="residency='host': write one of cuda, cpu, auto"):
-        autopar.compile(llama(), residency="host")
+        autopar.compile(llama(), memory={"residency": "host"})

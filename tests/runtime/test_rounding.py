@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import autopar
 from autopar.errors import ArgumentError
 from autopar.plans.recipe import read_recipe
+from tests.grouped import grouped
 from tests.runtime.microbatch_workers import batch
 from tests.runtime.spawn import spawn
 from tests.runtime.workers import distance, llama, slow_devices
@@ -22,7 +23,9 @@ from tests.runtime.workers import distance, llama, slow_devices
 
 def test_it_is_asked_for_and_told() -> None:
     plain, given = llama(), batch(0, 8)
-    compiled = autopar.compile(copy.deepcopy(plain), saved_dtype=torch.bfloat16, verify=True)
+    compiled = autopar.compile(
+        copy.deepcopy(plain), memory={"saved_dtype": torch.bfloat16}, verify=True
+    )
     compiled(**given).loss.backward()
     plain(**given).loss.backward()
     pairs = list(zip(compiled.parameters(), plain.parameters(), strict=True))
@@ -43,7 +46,7 @@ CLASSES, TOKENS, WIDTH = 200, (8, 64), 64
 def off_by(model: nn.Module, inputs: dict[str, Tensor], **options: Any) -> float:
     """How far all gradients together are from those of eager."""
     plain = copy.deepcopy(model)
-    compiled = autopar.compile(model, **options)
+    compiled = autopar.compile(model, **grouped(**options))
     found: list[Tensor] = []
     for each in (compiled, plain):
         each(**inputs).backward()
@@ -190,7 +193,7 @@ def test_backward_finds_the_largest() -> None:
 @pytest.mark.nightly
 def test_a_plan_of_stages_is_equal_in_float64() -> None:
     how = {"stages": 2, "microbatches": 4, "saved_dtype": "float16"}
-    plan = autopar.plan(llama(), batch(0, 8), cluster=slow_devices(2), **how)
+    plan = autopar.plan(llama(), batch(0, 8), cluster=slow_devices(2), **grouped(**how))
     assert {part.saved_dtype for part in plan.structure.parts} == {"float16"}
     report = autopar.verify(plan, llama(), batch(0, 8))
     assert max(each.relative for each in report.differences) > 1e-5
@@ -199,7 +202,7 @@ def test_a_plan_of_stages_is_equal_in_float64() -> None:
 @pytest.mark.parametrize("dtype", ["float8", "float32", 16])
 def test_other_dtypes_are_refused(dtype: object) -> None:
     with pytest.raises(ArgumentError, match="write bfloat16 or float16, or nothing"):
-        autopar.compile(llama(), saved_dtype=dtype)  # pyright: ignore[reportArgumentType]
+        autopar.compile(llama(), memory={"saved_dtype": dtype})  # pyright: ignore[reportArgumentType]
 
 
 def test_a_recipe_asks_for_it(tmp_path: Path) -> None:

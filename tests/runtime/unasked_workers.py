@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.ir.mesh import Cluster, Level, Link
 from autopar.runtime.module.module import CompiledModule
+from tests.grouped import grouped
 from tests.runtime.workers import RANK, distance, most, slow_devices
 
 
@@ -43,7 +44,7 @@ def after(first: Callable[[CompiledModule], object], **how: Any) -> dict[str, An
     """Four steps beside eager's, the last of more rows, after a `first` call; in how many stages
     and microbatches they are."""
     plain = Deep()
-    model = autopar.compile(copy.deepcopy(plain), cluster=slowly_joined(), **how)
+    model = autopar.compile(copy.deepcopy(plain), cluster=slowly_joined(), **grouped(**how))
     first(model)
     losses: list[float] = []
     for step in range(4):

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import autopar
+from tests.grouped import grouped
 from tests.runtime import workers
 from tests.runtime.chunk_workers import chunks
 
@@ -47,7 +48,7 @@ def three_lean() -> dict[str, Any]:
 
 def shapes() -> dict[str, Any]:
     """A second program of a model, for a batch of 1 that leaves room to store otherwise."""
-    model: Any = autopar.compile(gpt2(), **LEAN)
+    model: Any = autopar.compile(gpt2(), **grouped(**LEAN))
     losses: list[float] = []
     for rows in (8, 1):
         some = {name: tensor[:rows] for name, tensor in workers.batch(0).items()}

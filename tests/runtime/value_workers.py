@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.runtime.process.byte_messages import broadcast
 from autopar.runtime.process.digests import BatchDigest, digest_values
+from tests.grouped import grouped
 from tests.runtime.workers import RANK, distance, slow_devices, whole
 
 _OF_NO_TENSOR = (
@@ -88,7 +89,7 @@ def options() -> dict[str, Any]:
 
 def dtypes() -> dict[str, Any]:
     """Per way that tensors travel, the dtypes that were wrong."""
-    eager, model = Holder(0), autopar.compile(Holder(100 * RANK), **options())
+    eager, model = Holder(0), autopar.compile(Holder(100 * RANK), **grouped(**options()))
     given = {name: values(getattr(torch, name), 5) for name in DTYPES}
     loss, wanted = model(given), eager(given)
     loss.backward()
@@ -106,7 +107,7 @@ def dtypes() -> dict[str, Any]:
                 tensor.view(-1).view(torch.uint8)[0] ^= 1
     seen["written back"] = _wrong(model, eager)
     if dist.is_initialized():
-        rows = autopar.compile(copy.deepcopy(Holder(0)), **options(), inputs="local")
+        rows = autopar.compile(copy.deepcopy(Holder(0)), inputs="local", **grouped(**options()))
         piece = {name: x[3 * RANK :][:3] for name, x in given.items()}
         seen["rows of ranks"] = distance(rows(piece), wanted)
         seen["sent"] = [name for name in DTYPES if not _is_sent(getattr(torch, name))]
@@ -179,7 +180,7 @@ class Net(nn.Module):
 
 def readings() -> dict[str, dict[str, list[str]]]:
     """What a script reads of all it gets hold of, of the compiled model and of eager's."""
-    ours, theirs = _held(autopar.compile(Net(), **options())), _held(Net())
+    ours, theirs = _held(autopar.compile(Net(), **grouped(**options()))), _held(Net())
     return {
         name: {
             read: [_read(call, each) for each in (ours[name], theirs[name])]

@@ -23,7 +23,7 @@ def two() -> dict[str, Any]:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Tanh(), nn.BatchNorm1d(16))
     model = copy.deepcopy(plain)
-    compiled = autopar.compile(model, strategy="fsdp", inputs="local", verify=True)
+    compiled = autopar.compile(model, constraints={"strategy": "fsdp"}, inputs="local", verify=True)
     x = torch.randn(8, 6)
     torch.manual_seed(1)
     expected = plain(x)

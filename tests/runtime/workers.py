@@ -34,6 +34,7 @@ from autopar.runtime.program.sharded import ShardedOutput
 from autopar.tracer import trace
 from tests.codegen.random_plans import random_plan
 from tests.device import device, there
+from tests.grouped import grouped
 from tests.planned import plan_for
 from tests.runtime.chunk_workers import chunks
 
@@ -108,7 +109,7 @@ def train(
             for param in ours.parameters():
                 param.add_(1.0)
     names = list(reference.state_dict())
-    model = autopar.compile(ours, **options)
+    model = autopar.compile(ours, **grouped(**options))
     opt, ref_opt = optimizer(model.parameters()), optimizer(reference.parameters())
     ids = [id(p) for p in model.parameters()]
     seen: dict[str, Any] = {"loss": 0.0, "grad": 0.0, "norm": 0.0, "param": 0.0}
@@ -263,7 +264,7 @@ def mistakes() -> dict[str, str]:
     failing = autopar.compile(broken, mesh="4")
     seen["one fails"] = error_of(lambda: failing(*points()))
     seen["right after wrong"] = error_of(lambda: model(*points()))
-    tight = autopar.compile(net(), mesh="4", memory_limit="1KiB")
+    tight = autopar.compile(net(), mesh="4", memory={"limit": "1KiB"})
     seen["memory"] = error_of(lambda: tight(*points()))
     seen["cluster"] = error_of(lambda: autopar.compile(net(), cluster="8xcpu"))
     plan = stored_plan(gpt2(), batch(0), "4", 0)
@@ -289,7 +290,7 @@ def four() -> dict[str, Any]:
 def staged(model: nn.Module, ranks: int = 2, **how: Any) -> Any:
     if "cuts" not in how:
         how = {"stages": 2} | how
-    return autopar.compile(model, cluster=slow_devices(ranks), **how)
+    return autopar.compile(model, cluster=slow_devices(ranks), **grouped(**how))
 
 
 def most(ours: nn.Module, theirs: nn.Module, of: str = "") -> float:

@@ -13,6 +13,7 @@ import autopar
 from autopar.errors import MicrobatchError
 from autopar.plans.plan import Plan
 from autopar.runtime.process.stage_groups import storage_in_stages
+from tests.grouped import grouped
 from tests.planned import hostless
 from tests.zoo import ZOO
 
@@ -33,7 +34,11 @@ def planned(name: str, **how: Any) -> tuple[Plan, torch.nn.Module, dict[str, Any
     model, inputs = ZOO[name]()
     size = next(iter(inputs.values())).shape[0]
     batch = {k: torch.cat(-(-SAMPLES // size) * [x])[:SAMPLES] for k, x in inputs.items()}
-    return autopar.plan(model.train(), batch, cluster=hostless("4xH100"), **how), model, batch
+    return (
+        autopar.plan(model.train(), batch, cluster=hostless("4xH100"), **grouped(**how)),
+        model,
+        batch,
+    )
 
 
 @pytest.mark.nightly

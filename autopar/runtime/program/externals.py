@@ -57,7 +57,7 @@ def at_place(x: Tensor, name: str, mesh: DeviceMesh, placements: Sequence[Placem
         raise AutoparError(
             f"{name} is in the place of a parameter that only one stage has, and is no tensor of "
             "that: call the plain model with it, with model.unsharded(): ..., or compile with "
-            "stages=1"
+            "pipeline.stages=1"
         )
     plain = whole_external(x, mesh.device_type)
     whole = DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)

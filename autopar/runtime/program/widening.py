@@ -107,5 +107,5 @@ def impossible(outputs: Collection[str], why: str) -> AutoparError:
         f"this backward goes through output {', '.join(sorted(outputs))} of a compiled model, of "
         f"which its program has no gradient, and the forward cannot be run again to get it: {why}. "
         "Name the output where the model is compiled: "
-        f"autopar.compile(..., differentiable_outputs={sorted(outputs)})"
+        f'autopar.compile(..., outputs={{"differentiable": {sorted(outputs)}}})'
     )
