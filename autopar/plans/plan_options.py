@@ -18,10 +18,10 @@ import msgspec
 from autopar.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torch import dtype as TorchDtype
+    TorchDtype = Any
+    """A dtype of torch, which is not imported here, or the name of one."""
 else:
     TorchDtype = str
-    """In files, and on the command line, which takes no torch."""
 
 BYTES, SECONDS = "bytes", "seconds"
 

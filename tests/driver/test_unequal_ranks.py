@@ -91,7 +91,7 @@ def test_what_cannot_be_shared_is_an_error() -> None:
         chain(stages=2, mesh="4/2/2")
     with pytest.raises(ClusterError, match="parts of 4, 2 devices are 6, but cluster 8xH100"):
         chain(mesh="4/2")
-    with pytest.raises(ArgumentError, match="'4/4': that is of a pipeline, and stages=1"):
+    with pytest.raises(ArgumentError, match=r"'4/4': that is of a pipeline, and pipeline\.stages=1"):
         chain(mesh="4/4", stages=1)
 
 

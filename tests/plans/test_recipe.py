@@ -18,15 +18,15 @@ cluster = "lab.toml"
 global_batch = 64
 mesh = "dp=2,tp=4"
 optimizer = "sgd"
-memory_limit = "30GiB"
-time_limit = 2.5
-strict = true
-margin = true
-strategy = "megatron"
+memory.limit = "30GiB"
+search.time_limit = 2.5
+search.strict = true
+search.margin = true
+constraints.strategy = "megatron"
 profile = "a100.profile.json"
-forbid = ["dp:lm_head"]
+constraints.forbid = ["dp:lm_head"]
 
-[pins]
+[constraints.pins]
 "*.down_proj.weight" = "S(1) on tp"
 """
 
@@ -58,13 +58,15 @@ def test_paths_are_relative_to_the_file(folder: Path, monkeypatch: pytest.Monkey
 
 def test_a_table_of_actions_is_a_file_beside_it(folder: Path) -> None:
     (folder / "own.table").write_text("0F0, 0B0\n1F0, 1B0\n")
-    options = read_recipe(written(folder, LEAST + 'schedule = "own.table"')).options
+    options = read_recipe(written(folder, LEAST + 'pipeline.schedule = "own.table"')).options
     assert (options.schedule, options.stages) == ("0F0 0B0\n1F0 1B0", 2)
     for text in ("zb-h1", "0F0 0B0\\n1F0 1B0"):
-        known = read_recipe(written(folder, f'{LEAST}stages = 2\nschedule = "{text}"')).options
+        known = read_recipe(
+            written(folder, f'{LEAST}pipeline.stages = 2\npipeline.schedule = "{text}"')
+        ).options
         assert known.schedule == text.replace("\\n", "\n")
     with pytest.raises(RecipeError, match=r"no\.table"):
-        read_recipe(written(folder, LEAST + 'schedule = "no.table"'))
+        read_recipe(written(folder, LEAST + 'pipeline.schedule = "no.table"'))
 
 
 def test_every_option_of_plan(folder: Path) -> None:
@@ -75,7 +77,7 @@ def test_every_option_of_plan(folder: Path) -> None:
     options = recipe.options
     assert (recipe.global_batch, options.mesh, options.optimizer) == (64, "dp=2,tp=4", "sgd")
     assert (options.memory_limit_bytes, options.time_limit_s) == (30 * 2**30, 2.5)
-    assert (options.strict, options.strategy, recipe.margin) == (True, "megatron", True)
+    assert (options.strict, options.strategy, options.margin) == (True, "megatron", True)
     assert [c.origin for c in options.constraints] == [
         "pin *.down_proj.weight=S(1) on tp",
         "forbid dp:lm_head",
@@ -95,12 +97,12 @@ def test_time_limits_are_only_those_asked_for(folder: Path) -> None:
         (LEAST + "batch = 3", "unknown field `batch`"),
         (LEAST + 'global_batch = "64"', "$.global_batch"),
         (LEAST + "global_batch = 0", "global_batch is 0"),
-        (LEAST + "memory_limit = 0", "memory_limit=0: it must be more than 0 bytes"),
-        (LEAST + 'memory_limit = "72"', "memory_limit: '72' has no unit"),
-        (LEAST + "time_limit = nan", "time_limit=nan: it must be more than 0"),
-        (LEAST + "time_limit = 0", "time_limit=0: it must be more than 0 seconds"),
-        (LEAST + 'pins = ["weight"]', "pin weight"),
-        (LEAST + 'strategy = "zero"', "there is no strategy 'zero'"),
+        (LEAST + "memory.limit = 0", "memory.limit=0: it must be more than 0 bytes"),
+        (LEAST + 'memory.limit = "72"', "memory.limit: '72' has no unit"),
+        (LEAST + "search.time_limit = nan", "search.time_limit=nan: it must be more than 0"),
+        (LEAST + "search.time_limit = 0", "search.time_limit=0: it must be more than 0 seconds"),
+        (LEAST + 'constraints.pins = ["weight"]', "pin weight"),
+        (LEAST + 'constraints.strategy = "zero"', "there is no strategy 'zero'"),
         (LEAST + 'root = "nowhere"', "root is 'nowhere'"),
         ('target = "build"\ncluster = "H100"', "target is 'build'"),
         ('target = "m.py:build"\ncluster = "H1000"', "H1000"),

@@ -55,17 +55,27 @@ def test_a_graph_after_a_break_is_an_error() -> None:
 
 def test_an_option_that_there_is_not() -> None:
     model = torch.compile(nn.Linear(2, 2), backend=backend, options={"meshes": "2"})
-    with pytest.raises(Exception, match=r"takes no meshes: did you mean mesh. It takes backend, "):
+    with pytest.raises(Exception, match=r"takes no meshes: did you mean mesh. It takes mesh, "):
         model(torch.randn(1, 2))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"strategy": "megatron"}, "cannot do strategy megatron: parameters stay whole"),
-        ({"pins": "weight=S(0) on tp"}, "cannot do pin weight=S.0. on tp: parameters stay whole"),
-        ({"pins": {"param:*": "[R, S(0)]"}}, "cannot do pin param:.*: parameters stay whole"),
+        (
+            {"constraints": {"strategy": "megatron"}},
+            "cannot do strategy megatron: parameters stay whole",
+        ),
+        (
+            {"constraints": {"pins": "weight=S(0) on tp"}},
+            "cannot do pin weight=S.0. on tp: parameters stay whole",
+        ),
+        (
+            {"constraints": {"pins": {"param:*": "[R, S(0)]"}}},
+            "cannot do pin param:.*: parameters stay whole",
+        ),
         ({"microbatches": 2}, "has no microbatches: gradients come from the script for every"),
+        ({"memory": {"residency": "cpu"}}, r"memory of torch.compile.* takes no residency"),
         ({"mesh": 2.5}, "mesh=2.5 is no mesh: write sizes"),
     ],
 )

@@ -159,7 +159,7 @@ def test_where_the_forward_cannot_be_done_again_the_output_and_the_option_are_na
     with pytest.raises(AutoparError, match=words) as caught:
         out["logits"].sum().backward()
     assert "goes through output logits" in str(caught.value)
-    assert "differentiable_outputs=['logits']" in str(caught.value)
+    assert "outputs={\"differentiable\": ['logits']}" in str(caught.value)
 
 
 def test_the_option_is_one_of_plan_and_its_plans_are_applied(net: Net) -> None:
@@ -176,7 +176,7 @@ def test_the_option_is_one_of_plan_and_its_plans_are_applied(net: Net) -> None:
 
 @pytest.mark.parametrize("where", ["plan", "compile"])
 def test_an_output_that_there_is_not(net: Net, where: str) -> None:
-    words = "differentiable_outputs: Net has no output logit; close to it are logits"
+    words = "outputs.differentiable: Net has no output logit; close to it are logits"
     with pytest.raises(ConstraintError, match=words):
         if where == "plan":
             autopar.plan(net, points(), cluster="cpu", outputs={"differentiable": "logit"})

@@ -105,7 +105,7 @@ def test_a_stored_plan_whose_outputs_are_others() -> None:
 
 def test_an_output_that_there_is_not() -> None:
     compiled = autopar.compile(llama(), outputs={"unread": "logit"})
-    with pytest.raises(ConstraintError, match=r"unread_outputs: .*logits"):
+    with pytest.raises(ConstraintError, match=r"outputs\.unread: .*logits"):
         compiled(**batch(0, 8))
 
 

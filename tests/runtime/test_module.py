@@ -250,7 +250,7 @@ def test_mistakes_are_told_before_work(net: Net, tmp_path: Path) -> None:
         AutoparError, match=r"parameters without values, on the meta device: 0\.weight"
     ):
         autopar.compile(nn.Sequential(nn.Linear(2, 2, device="meta")))
-    with pytest.raises(AutoparError, match="memory_limit: '72' has no unit"):
+    with pytest.raises(AutoparError, match=r"memory\.limit: '72' has no unit"):
         autopar.compile(net, memory={"limit": "72"})
     model = autopar.compile(net)
     with pytest.raises(AutoparError, match="compiled already"):

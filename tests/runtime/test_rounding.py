@@ -207,7 +207,7 @@ def test_other_dtypes_are_refused(dtype: object) -> None:
 
 def test_a_recipe_asks_for_it(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
-    lines = 'target = "train:build"', 'cluster = "2xH100"', 'saved_dtype = "bfloat16"'
+    lines = 'target = "train:build"', 'cluster = "2xH100"', 'memory.saved_dtype = "bfloat16"'
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert read_recipe(path).options.saved_dtype == "bfloat16"
 
