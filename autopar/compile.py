@@ -31,7 +31,7 @@ from autopar.ir.input_sharding import with_handed
 from autopar.ir.moments import ON_HOST, known_in
 from autopar.ir.problem import Basis, Problem, Solution
 from autopar.ir.sharding import Handed
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.fitting import (
     MAX_ROUNDS,
     Beaten,
@@ -83,7 +83,7 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A call, compiled: a program, or in a pipeline one for the graph of each stage."""
+    """A call, compiled: a program for the graph of each stage."""
 
     traced: Traced
     plan: Plan
@@ -92,7 +92,7 @@ class Compiled:
 
     @property
     def program(self) -> Program:
-        """The program of a plan that is no pipeline."""
+        """The program of a plan with one stage."""
         (program,) = self.programs
         return program
 
@@ -102,7 +102,7 @@ def compile_call(call: ModelCall, find: Find, stage: StageContext = nullcontext)
     traced, plan = plan_call(call, find, stage)
     with stage("rewrite"):
         graphs = stage_graphs(traced.graph, plan.structure)
-        pairs = zip(graphs, plan.stages or (plan,), strict=True)
+        pairs = zip(graphs, plan.structure.stages, strict=True)
         programs = tuple(generate(traced.gm, traced.graph, each, graph) for graph, each in pairs)
     return Compiled(traced, plan, programs, graphs)
 
@@ -196,7 +196,7 @@ def best_as_stated(
         solution = _solve(request, fitting.problem(), say, cutoff, start)
         fitting.rules_out(solution)
         settled, plain, found = _settle(request, stated, solution)
-        structure = make_structure(settled, plain, found)
+        structure = make_stage(settled, plain, found)
         bill = account(settled, structure)
         is_over = bill.estimates.host_bytes > request.host_memory_bytes
         if not is_over or fitting.rows or stated.usage_limit is None:
@@ -229,7 +229,7 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
         if fitting.rules_out(solution):
             continue
         settled, plain, found = _settle(request, problem, solution)
-        structure = make_structure(settled, plain, found)
+        structure = make_stage(settled, plain, found)
         bill = account(settled, structure)
         if fitting.holds(solution, found, bill) and not solution.is_rough:
             if request.is_open:

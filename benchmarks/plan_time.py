@@ -108,7 +108,7 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
         phases.cpu_s.update(dict.fromkeys(("price", "solve", "plan"), 0.0))
         found = phases.timed("plan", _plan)(traced.graph, case, NO_LIMIT_BYTES, phases, tell)
     tell("rewriting")
-    phases.timed("rewrite", generate)(traced.gm, traced.graph, found)
+    phases.timed("rewrite", generate)(traced.gm, traced.graph, found.structure.only)
     return Result(
         case=case,
         layers=layers,

@@ -73,12 +73,12 @@ def measure(case: str) -> Planned:
     with torch.device("meta"):
         inputs = tokens(128_256, int(batch), int(length), "meta")
         _, plan = plan_call(ModelCall(llama(size), (), inputs, options), find)
-    structure, estimates, order = plan.structure, plan.estimates, plan.structure.schedule
-    stages, count = len(structure.stages), order.microbatches
+    structure, estimates = plan.structure, plan.estimates
+    stages, count = len(structure.stages), structure.microbatches
     return Planned(
         time.process_time(),
-        f"{stages} stages, {order.kind} of {count}" if stages else "none",
-        structure.stages[0].structure.mesh.text if stages else structure.mesh.text,
+        f"{stages} stages, {structure.schedule} of {count}" if stages > 1 else "none",
+        structure.stages[0].mesh.text,
         estimates.step_ns / 1e9,
         estimates.mfu_ppm,
         estimates.memory.total,

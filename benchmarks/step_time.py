@@ -130,19 +130,18 @@ def time_rounds(found: list[Contender], rounds: int) -> dict[str, list[float]]:
 def describe(plan: Any) -> str:
     """The mesh, how parameters are stored, and what is predicted; of a pipeline its stages."""
     predicted_ms = plan.estimates.step_ns / 1e6
-    if plan.structure.stages:
+    if plan.structure.is_pipeline:
         starts = ", ".join(stage.start or "the first" for stage in plan.structure.stages)
-        made = plan.structure.schedule
-        order = f"{made.kind} of {made.microbatches}"
+        order = f"{plan.structure.schedule} of {plan.structure.microbatches}"
         return f"stages begin with {starts}; {order}; predicted {predicted_ms:.0f} ms"
     counts: dict[str, int] = {}
     for param in plan.structure.params.values():
         counts[param.storage] = counts.get(param.storage, 0) + 1
     stored = ", ".join(f"{n} {storage}" for storage, n in sorted(counts.items()))
-    mesh = str(plan.structure.mesh)
+    mesh = plan.structure.mesh_text
     sent = ", ".join(
         f"{total.count} {total.kind} {total.phase} ({total.num_bytes / 2**20:.2f} MiB)"
-        for total in plan.estimates.collectives
+        for total in plan.estimates.stages[0].collectives
     )
     return f"mesh {mesh}; stored {stored}; {sent}; predicted {predicted_ms:.0f} ms"
 

@@ -110,8 +110,8 @@ def measured(program: Program, graph: Graph, plan: Plan, granule: int = 1) -> tu
 def _measured(
     program: Program, graph: Graph, plan: Plan, sums: Sequence[Sum], granule: int
 ) -> tuple[int, int]:
-    layout = parse_layout(graph, plan.structure)
-    mesh = plan.structure.mesh
+    layout = parse_layout(graph, plan.structure.only)
+    mesh = plan.structure.only.mesh
     names = {name: name for name in mesh.names}
     bound = bind(program, names, mesh, (0,) * len(mesh.axes), META)
     given = _given(graph, layout)
@@ -152,12 +152,12 @@ def peak_bytes(traced: Traced, plan: Plan, granule: int = 1) -> int:
     """What rank 0 holds at the fullest moment of a step: what is there all the time, as a loop that
     accumulates has it, and what the graphs hold beside that while they run."""
     graph, memory = traced.graph, plan.estimates.memory
-    layout = parse_layout(graph, plan.structure)
+    layout = parse_layout(graph, plan.structure.only)
     given = sum(
         rounded(layout.held_bytes(Ref(node.index), layout.made(Ref(node.index))), granule)
         for node in graph.with_role(Role.INPUT, Role.BUFFER)
     )
-    program = generate(traced.gm, graph, plan)
+    program = generate(traced.gm, graph, plan.structure.only)
     steady = memory.params + memory.gradients + memory.optimizer
     return steady + given + max(measured(program, graph, plan, granule))
 

@@ -17,13 +17,16 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.codegen.messages import MEMBERS
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
+from autopar.driver.writing import Proof, write_plan
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import BUCKET_BYTES, Cluster, Mesh
-from autopar.ir.problem import FORBIDDEN, Problem
-from autopar.plans.decisions import make_structure
+from autopar.ir.problem import FORBIDDEN, Problem, Solution
+from autopar.plans.decisions import make_stage
+from autopar.plans.estimates import StageEstimates, of_one_stage
 from autopar.plans.options import Options
-from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
-from autopar.plans.request import ask
+from autopar.plans.plan import Plan
+from autopar.plans.request import PlanRequest, ask
+from autopar.plans.structure import Stage
 from autopar.runtime.program.symbols import permute
 from autopar.solver import solve
 
@@ -78,13 +81,18 @@ def plan_for(
     problem = pinned(price(request), pins or {})
     solution = solve(problem)
     assert solution.choice, solution.status
-    structure = make_structure(request, problem, solution)
-    return Plan(
-        SCHEMA_VERSION,
-        structure,
-        account(request, structure).estimates,
-        Provenance("", "", "", "optimal", solution.objective, solution.bound, 0),
-    )
+    stage = make_stage(request, problem, solution)
+    return as_planned(request, stage, account(request, stage).estimates, solution)
+
+
+def as_planned(
+    request: PlanRequest, stage: Stage, estimates: StageEstimates, solution: Solution | None = None
+) -> Plan:
+    """The plan of what is known of one stage."""
+    found = ("", 0, 0) if solution is None else ("", solution.objective, solution.bound)
+    proof = Proof(found[0], "optimal", *found[1:], 0, (), ())
+    where = request.graph, request.cluster, request.options
+    return write_plan(*where, [stage], of_one_stage(estimates), proof)
 
 
 def collectives(gm: fx.GraphModule | None) -> Counter[tuple[str, str]]:

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
-from autopar.plans.plan import Structure
+from autopar.plans.structure import Structure
 from autopar.runtime.program.program import Program
 from autopar.runtime.simulator import spmd
 from tests.planned import kind_of
@@ -41,7 +41,7 @@ def observed(
     tensors: Mapping[str, Tensor],
 ) -> Step:
     """The collectives of a step on `mesh` whose losses have tangent 1."""
-    step = spmd.RankStep(mesh, graph, structure, 0.0, program.detached_shardings)
+    step = spmd.RankStep(mesh, graph, structure.only, 0.0, program.detached_shardings)
     given = step.split(program.forward_inputs, tensors)
     forward = _sent(program.forward, mesh, given)
     results = spmd.run(program.forward, mesh, step.split(program.forward_inputs, tensors))

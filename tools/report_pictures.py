@@ -47,7 +47,7 @@ def main() -> None:
             driver.get(page.as_uri())
             screenshot(driver, IMAGES / f"report-{name}.png", _span(driver, first, last))
         look(driver, 1000, 560)
-        with perfetto(driver, chrome_trace(plan)):
+        with perfetto(driver, chrome_trace(plan.stages[0])):
             show_tracks(driver)
             time.sleep(10)  # the viewer draws when it has nothing else to do
             driver.save_screenshot(str(IMAGES / "report-trace.png"))

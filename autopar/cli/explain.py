@@ -64,7 +64,7 @@ def explain(
 
     plan = Plan.load(file)
     is_target = target is None and _TARGET.fullmatch(name or "") is not None
-    if is_target and not any(knows(each, name or "") for each in plan.stages or (plan,)):
+    if is_target and not any(knows(each, name or "") for each in plan.stages):
         name, target = None, name
     if target is not None:
         check_one_stage(plan)

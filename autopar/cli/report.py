@@ -29,13 +29,14 @@ def report(
     if output is None and trace_file is None:
         raise click.UsageError("say what to write: -o PAGE, --trace TRACE, or both")
     plan = Plan.load(file)
+    own = None
     if stage is not None or trace_file is not None:
-        plan = stage_of(plan, stage, "a trace")
+        own = stage_of(plan, stage, "a trace")
     if output is not None:
         from autopar.report.html.page import html
 
-        write_page(output, html(plan))
-    if trace_file is not None:
+        write_page(output, html(plan, stage))
+    if trace_file is not None and own is not None:
         from autopar.report.trace import chrome_trace
 
-        write_page(trace_file, chrome_trace(plan))
+        write_page(trace_file, chrome_trace(own))

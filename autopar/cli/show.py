@@ -14,8 +14,6 @@ from autopar.cli.terminal import Output, page_options, print_content, stage_opti
 def show(file: str, stage: int | None, how: Output) -> None:
     """Print what the plan in FILE decided, and what a step is predicted to cost."""
     from autopar.plans.plan import Plan
-    from autopar.report.shown import page_of, shown, stage_of
+    from autopar.report.shown import page_of, shown
 
-    plan = Plan.load(file)
-    content = shown(plan if stage is None else stage_of(plan, stage))
-    print_content(content, page_of, how)
+    print_content(shown(Plan.load(file), stage), page_of, how)

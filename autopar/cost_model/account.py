@@ -39,20 +39,20 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import times
 from autopar.ir.offloading import copied_in
 from autopar.ir.uses import Group, groups, is_saved
-from autopar.plans.estimates import CollectiveTotal, Estimates, OpTotal
+from autopar.plans.estimates import CollectiveTotal, OpTotal, StageEstimates
 from autopar.plans.fitting import Bill
 from autopar.plans.host_copies import COPIES, copy_key
 from autopar.plans.layout import Layout
 from autopar.plans.matching import general
 from autopar.plans.order import order
-from autopar.plans.plan import Structure
 from autopar.plans.request import PlanRequest
 from autopar.plans.streaming import copies_of
+from autopar.plans.structure import Stage
 from autopar.rules.work import flops
 
 
 @collection_paused()
-def account(request: PlanRequest, structure: Structure) -> Bill:
+def account(request: PlanRequest, structure: Stage) -> Bill:
     """Time and memory of one step on each device under `structure`, node by node.
 
     PlanMismatchError if the decisions do not fit the graph or a tensor never reaches the state a
@@ -70,7 +70,7 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
     launched_ns = sum(each.times * move.host_ns for each in sends for move in each.steps)
     (tokens, samples), turns = rate_unit(graph), graph.turns
     on_host = host_memory(layout, request, (scheduled.before or scheduled).carried)
-    estimates = Estimates(
+    estimates = StageEstimates(
         step_ns=played.end_ns,
         compute_ns=turns * sum(compute.values()),
         communication_ns=communication_ns,

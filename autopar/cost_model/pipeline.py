@@ -15,15 +15,15 @@ from autopar.plans.estimates import (
     Estimates,
     HostMemory,
     Memory,
-    MemoryCurve,
     Shared,
+    StageEstimates,
 )
 from autopar.plans.pipelines import play_pipeline
 
 
 def add_up(
     table: ActionTable,
-    stages: Sequence[Estimates],
+    stages: Sequence[StageEstimates],
     devices: Sequence[int],
     sends: Sequence[Delay],
     shared: Sequence[Shared],
@@ -37,7 +37,6 @@ def add_up(
     step_ns = played.step_ns
     rank = played.busy_ns.index(max(played.busy_ns))
     own = [stages[s] for s, at in table.ranks.items() if at == rank]
-    first = own[0]
     total = {name: sum(getattr(each, name) for each in own) for name in _ADDED}
     total["exposed_host_ns"] += sum(stages[a.stage].turn.action_ns for a in table.rows[rank])
     shared_ns = played.shared_ns[rank]
@@ -49,9 +48,9 @@ def add_up(
     everywhere = sum({at: devices[s] for s, at in table.ranks.items()}.values())
     tokens = max(each.tokens for each in stages)
     on_host = _on_host(table, stages, cluster)
-    return msgspec.structs.replace(
-        first,
+    return Estimates(
         **total,
+        memory_limit=own[0].memory_limit,
         step_ns=step_ns,
         bubble_ns=step_ns - played.busy_ns[rank] - shared_ns,
         cluster=cluster_rates(cluster),
@@ -67,19 +66,10 @@ def add_up(
         delays=tuple(sends),
         shared=tuple(shared),
         devices=tuple(held),
-        ops={},
-        sends={},
-        hidden={},
-        collectives=(),
-        order=(),
-        order_before=(),
-        turns_before=0,
-        memory_curve=MemoryCurve(),
-        peak_holders=(),
     )
 
 
-def _on_host(table: ActionTable, stages: Sequence[Estimates], cluster: Cluster) -> HostMemory:
+def _on_host(table: ActionTable, stages: Sequence[StageEstimates], cluster: Cluster) -> HostMemory:
     """What a device has on its host, of the rank that has most there: of all its stages."""
     ranks: list[HostMemory] = []
     for rank in range(len(table.rows)):

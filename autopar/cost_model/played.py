@@ -24,9 +24,9 @@ from autopar.ir.timeline import Timeline, play
 from autopar.ir.uses import Group, groups
 from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.options import Options
-from autopar.plans.plan import Structure
 from autopar.plans.request import PlanRequest
 from autopar.plans.scheduling import schedule
+from autopar.plans.structure import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class PlayedStep:
         return {**self.steps, **self.copied}
 
 
-def play_step(request: PlanRequest, structure: Structure) -> PlayedStep:
+def play_step(request: PlanRequest, structure: Stage) -> PlayedStep:
     """One step on each device under `structure`. PlanMismatchError if the decisions do not fit the
     graph or a tensor never reaches the state a use asks for."""
     cluster, mesh, options = request.cluster, request.mesh, request.options

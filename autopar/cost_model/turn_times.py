@@ -9,7 +9,7 @@ from autopar.cost_model.moves import to_ns
 from autopar.ir.mesh import Device
 from autopar.ir.schedule import Schedule, Start
 from autopar.ir.timeline import Timeline
-from autopar.plans.estimates import Estimates, TurnTimes
+from autopar.plans.estimates import StageEstimates, TurnTimes
 
 _LAUNCHES_PER_ACTION = 40
 """What a stage's action takes its host beside its ops, to find what was sent and to send what was
@@ -26,7 +26,7 @@ def arrivals(played: Timeline) -> list[int]:
     return list(accumulate(ends, max, initial=0))
 
 
-def launched_ns(estimates: Estimates, device: Device) -> int:
+def launched_ns(estimates: StageEstimates, device: Device) -> int:
     """What the launches of a step take on `device`, however little its ops do."""
     kernels = sum(op.count for op in estimates.ops.values() if op.compute_ns)
     return estimates.host_ns + kernels * to_ns(device.floor_s(0.0))

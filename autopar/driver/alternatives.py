@@ -61,7 +61,7 @@ def explain_plan(
     """
     said = progress or silent
     check_one_stage(plan)
-    found = reasons(plan, name)
+    found = reasons(plan.stages[0], name)
     described = describe_cluster(cluster_of(plan) if cluster is None else cluster, profile)
     explainer = _explainer(plan, built, described, options_of(plan, imposed), said)
     alternatives: list[Explanation] = []
@@ -101,7 +101,7 @@ def _benefits(explainer: Explainer, said: Progress) -> tuple[Benefit, ...]:
 
 
 def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
-    now, then = explainer.best.estimates, plan.estimates
+    now, then = explainer.best.estimates, plan.stages[0].estimates
     if now.modelled_ns == then.modelled_ns:
         return
     differing = [

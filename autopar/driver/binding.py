@@ -11,7 +11,7 @@ from autopar.errors import PlanMismatchError
 from autopar.ir.gradients import results_of_gradients
 from autopar.ir.graph import Graph, Role
 from autopar.ir.sharding import Sharding
-from autopar.plans.plan import Structure
+from autopar.plans.structure import Structure
 from autopar.runtime.process.stage_groups import StageGroups, make_stage_groups
 from autopar.runtime.process.world import (
     Groups,
@@ -20,7 +20,7 @@ from autopar.runtime.process.world import (
     make_groups,
     param_placements,
 )
-from autopar.runtime.program.binding import detached_places, input_pieces, make_step, runnable
+from autopar.runtime.program.binding import detached_places, make_step, runnable
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.meter import Meter
 
@@ -32,9 +32,9 @@ def make_all_groups(structure: Structure, world: World) -> AllGroups | None:
     """The process groups of a plan; None in a world of one. A collective call."""
     if world.size == 1:
         return None
-    if structure.stages:
+    if structure.is_pipeline:
         return make_stage_groups(structure.stages, world)
-    return make_groups(structure.mesh, world)
+    return make_groups(structure.only.mesh, world)
 
 
 def stored_places(structure: Structure, groups: AllGroups | None) -> dict[str, ParamPlace]:
@@ -90,20 +90,14 @@ def bound_step(
     traced = compiled.traced
     cut = frozenset(f"detached:{i}" for i, leaf in enumerate(traced.outputs) if leaf.is_cut)
     shown = {"cut": cut, "reach": results_of_gradients(traced.graph)}
-    if compiled.plan.structure.stages:
+    if compiled.plan.structure.is_pipeline:
         assert groups is None or isinstance(groups, StageGroups)
         return make_step_in_stages(compiled, groups, world, backend, meter, shown)
     assert groups is None or isinstance(groups, Groups)
-    mesh = compiled.plan.structure.mesh
+    mesh = compiled.plan.structure.only.mesh
     names: Mapping[str, str] = {} if groups is None else groups.names
     coordinate = () if groups is None else groups.coordinate
     program = bind(compiled.program, names, mesh, coordinate, world.device)
     graphs = runnable(program, backend, meter, world.meeting)
     places = detached_places(traced.graph, program, groups)
     return make_step(program, graphs, meter, places=places, **shown)
-
-
-def taken_in_pieces(graph: Graph, structure: Structure) -> frozenset[str]:
-    """The inputs that the step takes in the pieces that ranks are handed: none in a pipeline, whose
-    stages all look at whole ones."""
-    return frozenset() if structure.stages else input_pieces(graph, structure.mesh)

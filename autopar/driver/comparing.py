@@ -173,16 +173,16 @@ def simulate(
 ) -> StepResult:
     """A step of what a call was compiled to, on all ranks in this process."""
     graph, structure = compiled.traced.graph, compiled.plan.structure
-    if not structure.stages:
-        where = structure.mesh, graph, structure
+    if not structure.is_pipeline:
+        where = structure.only.mesh, graph, structure.only
         return train_step(compiled.program, *where, tensors, directions, tolerance=tolerance)
     stages = [
-        SimulatedStage(stage.structure.mesh, graph_of_stage, stage.structure, program)
+        SimulatedStage(stage.mesh, graph_of_stage, stage, program)
         for stage, graph_of_stage, program in zip(
             structure.stages, compiled.graphs, compiled.programs, strict=True
         )
     ]
-    table = structure.schedule.made(structure.num_ranks)
+    table = structure.actions
     return train_step_in_stages(stages, table, graph, tensors, directions, tolerance=tolerance)
 
 

@@ -13,7 +13,6 @@ from autopar.report.explained import explained
 from autopar.report.frontier import FrontierSummary, summarize_frontier
 from autopar.report.reasons import Reasons
 from autopar.report.shown import shown as summarize
-from autopar.report.staged_reasons import PipelineReasons
 from autopar.report.summary import Summary
 from autopar.report.verdict import Verdict, judge, parse_bounds
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FrontierSummary",
-    "PipelineReasons",
     "Reasons",
     "Summary",
     "Verdict",
@@ -43,7 +41,7 @@ def explain(
     cluster: Cluster | str | None,
     profile: Profile | str | os.PathLike[str] | None,
     progress: Callable[[str], None] | None,
-) -> Reasons | PipelineReasons:
+) -> Reasons:
     """`display.Shown.explain`."""
     if model is None:
         return explained(plan, name)

@@ -13,7 +13,6 @@ from autopar.ir.pipeline import ActionTable
 from autopar.ir.segments import segments
 from autopar.plans.options import Options
 from autopar.plans.pipeline_orders import IN_CHUNKS, STAGES_PER_RANK, has_order, make_table
-from autopar.plans.plan import PipelineSchedule
 from autopar.plans.request import Asked
 
 WORTH_REORDERING = 0.02
@@ -51,9 +50,9 @@ class PipelineShape:
         return make_table(self.schedule, self.ranks, self.microbatches, self.chunks)
 
     @property
-    def stored(self) -> PipelineSchedule:
+    def stored(self) -> str:
         """The schedule as a plan has it."""
-        return PipelineSchedule(self.schedule, self.microbatches, self.chunks, self.rows)
+        return f"{self.schedule}:{self.chunks}" if self.schedule in IN_CHUNKS else self.schedule
 
     def __str__(self) -> str:
         stages = self.table.num_stages

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
+from msgspec import structs
 
 from autopar.cluster.parts import part_of, place_parts
 from autopar.compile import Say
@@ -26,25 +26,16 @@ from autopar.driver.search import explaining
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import AskedOfRank, plan_stages
+from autopar.driver.writing import Proof, write_plan
 from autopar.errors import InfeasibleError
-from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.stages import in_stages
 from autopar.ir.units import format_ns
-from autopar.ir.version import __version__
-from autopar.plans.compatibility import describe_inputs
 from autopar.plans.estimates import Delay, Estimates, Memory
 from autopar.plans.fitting import Candidate
 from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.pipelines import play_pipeline
-from autopar.plans.plan import (
-    SCHEMA_VERSION,
-    MeshAxis,
-    Plan,
-    Provenance,
-    Stage,
-    Structure,
-)
+from autopar.plans.plan import Plan
 from autopar.plans.request import Asked, Narrowed
 
 _AS_THOUGHT = 1.1
@@ -181,41 +172,23 @@ class _Pipeline:
         # Of some stages the strategy has nothing to say.
         strategy = asked.options.strategy
         told = next(each for each in found if each.request.options.strategy == strategy).request
-        stages = tuple(
-            Stage(start, self.firsts[self.table.ranks[k]], each.structure)
+        stages = [
+            structs.replace(
+                each.structure, start=start, first_rank=self.firsts[self.table.ranks[k]]
+            )
             for k, (start, each) in enumerate(zip(starts, found, strict=True))
+        ]
+        proof = Proof(
+            solver=found[0].solution.solver,
+            status="feasible",
+            objective_ns=divided.objective_ns or estimates.step_ns,
+            bound_ns=min(divided.bound_ns, divided.objective_ns),
+            gap_ppm=divided.gap_ppm,
+            meshes_tried=(divided.mesh_text,),
+            imposed=(*told.describe_imposed(), *imposed_on(asked.options)),
         )
-        structure = Structure(
-            model=asked.graph.name,
-            fingerprint=fingerprint(asked.graph),
-            cluster=asked.cluster.name,
-            axes=(MeshAxis("stage", shape.ranks),) if shape.ranks > 1 else (),
-            optimizer=asked.options.optimizer,
-            inputs=describe_inputs(asked.graph),
-            params={},
-            ops={},
-            outputs={},
-            routes={},
-            stages=stages,
-            schedule=shape.stored,
-        )
-        return Plan(
-            SCHEMA_VERSION,
-            structure,
-            estimates,
-            Provenance(
-                autopar=__version__,
-                torch=str(torch.__version__),
-                solver=found[0].solution.solver,
-                status="feasible",
-                objective_ns=divided.objective_ns or estimates.step_ns,
-                bound_ns=min(divided.bound_ns, divided.objective_ns),
-                gap_ppm=divided.gap_ppm,
-                meshes_tried=(divided.mesh_text,),
-                imposed=(*told.describe_imposed(), *imposed_on(asked.options)),
-                options=asked.options.given,
-            ),
-        )
+        where = asked.graph, asked.cluster, asked.options
+        return write_plan(*where, stages, estimates, proof, shape.stored, shape.rows)
 
 
 def _layouts(found: Sequence[Candidate]) -> list[Layout]:

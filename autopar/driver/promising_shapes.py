@@ -61,9 +61,7 @@ class Promising:
     ) -> None:
         self.asked, self.ways, self.tried = asked, ways, tried
         self.found: list[tuple[PipelineShape, Divided]] = []
-        options = asked.options
-        is_open = options.stages is None and not options.cuts and options.table is None
-        is_open = is_open and not options.rank_meshes and not only_several
+        is_open = asked.options.is_number_of_stages_open and not only_several
         self.is_open = is_open and tried.best is None
         """Whether one stage is to be planned."""
         self.plain: Divided | None = None
@@ -195,9 +193,9 @@ class Promising:
         """In how many microbatches ranks launch what they do in a small part of the step in one
         stage that there is a plan of."""
         best, device = self.tried.best, self.asked.cluster.device
-        if best is None or best.structure.stages:
+        if best is None or best.structure.is_pipeline:
             return None
-        once_ns = launched_ns(best.estimates, device) / best.structure.schedule.microbatches
+        once_ns = launched_ns(best.estimates.stages[0], device) / best.structure.microbatches
         return _FINE * best.estimates.step_ns * ranks / max(1.0, once_ns)
 
     def _hoped_ns(self, ranks: int) -> int | None:

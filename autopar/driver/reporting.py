@@ -42,7 +42,7 @@ def report(model: nn.Module) -> RunReport:
             model=plan.structure.model,
             plan=plan.digest,
             cluster=plan.structure.cluster,
-            mesh=plan.structure.mesh.text,
+            mesh=plan.structure.mesh_text,
             source=estimates.cluster.source,
             backend=executable.backend,
             rank=runner.world.rank,

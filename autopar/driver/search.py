@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log2, prod
 
-import torch
-
 from autopar.cluster.mesh_shapes import candidate_meshes, parse_mesh
 from autopar.compile import Say
 from autopar.cost_model.account import account
@@ -18,18 +16,18 @@ from autopar.cost_model.price import limited_classes
 from autopar.driver.infeasible_subset import explain_infeasible, suited
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.shortage import explain_shortage
+from autopar.driver.writing import Proof, write_plan
 from autopar.errors import ClusterError, InfeasibleError, UnsuitedMeshError
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import Solution
 from autopar.ir.stages import is_end
 from autopar.ir.units import format_ns
 from autopar.ir.uses import groups
-from autopar.ir.version import __version__
-from autopar.plans.decisions import make_structure
-from autopar.plans.estimates import Estimates
+from autopar.plans.decisions import make_stage
+from autopar.plans.estimates import StageEstimates, of_one_stage
 from autopar.plans.fitting import Beaten, Candidate, bounded
 from autopar.plans.options import AUTO, Options
-from autopar.plans.plan import SCHEMA_VERSION, Margin, Plan, Provenance
+from autopar.plans.plan import Margin, Plan
 from autopar.plans.request import Asked, PlanRequest
 from autopar.plans.strategies import MAX_AXES
 
@@ -257,39 +255,35 @@ def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError
     return None
 
 
-def estimates_of(best: Candidate, solution: Solution) -> Estimates:
+def estimates_of(best: Candidate, solution: Solution) -> StageEstimates:
     """What another plan on the mesh of `best` takes and holds, temporaries included."""
-    structure = make_structure(best.request, best.problem, solution)
-    return account(best.request, structure).estimates
+    stage = make_stage(best.request, best.problem, solution)
+    return account(best.request, stage).estimates
 
 
 def planned(found: Survey, margin: Margin | None = None) -> Plan:
     """The plan that a search found best."""
-    best = found.best
+    best, request = found.best, found.best.request
     solution = best.solution
-    return Plan(
-        schema=SCHEMA_VERSION,
-        structure=best.structure,
-        estimates=best.estimates,
-        provenance=Provenance(
-            autopar=__version__,
-            torch=str(torch.__version__),
-            solver=solution.solver,
-            status=solution.status.value,
-            objective_ns=solution.objective,
-            bound_ns=solution.bound,
-            gap_ppm=round(solution.gap * 1e6),
-            meshes_tried=tuple(str(mesh) for mesh in found.meshes),
-            imposed=best.request.describe_imposed(),
-            options=best.request.options.given,
-            margin=margin,
-            statistics={
-                key: str(value)
-                for key, value in sorted(solution.statistics.items())
-                # A plan is the same, byte for byte, however long it took.
-                if not key.endswith("_s")
-            },
-        ),
+    proof = Proof(
+        solver=solution.solver,
+        status=solution.status.value,
+        objective_ns=solution.objective,
+        bound_ns=solution.bound,
+        gap_ppm=round(solution.gap * 1e6),
+        meshes_tried=tuple(str(mesh) for mesh in found.meshes),
+        imposed=request.describe_imposed(),
+        margin=margin,
+        statistics={
+            key: str(value)
+            for key, value in sorted(solution.statistics.items())
+            # A plan is the same, byte for byte, however long it took.
+            if not key.endswith("_s")
+        },
+    )
+    estimates = of_one_stage(best.estimates)
+    return write_plan(
+        request.graph, request.cluster, request.options, [best.structure], estimates, proof
     )
 
 

@@ -21,7 +21,7 @@ from autopar.ir.graph import Phase
 from autopar.ir.mesh import Mesh, meshes_text
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.stages import cut_at
-from autopar.plans.estimates import Delay, Estimates, Shared, TurnTimes
+from autopar.plans.estimates import Delay, Shared, StageEstimates, TurnTimes
 from autopar.plans.fitting import Beaten
 from autopar.plans.layout import parse_layout
 from autopar.plans.pipelines import play_pipeline
@@ -195,7 +195,7 @@ class SegmentDivision:
             1 - sum(busy_ns) / max(1, len(busy_ns) * max(busy_ns)),
         )
 
-    def _estimates(self, taken: Sequence[Sequence[float]]) -> Estimates:
+    def _estimates(self, taken: Sequence[Sequence[float]]) -> StageEstimates:
         """What a stage takes that has so many segments of each sort in each way."""
         base = self.plans[0].of_stages[0][0].estimates
         turns = dict.fromkeys((n for n in TurnTimes.__struct_fields__ if n != "action_ns"), 0.0)

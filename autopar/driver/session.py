@@ -23,7 +23,6 @@ from autopar.driver.binding import (
     check_stored,
     make_all_groups,
     stored_places,
-    taken_in_pieces,
 )
 from autopar.driver.comparing import check_call
 from autopar.driver.microbatching import dividing
@@ -38,15 +37,16 @@ from autopar.errors import (
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
 from autopar.ir.input_sharding import with_handed
-from autopar.ir.mesh import Cluster, meshes_text
+from autopar.ir.mesh import Cluster
 from autopar.ir.sharding import Handed, Sharding
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
 from autopar.plans.constraints import Constraint
 from autopar.plans.layout import starts_in
 from autopar.plans.options import Options
-from autopar.plans.plan import Plan, Structure
+from autopar.plans.plan import Plan
 from autopar.plans.strategies import STORAGE
+from autopar.plans.structure import Structure
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.module import params
 from autopar.runtime.module.made import Executable, Signature, external_tensors
@@ -55,7 +55,7 @@ from autopar.runtime.process.digests import BATCH, digest_params, digest_values,
 from autopar.runtime.process.progress import StepProgress
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import ParamPlace, World
-from autopar.runtime.program.binding import results, row_results, sequence_results
+from autopar.runtime.program.binding import input_pieces, results, row_results, sequence_results
 from autopar.runtime.program.constants import share_constants, share_externals
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
@@ -189,7 +189,7 @@ class Builder:
         except BaseException:
             progress.close()
             raise
-        name, mesh = plan.structure.model, plan.structure.mesh.text
+        name, mesh = plan.structure.model, plan.structure.mesh_text
         progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable
 
@@ -231,7 +231,7 @@ class Builder:
     def _is_staged(self) -> bool:
         """Whether programs are, or may be, pipelines, whose stages take inputs whole."""
         first = self.family.structure or (self.request.plan and self.request.plan.structure)
-        return bool(first.stages) if first else self.request.options.is_staged
+        return first.is_pipeline if first else self.request.options.is_staged
 
     def _stored(self, traced: Traced, mark: str) -> Plan | None:
         """The plan there is for this call: one made before, or that of the user, which must be for
@@ -285,7 +285,7 @@ class Builder:
         """The mesh that other calls have, as an option."""
         if isinstance(groups, StageGroups):
             assert self.family.structure is not None
-            return meshes_text(self.family.structure.rank_meshes)
+            return self.family.structure.mesh_text
         return groups.mesh.text
 
     def _as_stored(self, traced: Traced, groups: AllGroups) -> dict[str, Sharding]:
@@ -333,7 +333,8 @@ class Builder:
             meter=meter,
             groups=groups,
             places=places,
-            pieces=taken_in_pieces(traced.graph, plan.structure),
+            # In a pipeline, whose stages all look at whole inputs, no rank is handed a piece.
+            pieces=input_pieces(traced.graph, plan.structure.stages[0].mesh),
             results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
             in_spec=traced.in_spec,
             rows=row_results(with_handed(traced.graph, _handed(signature))),
@@ -352,8 +353,7 @@ class Builder:
         models = [found for model in family.models if (found := model()) is not None]
         choices = {
             name: param.choice
-            for part in structure.parts
-            for name, param in part.params.items()
+            for name, param in structure.params.items()
             if param.residency != "external"
         }
         if family.is_first:

@@ -26,7 +26,7 @@ from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph, Role, TensorType
 from autopar.ir.microbatches import trains
 from autopar.ir.units import format_bytes
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import StageEstimates
 from autopar.plans.fitting import Candidate
 from autopar.plans.request import Asked, PlanRequest
 from autopar.report.costs import HOLDER_TITLES
@@ -112,7 +112,7 @@ def _more_host_memory(request: PlanRequest, say: Say) -> Iterator[str]:
     yield f"--memory-host {_at_least(of_node)} ({format_bytes(_on_host(found))} per device)"
 
 
-def _holders(estimates: Estimates) -> str:
+def _holders(estimates: StageEstimates) -> str:
     """What holds the peak, and the largest of each activations and temporaries."""
     parts: list[str] = []
     for holder, title in HOLDER_TITLES.items():
@@ -209,7 +209,7 @@ def _looked_for(asked: Asked) -> str:
     return f". Looked for as well: {' and '.join(found)}, and none fit" if found else ""
 
 
-def _smaller_batch(request: PlanRequest, estimates: Estimates, say: Say) -> Iterator[str]:
+def _smaller_batch(request: PlanRequest, estimates: StageEstimates, say: Say) -> Iterator[str]:
     """The largest batch, if any is found, whose leanest plan is within the limit: a part of this
     one."""
     memory, limit = estimates.memory, request.memory_limit_bytes

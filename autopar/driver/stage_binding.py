@@ -75,8 +75,8 @@ class StageBinder:
         structure = compiled.plan.structure
         self.structure, self.graph = structure, compiled.traced.graph
         self.first_ranks = tuple(stage.first_rank for stage in structure.stages)
-        self.meshes = tuple(part.mesh for part in structure.parts)
-        self.table = structure.schedule.made(structure.num_ranks)
+        self.meshes = tuple(stage.mesh for stage in structure.stages)
+        self.table = structure.actions
         self.here = tuple(
             k for k, (first, mesh) in enumerate(zip(self.first_ranks, self.meshes, strict=True))
             if first <= world.rank < first + mesh.num_devices
@@ -132,7 +132,7 @@ class StageBinder:
 
     def _ends(self) -> Iterator[tuple[tuple[StageLink, str], _End]]:
         """Where each link ends, by the link and whether it is sent or received there."""
-        pairs = zip(self.compiled.graphs, self.structure.parts, strict=True)
+        pairs = zip(self.compiled.graphs, self.structure.stages, strict=True)
         for stage, (graph, part) in enumerate(pairs):
             layout: Layout = parse_layout(graph, part)
             for node in layout.graph.nodes:
@@ -242,8 +242,8 @@ class StageBinder:
 
     @property
     def _hosted(self) -> set[str]:
-        parts = self.structure.parts
-        return {n for part in parts for n, param in part.params.items() if param.choice.hosted}
+        params = self.structure.params
+        return {name for name, param in params.items() if param.choice.hosted}
 
     def _leaving(
         self, name: str, tensor: TensorType, source: int | None, *, hosted: bool = False

@@ -18,7 +18,6 @@ from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import explaining, meshes_of, survey
 from autopar.errors import InfeasibleError, UnsuitedMeshError
 from autopar.ir.choices import ParamChoice
-from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Role
 from autopar.ir.pipeline import ActionTable, Waiting
 from autopar.ir.residency import can_be_hosted
@@ -26,9 +25,9 @@ from autopar.ir.stages import RECEIVE, SEND, is_end
 from autopar.plans.estimates import Memory
 from autopar.plans.fitting import Candidate
 from autopar.plans.matching import general, matches
-from autopar.plans.plan import Structure
 from autopar.plans.request import Asked, Narrowed, with_host_share
 from autopar.plans.strategies import expand_strategy
+from autopar.plans.structure import Stage
 
 _LEVELS = 4
 """For how many numbers of microbatches in flight stages are planned that are equal but for that:
@@ -265,7 +264,7 @@ def _settled(
             yield node.key, (ends[other, node.target, mesh],)
 
 
-def _laid_out(graph: Graph, structure: Structure, mesh: str) -> dict[_End, str]:
+def _laid_out(graph: Graph, structure: Stage, mesh: str) -> dict[_End, str]:
     """How what a stage sends and is sent is laid out."""
     ends = filter(is_end, graph.nodes)
     return {(node.op, node.target, mesh): structure.ops[node.key] for node in ends}
@@ -293,7 +292,5 @@ def _renamed(found: Candidate, graph: Graph) -> Candidate:
         for a, b in zip(own.with_role(Role.PARAM), graph.with_role(Role.PARAM), strict=True)
     }
     params = {names[name]: param for name, param in found.structure.params.items()}
-    structure = msgspec.structs.replace(
-        found.structure, params=params, fingerprint=fingerprint(graph)
-    )
+    structure = msgspec.structs.replace(found.structure, params=params)
     return replace(found, request=replace(found.request, graph=graph), structure=structure)

@@ -7,7 +7,7 @@ other order, no edit by hand gets through.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -42,11 +42,13 @@ class Wire:
     """How the content of a file differs from its value.
 
     Objects and lists down to `depth` have a line per entry, those below are in one line (None: all
-    have lines). `pack` makes of what the value decodes to what is written, `unpack` the inverse;
+    have lines); the entries of a list under a name in `nested` as if they stood where the list is
+    named. `pack` makes of what the value decodes to what is written, `unpack` the inverse;
     the latter is handed whatever was in a file, and raises ValueError if it cannot be.
     """
 
     depth: int | None = None
+    nested: frozenset[str] = frozenset()
     pack: Callable[[Any], Any] = _as_it_is
     unpack: Callable[[Any], Any] = _as_it_is
 
@@ -67,7 +69,7 @@ class Format(Generic[NounT]):
 
     def encode(self, value: NounT) -> bytes:
         """Canonical JSON: sorted keys, two-space indent, a final newline."""
-        return written(self.wire.pack(msgspec.to_builtins(value)), self.wire.depth)
+        return self._written(self.wire.pack(msgspec.to_builtins(value)))
 
     def decode(self, data: bytes, source: str) -> NounT:
         """The inverse of `encode`; an error that names `source` and the place on anything else."""
@@ -83,7 +85,7 @@ class Format(Generic[NounT]):
                     f"{source}: schema version {version}, this autopar reads {self.schema}; "
                     f"{self.remake} with this version{newer}"
                 )
-            if written(content, self.wire.depth) != data:
+            if self._written(content) != data:
                 raise self.error(self._not_canonical(source))
             value = msgspec.convert(self.wire.unpack(content), self.kind)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -95,6 +97,9 @@ class Format(Generic[NounT]):
         except ValueError as error:
             raise self.error(f"{source}: {error}") from None
         return value
+
+    def _written(self, content: Any) -> bytes:
+        return written(content, self.wire.depth, self.wire.nested)
 
     def _not_canonical(self, source: str) -> str:
         return (
@@ -134,15 +139,16 @@ def _version(content: Any) -> int:
     return version
 
 
-def written(content: Any, depth: int | None) -> bytes:
-    """Canonical JSON of what JSON can hold; `depth` as in `Wire`."""
+def written(content: Any, depth: int | None, nested: Collection[str] = ()) -> bytes:
+    """Canonical JSON of what JSON can hold; `depth` and `nested` as in `Wire`."""
     raw = msgspec.json.encode(content, order="sorted")
     if depth is None:
         return msgspec.json.format(raw, indent=2) + b"\n"
-    return b"".join(_lines(raw, depth, b"\n")) + b"\n"
+    names = {msgspec.json.encode(name) + b": " for name in nested}
+    return b"".join(_lines(raw, depth, b"\n", names)) + b"\n"
 
 
-def _lines(raw: bytes, depth: int, newline: bytes) -> Iterator[bytes]:
+def _lines(raw: bytes, depth: int, newline: bytes, nested: Collection[bytes]) -> Iterator[bytes]:
     """`raw`, compact JSON, laid out as `Wire` says."""
     if depth == 0 or raw[:1] not in (b"{", b"[") or raw in (b"{}", b"[]"):
         yield msgspec.json.format(raw, indent=0)
@@ -158,6 +164,8 @@ def _lines(raw: bytes, depth: int, newline: bytes) -> Iterator[bytes]:
     before = b"{" if is_object else b"["
     for key, value in entries:
         yield before + within + key
-        yield from _lines(bytes(value), depth - 1, within)
+        is_nested = key in nested and bytes(value)[:1] == b"["
+        deeper = depth + 1 if is_nested else depth - 1
+        yield from _lines(bytes(value), deeper, within, nested)
         before = b","
     yield newline + (b"}" if is_object else b"]")

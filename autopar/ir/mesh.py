@@ -268,7 +268,7 @@ class Mesh:
     @property
     def text(self) -> str:
         """`dp=2,tp=4`, as `mesh_shapes.parse_mesh` reads it; 1 for a mesh without axes."""
-        return str(self) or "1"
+        return str(self) or NO_AXES
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -304,6 +304,9 @@ class Mesh:
         first = rank - self.coordinate(rank)[axis] * stride
         return tuple(first + i * stride for i in range(self.sizes[axis]))
 
+
+NO_AXES = "1"
+"""The mesh of one device, as text."""
 
 MESH_OF_RANK = "/"
 """What stands between the meshes of the ranks of a pipeline, where these differ."""

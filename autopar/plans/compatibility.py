@@ -12,7 +12,8 @@ from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster
 from autopar.plans.options import Options
 from autopar.plans.pipeline_orders import IN_CHUNKS
-from autopar.plans.plan import Plan, Structure
+from autopar.plans.plan import Plan
+from autopar.plans.structure import Structure
 
 ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype name of each parameter, by its name."""
@@ -20,10 +21,11 @@ ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
 
 def check_world(structure: Structure, world_size: int) -> None:
     """PlanMismatchError if the plan is for another number of devices."""
-    wanted, mesh = structure.num_devices, structure.mesh.text
+    wanted, ranks = structure.num_devices, structure.num_ranks
     if wanted != world_size:
+        where = f"mesh {structure.mesh_text}" + f" of each of {ranks} ranks" * (ranks > 1)
         raise PlanMismatchError(
-            f"the plan is for {_count(wanted, 'device')} (mesh {mesh}), but "
+            f"the plan is for {_count(wanted, 'device')} ({where}), but "
             f"{_count(world_size, 'process')} run: start {wanted} with torchrun, or plan again for "
             f"{world_size}"
         )
@@ -44,21 +46,18 @@ def stored_options(options: Options, structure: Structure) -> Options:
     What `options` leave open, the plan decides; ArgumentError, with both, if they ask for another
     number of stages, microbatches or chunks, other cuts, another schedule, or another dtype of what
     is saved."""
-    first, order = structure.parts[0], structure.schedule
-    chunks = max(part.schedule.loss_chunks for part in structure.parts)
-    stored = replace(options.in_stages_of(structure), microbatches=order.microbatches)
-    _check_same("pipeline.stages", options.stages, len(structure.parts))
+    count, chunks = structure.microbatches, structure.loss_chunks
+    saved_dtype = structure.stages[0].saved_dtype
+    stored = replace(options.in_stages_of(structure), microbatches=count)
+    _check_same("pipeline.stages", options.stages, len(structure.stages))
     _check_same("pipeline.cuts", ", ".join(options.cuts), ", ".join(stored.cuts))
     usual = {"auto": "", **{name: f"{name}:2" for name in IN_CHUNKS}}
-    _check_same(
-        "pipeline.schedule",
-        usual.get(options.schedule, options.schedule),
-        stored.schedule if structure.stages else "",
-    )
-    _check_same("microbatches", options.microbatches, order.microbatches)
+    asked = usual.get(options.schedule, options.schedule)
+    _check_same("pipeline.schedule", asked, "\n".join(structure.table) or structure.schedule)
+    _check_same("microbatches", options.microbatches, count)
     _check_same("memory.loss_chunks", options.loss_chunks, chunks)
-    _check_same("memory.saved_dtype", options.saved_dtype, first.saved_dtype)
-    return replace(stored, loss_chunks=chunks, saved_dtype=first.saved_dtype)
+    _check_same("memory.saved_dtype", options.saved_dtype, saved_dtype)
+    return replace(stored, loss_chunks=chunks, saved_dtype=saved_dtype)
 
 
 def _check_same(name: str, asked: int | str | None, stored: int | str) -> None:
@@ -86,8 +85,8 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
     differences = _param_differences(structure, params)
     differences += _input_differences(structure, graph)
     mine = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
-    if not structure.stages:  # The ops of stages are not those of the model alone.
-        differences += _one_sided("ops", mine, structure.ops)
+    if not structure.is_pipeline:  # The ops of several are not those of the model alone.
+        differences += _one_sided("ops", mine, structure.only.ops)
     if not differences:
         differences = [
             f"the same ops are joined otherwise (fingerprint {structure.fingerprint} in the plan, "
@@ -133,8 +132,7 @@ def _param_differences(
     """`external` says whether `params` has those that are the script's."""
     planned = {
         name: param
-        for part in structure.parts
-        for name, param in part.params.items()
+        for name, param in structure.params.items()
         if external or param.residency != "external"
     }
     differences = _one_sided("parameters", params, planned)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from autopar.ir.choices import ParamChoice
-from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
 from autopar.ir.problem import Conflict, Problem, Solution
 from autopar.ir.units import format_bytes
 from autopar.ir.uses import SAVED
-from autopar.plans.compatibility import describe_inputs
 from autopar.plans.host_copies import pace
-from autopar.plans.plan import MeshAxis, Param, PipelineSchedule, Structure
 from autopar.plans.request import PlanRequest
+from autopar.plans.structure import MeshAxis, Param, Stage
 
 
-def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -> Structure:
+def make_stage(request: PlanRequest, problem: Problem, solution: Solution) -> Stage:
     """The decisions of `solution`, which must have a choice for every node of `problem`."""
     graph, mesh = request.graph, request.mesh
     chosen = {
@@ -31,13 +29,8 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         residency = "external" if node.external else residency
         params[node.target] = Param(tensor.shape, tensor.dtype, *states, residency)
     texts = {key: str(choice) for key, choice in chosen.items()}
-    return Structure(
-        model=graph.name,
-        fingerprint=fingerprint(graph),
-        cluster=request.cluster.name,
+    return Stage(
         axes=tuple(MeshAxis(axis.name, axis.size, axis.bucket_bytes) for axis in mesh),
-        optimizer=request.options.optimizer,
-        inputs=describe_inputs(graph),
         params=params,
         ops={key: text for key, text in texts.items() if roles.get(key) is Role.OP},
         outputs={key: text for key, text in texts.items() if roles.get(key) is Role.DETACHED},
@@ -52,11 +45,9 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         replicated_unknown_ops=tuple(
             sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})
         ),
-        schedule=PipelineSchedule(
-            microbatches=request.microbatches,
-            loss_chunks=request.loss_chunks,
-            is_split=request.is_split,
-        ),
+        microbatches=request.microbatches,
+        loss_chunks=request.loss_chunks,
+        is_split=request.is_split,
     )
 
 

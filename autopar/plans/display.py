@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from autopar.plans.frontier import Frontier
     from autopar.plans.plan import Plan
     from autopar.report.frontier import FrontierSummary
-    from autopar.report.pipeline import PipelineSummary
     from autopar.report.reasons import Reasons
-    from autopar.report.staged_reasons import PipelineReasons
     from autopar.report.summary import Summary
     from autopar.report.verdict import Verdict
 
@@ -37,7 +35,7 @@ class Shown:
 
     __slots__ = ()
 
-    def summary(self) -> Summary | PipelineSummary:
+    def summary(self) -> Summary:
         """What the plan decided and what it costs, as values; printed, it is the page of `autopar
         show`."""
         return _pages().summarize(_plan(self))
@@ -51,7 +49,7 @@ class Shown:
         cluster: Any = None,
         profile: Any = None,
         progress: Callable[[str], None] | None = None,
-    ) -> Reasons | PipelineReasons:
+    ) -> Reasons:
         """Why a parameter, a module or an op (by its key) is as it is, or all of the plan; printed,
         it is the page of `autopar explain`.
 

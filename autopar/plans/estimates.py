@@ -190,28 +190,18 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_bytes: Count
 
 
-class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Figures(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
     """What a step is predicted to take on each device: forward and backward, what they send, and
     the optimizer; `flops` is what all devices compute together.
 
     Communication is exposed where the device waits for it, and hidden where it computes meanwhile;
     a step takes its compute, exposed communication, optimizer, bubble, and what the device waits
-    for its host (`exposed_host_ns`), which launches all in `host_ns`. `hidden` says what could be
-    hidden in each window (`cost_model.windows`), `contention` how much device and links of each
-    axis slow each other down, in thousandths. `tokens` are those of a step, 0 where inputs are no
-    sequences of tokens: then `samples` are told (`cost_model.rates`; 0 in older files). `mfu_ppm`
-    is the share of the devices' peak FLOP/s. `sends` has the collectives by the key of the tensor
-    they redistribute, or of the op that sends; `collectives`
-    adds them up. `memory_curve` says what is held over time, `peak_holders` the largest of what is
-    held at the peak. `order` is that of the step; in microbatches that of the last turn, behind
-    `turns_before` in `order_before`. `host_bytes` is what each device has in its host's memory, and
-    `host_memory` says what holds it; plans of older versions do not.
-
-    `turn` says what a microbatch takes. In a pipeline `stages` has the estimates of each stage on
-    its own, `delays` what they send one another, `shared` what ranks share at the end, and
-    `devices` what a device of each rank holds for all of its stages at its fullest moment; the
-    others are those of the stage that is busiest, but for `step_ns`, `bubble_ns`, `flops` and what
-    follows from them, and `memory`, that of the fullest device."""
+    for its host (`exposed_host_ns`), which launches all in `host_ns`. `tokens` are those of a step,
+    0 where inputs are no sequences of tokens: then `samples` are told (`cost_model.rates`).
+    `mfu_ppm` is the share of the devices' peak FLOP/s. `host_bytes` is what each device has in its
+    host's memory, and `host_memory` says what holds it."""
 
     step_ns: Count
     compute_ns: Count
@@ -220,43 +210,23 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     flops: Count
     memory: Memory
     memory_limit: Count
-    collectives: tuple[CollectiveTotal, ...]
-    ops: dict[str, OpTotal]
     exposed_communication_ns: Count
     hidden_communication_ns: Count
     host_ns: Count
     exposed_host_ns: Count
-    hidden: dict[str, Count]
-    contention: dict[str, Count]
     bubble_ns: Count
     tokens: Count
     tokens_per_s: Count
     mfu_ppm: Count
     cluster: ClusterRates
-    sends: dict[str, tuple[CollectiveTotal, ...]]
-    order: tuple[Run, ...]
-    memory_curve: MemoryCurve
-    peak_holders: tuple[Held, ...]
-    order_before: tuple[Run, ...] = ()
-    turns_before: Count = 0
     host_bytes: Count = 0
     host_memory: HostMemory = NOTHING_ON_HOST
     samples: Count = 0
-    turn: TurnTimes = TurnTimes()
-    stages: tuple[Estimates, ...] = ()
-    delays: tuple[Delay, ...] = ()
-    shared: tuple[Shared, ...] = ()
-    devices: tuple[Memory, ...] = ()
 
     @property
     def samples_per_s(self) -> int:
         """0 where tokens are told, and where a plan says nothing of samples."""
         return self.samples * 10**9 // self.step_ns if self.step_ns else 0
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """The order of all turns."""
-        return self.turns_before * self.order_before + self.order
 
     @property
     def waits_above_all(self) -> bool:
@@ -268,8 +238,58 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         """A step in which nothing that the device and its links do is hidden."""
         return self.compute_ns + self.communication_ns + self.optimizer_ns
 
+
+class StageEstimates(
+    Figures, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """What a stage takes on its own.
+
+    `hidden` says what could be hidden in each window (`cost_model.windows`), `contention` how much
+    device and links of each axis slow each other down, in thousandths. `sends` has the collectives
+    by the key of the tensor they redistribute, or of the op that sends; `collectives` adds them up.
+    `memory_curve` says what is held over time, `peak_holders` the largest of what is held at the
+    peak. `order` is that of the step; in microbatches that of the last one, behind `turns_before`
+    in `order_before`. `turn` says what a microbatch takes."""
+
+    collectives: tuple[CollectiveTotal, ...]
+    ops: dict[str, OpTotal]
+    hidden: dict[str, Count]
+    contention: dict[str, Count]
+    sends: dict[str, tuple[CollectiveTotal, ...]]
+    order: tuple[Run, ...]
+    memory_curve: MemoryCurve
+    peak_holders: tuple[Held, ...]
+    order_before: tuple[Run, ...] = ()
+    turns_before: Count = 0
+    turn: TurnTimes = TurnTimes()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The order of all turns."""
+        return self.turns_before * self.order_before + self.order
+
     @property
     def modelled_ns(self) -> int:
         """A step in which each window takes as long as its busiest resource: what the solver makes
         least of."""
         return self.added_up_ns + self.host_ns - sum(self.hidden.values())
+
+
+class Estimates(Figures, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What a step is predicted to take: the times are those of the rank that is busiest, of all its
+    stages together, the memory that of the fullest device.
+
+    `stages` has each stage on its own, `delays` what they send one another, `shared` what ranks
+    share at the end, and `devices` what a device of each rank holds for all of its stages at its
+    fullest moment."""
+
+    stages: tuple[StageEstimates, ...] = ()
+    delays: tuple[Delay, ...] = ()
+    shared: tuple[Shared, ...] = ()
+    devices: tuple[Memory, ...] = ()
+
+
+def of_one_stage(stage: StageEstimates) -> Estimates:
+    """The estimates of a plan that has one stage, on one rank."""
+    figures = {name: getattr(stage, name) for name in Figures.__struct_fields__}
+    return Estimates(**figures, stages=(stage,))

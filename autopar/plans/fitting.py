@@ -14,9 +14,9 @@ from autopar.ir.moments import ON_HOST, Moment
 from autopar.ir.problem import Basis, Conflict, Problem, Solution, Status
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.decisions import describe_conflict
-from autopar.plans.estimates import Estimates, TurnMemory
-from autopar.plans.plan import Structure
+from autopar.plans.estimates import StageEstimates, TurnMemory
 from autopar.plans.request import PlanRequest
+from autopar.plans.structure import Stage
 
 MAX_ROUNDS = 10
 """How many plans are made within a limit, each with more that counts than the one before."""
@@ -30,7 +30,7 @@ class Bill:
     """What a plan costs, and holds in each part of a microbatch. `fullest` has, per window, the
     moment at which most is held and how many bytes that is, most first."""
 
-    estimates: Estimates
+    estimates: StageEstimates
     turn_memory: TurnMemory
     fullest: tuple[tuple[Moment, int], ...]
 
@@ -42,8 +42,8 @@ class Candidate:
 
     request: PlanRequest
     problem: Problem
-    structure: Structure
-    estimates: Estimates
+    structure: Stage
+    estimates: StageEstimates
     turn_memory: TurnMemory
     solution: Solution
     is_tight: bool = False
@@ -82,7 +82,7 @@ class Fitting:
     rows: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
     bound: int = 0
     basis: Basis | None = None
-    estimates: Estimates | None = None
+    estimates: StageEstimates | None = None
     is_leanest: bool = False
     """Whether no more is set aside than some plan leaves."""
     is_known: bool = False

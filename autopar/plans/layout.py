@@ -19,8 +19,8 @@ from autopar.ir.residency import Streamed, can_be_hosted, streamed
 from autopar.ir.sharding import Sharding
 from autopar.ir.stages import cut_at, first_ops, in_stages
 from autopar.ir.uses import Group, Use, root_key, root_of
-from autopar.plans.plan import Structure
 from autopar.plans.rounded import step_with
+from autopar.plans.structure import Stage, Structure
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """The shardings of a node's inputs and of its outputs."""
@@ -167,12 +167,13 @@ def _check_hosted(graph: Graph, names: Collection[str]) -> None:
 
 
 def stage_graphs(graph: Graph, structure: Structure) -> tuple[Graph, ...]:
-    """The graphs of the stages of a pipeline, in microbatches; `graph` itself where there are
-    none."""
-    if not structure.stages:
+    """The graphs of the stages of a pipeline, in microbatches; `graph` itself where there is
+    one."""
+    starts = [stage.start for stage in structure.stages[1:]]
+    if not starts:
         return (graph,)
-    turns = in_microbatches(graph, structure.schedule.microbatches)
-    return in_stages(turns, [cut_at(turns, stage.start) for stage in structure.stages[1:]])
+    turns = in_microbatches(graph, structure.microbatches)
+    return in_stages(turns, [cut_at(turns, start) for start in starts])
 
 
 def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
@@ -182,7 +183,7 @@ def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
     known, earlier = first_ops(graph), set[str]()
     found: list[str] = []
     for number, stage in enumerate(structure.stages):
-        own = stage.structure.params.keys() - earlier
+        own = stage.params.keys() - earlier
         earlier |= own
         if number and stage.start in known:
             found.append(stage.start)
@@ -207,32 +208,31 @@ def _readers(graph: Graph, params: Collection[str]) -> Iterator[str]:
             yield node.module
 
 
-def parse_layout(graph: Graph, structure: Structure) -> Layout:
-    """The decisions of `structure` for `graph`, its losses in chunks, in microbatches, with what
+def parse_layout(graph: Graph, stage: Stage) -> Layout:
+    """The decisions of `stage` for `graph`, its losses in chunks, in microbatches, with what
     backward makes again and what is rounded for it. LossChunksError where no loss can be in chunks;
     ValueError on text that says none, or where something cannot be made again, or not be offloaded;
     PlanMismatchError where a parameter cannot live on the host."""
-    chunked = in_loss_chunks(graph, structure.schedule.loss_chunks)
-    turns = in_microbatches(chunked, structure.schedule.microbatches)
-    is_split = structure.schedule.is_split
-    step = step_with(turns, structure.again, structure.saved_dtype, is_split=is_split)
-    mesh = structure.mesh
-    params = {name: param.choice for name, param in structure.params.items()}
+    chunked = in_loss_chunks(graph, stage.loss_chunks)
+    turns = in_microbatches(chunked, stage.microbatches)
+    is_split = stage.is_split
+    step = step_with(turns, stage.again, stage.saved_dtype, is_split=is_split)
+    mesh = stage.mesh
+    params = {name: param.choice for name, param in stage.params.items()}
     nodes = step.with_role(Role.PARAM)
     hosted = [n.target for n in nodes if n.target in params and params[n.target].hosted]
     _check_hosted(step, hosted)
     return Layout(
         step,
         mesh,
-        ops={key: Choice.parse(text) for key, text in structure.ops.items()},
+        ops={key: Choice.parse(text) for key, text in stage.ops.items()},
         params=params,
-        outputs={key: Sharding.parse(text) for key, text in structure.outputs.items()},
-        saved={key: Sharding.parse(text) for key, text in structure.saved.items()},
+        outputs={key: Sharding.parse(text) for key, text in stage.outputs.items()},
+        saved={key: Sharding.parse(text) for key, text in stage.saved.items()},
         routes={
-            key: tuple(Move.parse(text) for text in steps)
-            for key, steps in structure.routes.items()
+            key: tuple(Move.parse(text) for text in steps) for key, steps in stage.routes.items()
         },
-        away=offloaded(step, mesh, structure.offloaded),
-        reload_pace=structure.reload_pace,
+        away=offloaded(step, mesh, stage.offloaded),
+        reload_pace=stage.reload_pace,
         streamed=streamed(step, mesh, hosted),
     )

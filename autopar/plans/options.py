@@ -15,8 +15,8 @@ from autopar.plans.constraints import (
 )
 from autopar.plans.matching import matches
 from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES
-from autopar.plans.plan import SavedDtype, Structure
 from autopar.plans.plan_options import PlanOptions
+from autopar.plans.structure import SavedDtype, Structure
 
 BACKENDS = ("eager", "inductor")
 """What runs a rank's graphs: op by op, or compiled."""
@@ -132,6 +132,13 @@ class Options:
         """Whether the plan may be a pipeline."""
         return self.stages != 1 or bool(self.cuts)
 
+    @property
+    def is_number_of_stages_open(self) -> bool:
+        """Whether there may be one stage, or as many as are best."""
+        return self.stages is None and not (
+            self.cuts or self.rank_meshes or is_table(self.schedule)
+        )
+
     def fuses(self, device: Device) -> bool:
         """Whether chains of pointwise ops are one kernel on `device`."""
         return (self.backend or default_backend(device.kind)) == "inductor"
@@ -159,12 +166,9 @@ class Options:
         """The same for another call of a model whose parameters lie as the stages of `structure`,
         the plan of an earlier one, have them; in one stage if it has one. Where nobody asked for
         stages, nobody said how many microbatches they have."""
-        if not structure.stages:
-            return replace(self, stages=1, cuts=(), schedule="auto", stages_if_needed=False)
-        made = structure.schedule
-        schedule = "\n".join(made.table) or made.name
+        schedule = "\n".join(structure.table) or structure.schedule
         cuts = tuple(stage.start for stage in structure.stages[1:])
-        count = None if self.stages_if_needed else self.microbatches
+        count = None if self.stages_if_needed and cuts else self.microbatches
         return replace(
             self, stages=len(structure.stages), cuts=cuts, schedule=schedule, microbatches=count,
             stages_if_needed=False,

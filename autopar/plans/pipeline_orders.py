@@ -31,6 +31,9 @@ from functools import lru_cache
 from autopar.errors import StageError
 from autopar.ir.pipeline import Action, ActionTable, Pass
 
+ONE_AFTER_THE_OTHER = "1f1b"
+"""The schedule of one stage: forward and backward of each microbatch."""
+
 F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
 
 
@@ -47,6 +50,14 @@ def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Act
     table = SCHEDULES[name](ranks, microbatches, chunks)
     table.check()
     return table
+
+
+def made_table(schedule: str, ranks: int, microbatches: int) -> ActionTable:
+    """The same of a schedule with its stages per rank: `interleaved:2`."""
+    name, _, chunks = schedule.partition(":")
+    if chunks and not (chunks.isascii() and chunks.isdecimal()):
+        raise StageError(f"schedule {schedule!r} is none")
+    return make_table(name, ranks, microbatches, int(chunks or 1))
 
 
 def has_order(name: str, ranks: int, microbatches: int) -> bool:

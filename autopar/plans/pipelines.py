@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, hops_in_line, play_table
-from autopar.plans.estimates import Delay, Estimates, Memory, Shared
+from autopar.plans.estimates import Delay, Estimates, Memory, Shared, StageEstimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def memory_of_devices(estimates: Estimates, table: ActionTable) -> tuple[Memory,
 
 def play_pipeline(
     table: ActionTable,
-    stages: Sequence[Estimates],
+    stages: Sequence[StageEstimates],
     sends: Sequence[Delay],
     shared: Sequence[Shared],
 ) -> PlayedPipeline:

@@ -10,175 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from math import prod
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from autopar.errors import PlanError, StageError
+from autopar.errors import PlanError
 from autopar.ir.canonical import Format, Wire
-from autopar.ir.choices import ParamChoice
-from autopar.ir.graph import itemsize
-from autopar.ir.mesh import BUCKET_BYTES, Axis, Mesh
-from autopar.ir.pipeline import ActionTable
-from autopar.ir.sharding import Sharding
 from autopar.plans.cluster_rates import Count
 from autopar.plans.display import Shown
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import Estimates, StageEstimates
 from autopar.plans.order import OPTIMIZER, Item
-from autopar.plans.pipeline_orders import IN_CHUNKS, make_table
 from autopar.plans.plan_options import PlanOptions
-from autopar.plans.wire import pack, unpack
+from autopar.plans.structure import MAX_ITEMS, Stage, Structure
+from autopar.plans.wire import SHARED_FIGURES, pack, unpack
 
-SCHEMA_VERSION = 12
-MAX_TENSOR_BYTES = 2**60
-MAX_ITEMS = 2_000_000
-"""Ops and redistributions of a step."""
-
-
-class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One axis of the mesh, slowest first, and how much its buckets hold."""
-
-    name: str
-    size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-    bucket_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_TENSOR_BYTES)] = BUCKET_BYTES
-
-
-Residency = Literal["device", "host", "external"]
-"""Whose memory holds a tensor: the device's that computes with it, or its host's; of one that is
-the script's own, the device's."""
-
-
-class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a parameter lies with its gradient and the optimizer's states (`storage`, in the memory
-    of `residency`) and what is kept of it from forward to backward (`kept`, equal to `storage` when
-    it is gathered again)."""
-
-    shape: tuple[Count, ...]
-    dtype: str
-    storage: str
-    kept: str
-    residency: Residency = "device"
-
-    @property
-    def type_text(self) -> str:
-        """`bfloat16[4096, 4096]`, as types are written elsewhere in a plan."""
-        return f"{self.dtype}{list(self.shape)}"
-
-    @property
-    def choice(self) -> ParamChoice:
-        """All of it. ValueError if what should be a sharding is none."""
-        states = Sharding.parse(self.storage), Sharding.parse(self.kept)
-        return ParamChoice(*states, int(self.residency == "host"))
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all of it, in the whole model. KeyError if the dtype is unknown."""
-        return prod(self.shape) * itemsize(self.dtype)
-
-
-class PipelineSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """In which order the ranks of a pipeline work on the microbatches of a step: by the name of a
-    schedule (`pipeline_orders`) with its stages per rank, or as the rows of a `table`; `none`
-    where there is one stage. Losses are worked on in `loss_chunks` of a rank's rows
-    (`ir.loss_chunks`). The backward of a stage comes in two parts if it `is_split`
-    (`ir.backward_parts`)."""
-
-    kind: str = "none"
-    microbatches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    chunks: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
-    table: tuple[str, ...] = ()
-    loss_chunks: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    is_split: bool = False
-
-    @property
-    def name(self) -> str:
-        """As an option has it, but for a table: `1f1b`, `interleaved:2`."""
-        return f"{self.kind}:{self.chunks}" if self.kind in IN_CHUNKS else self.kind
-
-    def made(self, ranks: int) -> ActionTable:
-        """What each of so many ranks of a pipeline does. ValueError if there is no such table."""
-        try:
-            if self.table:
-                return ActionTable.parse("\n".join(self.table))
-            return make_table(self.kind, ranks, self.microbatches, self.chunks)
-        except StageError as error:
-            raise ValueError(f"schedule: {error}") from error
-
-
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One stage of a pipeline: it begins with the module `start`, on the ranks from `first_rank`
-    on, under the decisions `structure`."""
-
-    start: str
-    first_rank: Count
-    structure: Structure
-
-
-SavedDtype = Literal["", "bfloat16", "float16"]
-"""What activations of float32 are saved in for backward, "" for what they are."""
-
-
-class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The decisions. `ops` maps a node's key to its choice (`choices`), `outputs` the key of a
-    detached output to its sharding, `routes` a group's key (`uses`) to the steps
-    "[R, P] -> [R, S(0)]" that its tensor takes, `saved` the key of an activation
-    (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `again` are
-    the keys of ops that backward makes again (`ir.again`), whose copies are among `ops`;
-    `offloaded` those of activations (`uses.root_key`) that forward hands over in the host's memory
-    (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`). What is
-    saved is rounded to `saved_dtype` (`ir.rounding`).
-
-    In a pipeline the decisions are those of the `stages`, and the mesh is the line they form."""
-
-    model: str
-    fingerprint: str
-    cluster: str
-    axes: tuple[MeshAxis, ...] = msgspec.field(name="mesh")
-    optimizer: str
-    inputs: tuple[str, ...]
-    params: dict[str, Param]
-    ops: dict[str, str]
-    outputs: dict[str, str]
-    routes: dict[str, tuple[str, ...]]
-    saved: dict[str, str] = {}
-    again: tuple[str, ...] = ()
-    offloaded: tuple[str, ...] = ()
-    reload_pace: Count = 0
-    saved_dtype: SavedDtype = ""
-    replicated_unknown_ops: tuple[str, ...] = ()
-    stages: tuple[Stage, ...] = ()
-    schedule: PipelineSchedule = PipelineSchedule()
-
-    @property
-    def parts(self) -> tuple[Structure, ...]:
-        """The decisions for each stage; itself where there is one."""
-        return tuple(stage.structure for stage in self.stages) or (self,)
-
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks a pipeline has, each of the devices of a stage."""
-        return len({stage.first_rank for stage in self.stages})
-
-    @property
-    def rank_meshes(self) -> tuple[Mesh, ...]:
-        """The mesh of each rank of a pipeline; the one there is where it is none."""
-        if not self.stages:
-            return (self.mesh,)
-        ranks = self.schedule.made(self.num_ranks).ranks
-        meshes = {ranks[k]: stage.structure.mesh for k, stage in enumerate(self.stages)}
-        return tuple(meshes[rank] for rank in sorted(meshes))
-
-    @property
-    def num_devices(self) -> int:
-        """How many devices the plan is for."""
-        stages = {stage.first_rank: stage.structure for stage in self.stages}
-        return sum(s.num_devices for s in stages.values()) or self.mesh.num_devices
-
-    @property
-    def mesh(self) -> Mesh:
-        """Where the plan lies; of a pipeline, the line of its stages."""
-        return Mesh(tuple(Axis(a.name, a.size, bucket_bytes=a.bucket_bytes) for a in self.axes))
+SCHEMA_VERSION = 13
 
 
 FRAGILE = 0.005
@@ -260,35 +107,18 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """ValueError, naming the place, if the parts do not make sense together: mesh axes,
         parameters' shapes and dtypes, shardings, stages."""
-        _check_structure(self.structure)
-        _check_timeline(self.estimates)
-        if self.structure.stages:
-            self._check_stages()
-
-    def _check_stages(self) -> None:
-        structure = self.structure
-        if len(structure.stages) * structure.schedule.microbatches > MAX_ITEMS:
-            raise ValueError(f"schedule: a step has at most {MAX_ITEMS} items")
-        table = structure.schedule.made(structure.num_ranks)
-        if len(structure.stages) != len(self.estimates.stages):
-            raise ValueError(
-                f"stages: {len(structure.stages)} are decided, {len(self.estimates.stages)} priced"
-            )
-        if table.num_stages != len(structure.stages):
-            raise ValueError(
-                f"stages: there are {len(structure.stages)}, the schedule has {table.num_stages}"
-            )
-        _check_table(structure, table)
-        if len(self.estimates.devices) not in (0, structure.num_ranks):
-            raise ValueError(f"devices: {len(self.estimates.devices)} of {structure.num_ranks}")
-        for each in self.estimates.shared:
+        structure, estimates = self.structure, self.estimates
+        structure.check()
+        decided, priced = len(structure.stages), len(estimates.stages)
+        if decided != priced:
+            raise ValueError(f"stages: {decided} are decided, {priced} priced")
+        for each in estimates.stages:
+            _check_timeline(each)
+        if len(estimates.devices) not in (0, structure.num_ranks):
+            raise ValueError(f"devices: {len(estimates.devices)} of {structure.num_ranks}")
+        for each in estimates.shared:
             if not each.ranks or max(each.ranks) >= structure.num_ranks:
                 raise ValueError(f"shared: {each.kind} of ranks {list(each.ranks)}")
-        for stage, estimates in zip(structure.stages, self.estimates.stages, strict=True):
-            if estimates.stages:
-                raise ValueError(f"stages: what begins with {stage.start!r} has stages itself")
-            _check_structure(stage.structure)
-            _check_timeline(estimates)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file atomically: whoever reads finds the old plan or the new one. PlanError if
@@ -305,6 +135,8 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
         """The JSON Schema (2020-12) of plan files of this version; the package has it as
         `plan.schema.json`. It says what fields there are: files must be canonical beside that."""
         schema = msgspec.json.schema(Plan)
+        own = schema["$defs"]["StageEstimates"]
+        own["required"] = [name for name in own["required"] if name not in SHARED_FIGURES]
         for noun in schema["$defs"].values():
             noun["description"] = " ".join(noun["description"].split())
         return {
@@ -324,52 +156,28 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
         return self.structure.num_devices
 
     @property
-    def stages(self) -> tuple[Plan, ...]:
-        """The stages of a pipeline, each as a plan of its own."""
+    def stages(self) -> tuple[StagePlan, ...]:
+        """The stages, each with what is decided and predicted of it."""
         pairs = zip(self.structure.stages, self.estimates.stages, strict=True)
-        return tuple(Plan(self.schema, s.structure, e, self.provenance) for s, e in pairs)
+        return tuple(StagePlan(self, k, *pair) for k, pair in enumerate(pairs))
 
 
-def _check_table(structure: Structure, table: ActionTable) -> None:
-    """ValueError if what ranks do is of other microbatches, ranks or parts of backward than the
-    stages are planned for."""
-    count = structure.schedule.microbatches
-    if table.microbatches != count:
-        raise ValueError(f"schedule: of {table.microbatches} microbatches, where there are {count}")
-    on: dict[int, tuple[int, tuple[int, ...]]] = {}
-    for k, stage in enumerate(structure.stages):
-        here = stage.first_rank, stage.structure.mesh.sizes
-        if on.setdefault(table.ranks[k], here) != here:
-            raise ValueError(
-                f"schedule: stage {k} is on rank {table.ranks[k]}, and not on its devices"
-            )
-        if stage.structure.schedule.is_split != table.is_split:
-            how = "two parts" if table.is_split else "one part"
-            raise ValueError(f"schedule: backward comes in {how}, and otherwise in stage {k}")
-    devices = [d for first, sizes in on.values() for d in range(first, first + prod(sizes))]
-    if sorted(devices) != [*range(len(devices))]:
-        raise ValueError("schedule: stages of different ranks are on the same devices")
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """Stage `number` of the plan `whole`: its decisions and estimates."""
+
+    whole: Plan
+    number: int
+    structure: Stage
+    estimates: StageEstimates
+
+    @property
+    def provenance(self) -> Provenance:
+        """That of the whole plan."""
+        return self.whole.provenance
 
 
-def _check_structure(structure: Structure) -> None:
-    names = [axis.name for axis in structure.axes]
-    if len(set(names)) != len(names) or len(names) > 8:
-        raise ValueError(f"mesh axes {names}: names must differ, and there are at most 8")
-    for name, param in structure.params.items():
-        try:
-            num_bytes = param.num_bytes
-        except KeyError:
-            raise ValueError(f"parameter {name}: unknown dtype {param.dtype!r}") from None
-        if num_bytes > MAX_TENSOR_BYTES:
-            raise ValueError(f"parameter {name}: shape {list(param.shape)} is not plausible")
-        for sharding in (param.choice.storage, param.choice.kept):
-            if len(sharding.placements) != len(names) or sharding.has_partial:
-                raise ValueError(f"parameter {name}: {sharding} on {len(names)} mesh axes")
-            if any(p.dim >= len(param.shape) for p in sharding):
-                raise ValueError(f"parameter {name}: {sharding}, shape {list(param.shape)}")
-
-
-def _check_timeline(estimates: Estimates) -> None:
+def _check_timeline(estimates: StageEstimates) -> None:
     curve = estimates.memory_curve
     steps = {key: len(found) for key, found in estimates.sends.items()}
     for text in {text for run in estimates.runs for text in run.items}:
@@ -383,4 +191,11 @@ def _check_timeline(estimates: Estimates) -> None:
         raise ValueError("memory_curve: its lists must be equally long")
 
 
-_FORMAT = Format(Plan, "plan", "plan again", SCHEMA_VERSION, PlanError, Wire(3, pack, unpack))
+_FORMAT = Format(
+    Plan,
+    "plan",
+    "plan again",
+    SCHEMA_VERSION,
+    PlanError,
+    Wire(3, frozenset({"stages"}), pack, unpack),
+)

@@ -34,7 +34,6 @@ from autopar.plans.options import (
     is_table,
 )
 from autopar.plans.pipeline_orders import SCHEDULES
-from autopar.plans.plan import SavedDtype
 from autopar.plans.plan_options import (
     GROUPS,
     PlanOptions,
@@ -43,6 +42,7 @@ from autopar.plans.plan_options import (
     option_fields,
     value_of,
 )
+from autopar.plans.structure import SavedDtype
 
 _MAX_TABLE_BYTES = 2**24
 """Of the file that a table of actions is in."""

@@ -43,14 +43,14 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
     memory = replace(
         given.memory,
         limit=plan.estimates.memory_limit,
-        loss_chunks=structure.schedule.loss_chunks,
-        saved_dtype=structure.saved_dtype,
+        loss_chunks=structure.loss_chunks,
+        saved_dtype=structure.stages[0].saved_dtype,
     )
     again = replace(
         given,
-        mesh=structure.mesh.text,
+        mesh=structure.mesh_text,
         optimizer=structure.optimizer,
-        microbatches=structure.schedule.microbatches,
+        microbatches=structure.microbatches,
         memory=memory,
         pipeline=PipelineOptions(stages=1),
         constraints=imposed or given.constraints,

@@ -1,4 +1,5 @@
-"""What a plan looks like in a file, beside its fields: parameters of a class share an entry.
+"""What a plan looks like in a file, beside its fields: parameters of a class share an entry, and a
+stage has no figure that is the whole plan's.
 
 This works on what JSON decodes to. Nothing is trusted: ValueError on what cannot be a plan.
 """
@@ -11,44 +12,59 @@ from typing import Any, cast
 import msgspec
 
 from autopar.ir.patterns import MAX_NAMES, compress, expand
+from autopar.plans.estimates import Figures
 from autopar.plans.matching import general
 
 Table = dict[str, Any]
 
+SHARED_FIGURES = Figures.__struct_fields__
+"""What a stage has as the whole plan, unless it says otherwise."""
+
+
+_UNTOLD: Table = {"host_bytes": 0, "host_memory": {}, "samples": 0}
+"""Figures that are left out where they are these."""
+
 
 def pack(plan: Table) -> Table:
     """`plan` with one entry for identical parameters: `layers.{0-31}.mlp.weight`."""
-    return plan | {"structure": _packed_structure(plan["structure"])}
+    structure, estimates = plan["structure"], plan["estimates"]
+    stages = [stage | {"params": _packed(stage["params"])} for stage in structure["stages"]]
+    figures = {name: estimates[name] for name in SHARED_FIGURES if name in estimates}
+    priced = [_without_shared(each, figures) for each in estimates["stages"]]
+    return plan | {
+        "structure": structure | {"stages": stages},
+        "estimates": estimates | {"stages": priced},
+    }
 
 
 def unpack(plan: Any) -> Table:
     """The inverse of `pack`."""
-    return _table(plan, "plan") | {"structure": _unpacked_structure(_table(plan, "structure"))}
+    structure, estimates = _table(plan, "structure"), _table(plan, "estimates")
+    stages = [_with_params(stage) for stage in _list(structure, "stages")]
+    figures = {name: estimates[name] for name in SHARED_FIGURES if name in estimates}
+    priced = [figures | _table(each, "stage") for each in _list(estimates, "stages")]
+    return _table(plan, "plan") | {
+        "structure": structure | {"stages": stages},
+        "estimates": estimates | {"stages": priced},
+    }
 
 
-def _packed_structure(structure: Table) -> Table:
-    stages = [s | {"structure": _packed_structure(s["structure"])} for s in structure["stages"]]
-    found = structure | {"params": _packed(structure["params"]), "stages": stages}
-    if not found["saved_dtype"]:
-        # What is seldom asked for is left out.
-        del found["saved_dtype"]
-    return found
+def _without_shared(stage: Table, figures: Table) -> Table:
+    """`stage` without what all of the plan has in the same way."""
+    own = {name: stage.get(name, _UNTOLD.get(name)) for name in figures}
+    return {n: value for n, value in stage.items() if n not in figures} | {
+        name: value for name, value in own.items() if value != figures[name]
+    }
 
 
-def _unpacked_structure(structure: Table, depth: int = 0) -> Table:
+def _with_params(stage: Any) -> Table:
     found: Table = {}
-    for text, param in _table(structure, "params").items():
+    for text, param in _table(stage, "params").items():
         for name in expand(text):
             found[name] = param
         if len(found) > MAX_NAMES:
             raise ValueError(f"more than {MAX_NAMES} parameters")
-    stages = structure.get("stages", [])
-    if not isinstance(stages, list) or (stages and depth):
-        raise ValueError("stages is no list, or has stages of its own")
-    inner = (_table(stage, "structure") for stage in cast(list[Any], stages))
-    unpacked = (_unpacked_structure(each, depth + 1) for each in inner)
-    pairs = zip(cast(list[Table], stages), unpacked, strict=True)
-    return structure | {"params": found, "stages": [s | {"structure": u} for s, u in pairs]}
+    return cast(Table, stage) | {"params": found}
 
 
 def _packed(params: Mapping[str, Any]) -> Table:
@@ -60,10 +76,17 @@ def _packed(params: Mapping[str, Any]) -> Table:
 
 
 def _table(value: Any, what: str) -> Table:
-    """The object that `value` is or has under a name."""
+    """The object that `value` is, a plan or a stage, or has under a name."""
     found: Any = value
-    if what != "plan" and isinstance(value, dict):
+    if what not in ("plan", "stage") and isinstance(value, dict):
         found = cast(Table, value).get(what)
     if not isinstance(found, dict):
         raise ValueError(f"{what} is no object")
     return cast(Table, found)
+
+
+def _list(table: Table, name: str) -> list[Any]:
+    found: Any = table.get(name)
+    if not isinstance(found, list):
+        raise ValueError(f"{name} is no list")
+    return cast(list[Any], found)

@@ -11,7 +11,7 @@ from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
 from autopar.report.costs import HOLDER_TITLES, held_by
 from autopar.report.held import HOST_LABEL, device_bytes
-from autopar.report.summary import blocks
+from autopar.report.stage_content import blocks
 
 Unit = Literal["ns", "bytes", "flops", "tokens/s", "samples/s", "ppm"]
 
@@ -87,7 +87,8 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         yield (TIME, (k, ""), name, "ns"), ns
     for name, num_bytes in holders.items():
         yield (MEMORY, (_HOLDERS.index(name), ""), name, "bytes"), num_bytes
-    for k, each in enumerate(estimates.stages):
+    several = estimates.stages if len(estimates.stages) > 1 else ()
+    for k, each in enumerate(several):
         place = (k, "")
         yield (STAGES, place, f"stage {k}, all microbatches", "ns"), each.step_ns
         yield (STAGES, place, f"stage {k}, forward of one", "ns"), each.turn.forward_ns
@@ -101,7 +102,7 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
     for (axis, kind), ns in _by_axis(estimates).items():
         name = f"{kind} on {axis}"
         yield (AXES, (0, f"{axis} {kind}"), name, "ns"), ns
-    for block in blocks(tuple(estimates.ops.values())):
+    for block in blocks([op for each in estimates.stages for op in each.ops.values()]):
         yield (BLOCKS, (0, block.module), block.module, "ns"), block.total_ns
     yield (RATES, (0, ""), "FLOPs of the model", "flops"), estimates.flops
     if estimates.samples:
@@ -113,7 +114,7 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
 
 def _by_axis(estimates: Estimates) -> dict[tuple[str, str], int]:
     sums: dict[tuple[str, str], int] = {}
-    for total in estimates.collectives:
+    for total in (total for each in estimates.stages for total in each.collectives):
         place = total.axis, total.kind
         sums[place] = sums.get(place, 0) + total.time_ns
     return sums

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from autopar.ir.graph import itemsize
-from autopar.ir.stages import RECEIVE, SEND
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
-from autopar.plans.plan import IN_STAGES, MAX_TENSOR_BYTES, Plan, Provenance
+from autopar.plans.plan import IN_STAGES, Plan, Provenance, StagePlan
+from autopar.plans.structure import MAX_TENSOR_BYTES
 from autopar.report.names import tensor_name
-from autopar.report.placed import REPLICATED, ParamGroup, parsed
+from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed
 
 LARGE_SHARE = 0.01
 """What is replicated and takes this share of the memory limit is worth a warning."""
@@ -21,21 +21,33 @@ MUCH_LONGER = 1.15
 or two layers, most of whose step is outside of layers, take up to a tenth longer."""
 
 
-def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
-    """Warnings, the gravest first."""
-    yield from cautions_of_decisions(plan, params)
-    yield from _waiting(plan)
-    yield from _played_longer(plan)
-    if not plan.provenance.is_proven:
-        yield f"not proven optimal: {doubt(plan.provenance)}"
-    yield from _fragile(plan)
+def cautions(plan: Plan) -> Iterator[str]:
+    """Warnings, the gravest first: those of stages, each once with the stages it is of, and those
+    of the whole plan."""
+    found: dict[str, list[int]] = {}
+    for stage in plan.stages:
+        for text in _of_decisions(stage):
+            found.setdefault(text, []).append(stage.number)
+    several = plan.structure.is_pipeline
+    for text, stages in found.items():
+        yield f"{stages_text(stages)}: {text}" if several else text
+    if not several:
+        yield from _waiting(plan)
+        yield from _played_longer(plan.stages[0])
+        if not plan.provenance.is_proven:
+            yield f"not proven optimal: {doubt(plan.provenance)}"
+    yield from _fragile(plan.provenance)
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """`stage 1`; `stages 0, 2`."""
+    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
 
 
 def _waiting(plan: Plan) -> Iterator[str]:
     """That a whole model in one stage waits for communication above all."""
     step_ns, waits_ns = plan.estimates.step_ns, plan.estimates.exposed_communication_ns
-    is_of_pipeline = any(op.op in (SEND, RECEIVE) for op in plan.estimates.ops.values())
-    if plan.estimates.waits_above_all and not is_of_pipeline:
+    if plan.estimates.waits_above_all:
         found = plan.provenance.statistics.get(IN_STAGES)
         yield (
             f"devices wait for communication in {format_share(waits_ns, step_ns)} of the step: "
@@ -48,10 +60,10 @@ def _waiting(plan: Plan) -> Iterator[str]:
         )
 
 
-def _played_longer(plan: Plan) -> Iterator[str]:
+def _played_longer(plan: StagePlan) -> Iterator[str]:
     """That a step in one stage, event by event, is far from what the solver made least of."""
     step_ns, modelled_ns = plan.estimates.step_ns, plan.estimates.modelled_ns
-    if not plan.structure.stages and step_ns > MUCH_LONGER * modelled_ns > 0:
+    if step_ns > MUCH_LONGER * modelled_ns > 0:
         longer = format_percent(step_ns / modelled_ns - 1)
         yield (
             f"event by event the step takes {longer} longer than as modelled "
@@ -67,7 +79,7 @@ def doubt(provenance: Provenance) -> str:
     return f"as modelled, a plan up to {gap} faster may exist"
 
 
-def cautions_of_decisions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
+def _of_decisions(plan: StagePlan) -> Iterator[str]:
     """Those that are not of how good the plan is."""
     unknown = plan.structure.replicated_unknown_ops
     if unknown:
@@ -75,11 +87,12 @@ def cautions_of_decisions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[
             f"{', '.join(unknown)}: no sharding rule, so every device computes all of it; "
             "a record in autopar/rules describes an op"
         )
-    if plan.world_size > 1 and plan.estimates.memory_limit:
-        yield from _whole(plan, params)
+    if plan.structure.num_devices > 1 and plan.estimates.memory_limit:
+        groups = param_groups(plan.structure.params, plan.structure.mesh)
+        yield from _whole(plan, groups)
 
 
-def _whole(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
+def _whole(plan: StagePlan, params: Sequence[ParamGroup]) -> Iterator[str]:
     """Large tensors that no axis shards: parameters together, and the largest that an op makes."""
     least = LARGE_SHARE * plan.estimates.memory_limit
     whole = [group for group in params if group.storage == REPLICATED]
@@ -95,7 +108,7 @@ def _whole(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
         yield f"every device makes all of {name}, {format_bytes(made[0])}"
 
 
-def _made_whole(plan: Plan) -> Iterator[tuple[int, str]]:
+def _made_whole(plan: StagePlan) -> Iterator[tuple[int, str]]:
     """(bytes, key) of what ops make on every device."""
     for key, op in sorted(plan.estimates.ops.items()):
         for text, state in op.outputs if op.count else ():
@@ -115,12 +128,12 @@ def type_bytes(text: str) -> int:
     return num_bytes if 0 <= num_bytes <= MAX_TENSOR_BYTES else 0
 
 
-def _fragile(plan: Plan) -> Iterator[str]:
+def _fragile(provenance: Provenance) -> Iterator[str]:
     """That another plan is, or may be, nearly as good as modelled."""
-    margin, is_fragile = plan.provenance.margin, plan.provenance.is_fragile
+    margin, is_fragile = provenance.margin, provenance.is_fragile
     if margin is None or is_fragile is False:
         return
-    least = max(1, plan.provenance.objective_ns)
+    least = max(1, provenance.objective_ns)
     if is_fragile and margin.step_ns is not None:
         more = 100 * (margin.step_ns - least) / least
         yield (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.ir.copies import original_key
-from autopar.plans.estimates import Estimates, Memory
+from autopar.plans.estimates import Memory, StageEstimates
 from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 
 HOLDER_TITLES: Mapping[str, str] = {
@@ -36,7 +36,7 @@ class Cost:
     share: float
 
 
-def costs(estimates: Estimates) -> tuple[Cost, ...]:
+def costs(estimates: StageEstimates) -> tuple[Cost, ...]:
     """All costs of a step that take time, added up by what they are and where."""
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for what, where, phase, count, time_ns in _rows(estimates):
@@ -51,7 +51,7 @@ def costs(estimates: Estimates) -> tuple[Cost, ...]:
     return tuple(sorted(found, key=lambda c: (-c.time_ns, c.where, c.what, c.phase)))
 
 
-def _rows(estimates: Estimates) -> Iterator[tuple[str, str, str, int, int]]:
+def _rows(estimates: StageEstimates) -> Iterator[tuple[str, str, str, int, int]]:
     for op in estimates.ops.values():
         yield short_op(op.op), op.module or WHOLE_MODEL, op.phase, op.count, op.compute_ns
     for key, sends in estimates.sends.items():
@@ -69,7 +69,7 @@ def held_by(memory: Memory) -> dict[str, int]:
     return found
 
 
-def again_ns(estimates: Estimates) -> int:
+def again_ns(estimates: StageEstimates) -> int:
     """What a step takes to make again for backward what is not saved."""
     ops = estimates.ops
     return sum(op.compute_ns for key, op in ops.items() if original_key(key) != key)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autopar.ir.apportion import apportion
 from autopar.ir.units import format_ns, format_percent
-from autopar.plans.plan import Plan
+from autopar.plans.plan import StagePlan
 from autopar.report.names import WHOLE_MODEL, tensor_name
 from autopar.report.printed import name, with_rest
 from autopar.report.printed import table as new_table
@@ -36,7 +36,7 @@ class CriticalPart:
     share: float
 
 
-def critical_parts(plan: Plan, step: DrawnStep) -> tuple[CriticalPart, ...]:
+def critical_parts(plan: StagePlan, step: DrawnStep) -> tuple[CriticalPart, ...]:
     """The parts of the critical path of `step`, the longest first. They add up to the step of the
     plan, from which the drawn one may differ by what it rounds."""
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -52,7 +52,7 @@ def critical_parts(plan: Plan, step: DrawnStep) -> tuple[CriticalPart, ...]:
     return tuple(sorted(found, key=lambda part: (-part.time_ns, part.where, part.what, part.phase)))
 
 
-def _kind(plan: Plan, bar: Bar) -> tuple[str, str, str]:
+def _kind(plan: StagePlan, bar: Bar) -> tuple[str, str, str]:
     part = bar.part
     if part.is_sent:
         where = part.module or tensor_name(plan.estimates, part.key)

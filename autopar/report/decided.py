@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from autopar.ir.mesh import Mesh
 from autopar.plans.matching import general
-from autopar.plans.plan import Param, Plan, Structure
+from autopar.plans.plan import StagePlan
+from autopar.plans.structure import Param, Stage
 from autopar.report.changes import ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import maker, op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
@@ -21,7 +22,7 @@ _ON_HOST, _ON_DEVICE = "in the host's memory", "on the device, if it is saved"
 _Entry = TypeVar("_Entry", str, tuple[str, ...])
 
 
-def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
+def decision_topics(old: StagePlan, new: StagePlan) -> tuple[Topic, ...]:
     """Topics whose cause is the planner; some may be empty. What is decided of ops and parameters
     that only one plan has is not among them."""
     a, b = old.structure, new.structure
@@ -46,7 +47,7 @@ def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     )
 
 
-def _params(a: Structure, b: Structure) -> Iterator[ChangeItem]:
+def _params(a: Stage, b: Stage) -> Iterator[ChangeItem]:
     for name, old in a.params.items():
         new = b.params.get(name)
         if new is not None and _place(old) != _place(new):
@@ -58,7 +59,7 @@ def _place(param: Param) -> tuple[str, str, str]:
     return param.storage, param.kept, param.residency
 
 
-def _ops(old: Plan, new: Plan) -> Iterator[ChangeItem]:
+def _ops(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
     a, b = old.structure, new.structure
     for key, choice in a.ops.items():
         if key in b.ops and b.ops[key] != choice:
@@ -79,8 +80,8 @@ def _listed(
 
 def _tensors(
     tables: tuple[Mapping[str, _Entry], Mapping[str, _Entry]],
-    old: Plan,
-    new: Plan,
+    old: StagePlan,
+    new: StagePlan,
     text: Callable[[_Entry, Mesh], str],
     without: str,
 ) -> Iterator[ChangeItem]:
@@ -97,7 +98,7 @@ def _tensors(
             yield ChangeItem(place, name, was, now, weight)
 
 
-def _shared(old: Plan, new: Plan) -> Callable[[str], bool]:
+def _shared(old: StagePlan, new: StagePlan) -> Callable[[str], bool]:
     """Whether the key of a tensor is of something that is not in one plan alone."""
     patterns = [{general(name) for name in plan.structure.params} for plan in (old, new)]
 
@@ -111,6 +112,6 @@ def _shared(old: Plan, new: Plan) -> Callable[[str], bool]:
     return shared
 
 
-def _weight(key: str, old: Plan, new: Plan) -> int:
+def _weight(key: str, old: StagePlan, new: StagePlan) -> int:
     totals = (plan.estimates.ops.get(key) for plan in (old, new))
     return max((t.compute_ns + t.communication_ns for t in totals if t), default=0)

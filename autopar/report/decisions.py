@@ -12,7 +12,8 @@ from autopar.ir.sharding import Placement, Sharding
 from autopar.ir.units import format_bytes
 from autopar.plans.estimates import OpTotal
 from autopar.plans.matching import general
-from autopar.plans.plan import Param, Plan
+from autopar.plans.plan import StagePlan
+from autopar.plans.structure import Param
 from autopar.report.names import PARAM, short_op, tensor_name
 from autopar.report.placed import on_axes, options_by_axis, parsed, shard_bytes, sharding_text
 
@@ -70,7 +71,7 @@ def _one_text(pattern: str, names: Sequence[str], num_of_pattern: int) -> str:
     return pattern if len(names) == num_of_pattern else ", ".join(compress(names))
 
 
-def param_decision(plan: Plan, params: Alike) -> DecisionText:
+def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
     """How parameters are stored, what is kept of them, what each mesh axis does to them."""
     mesh, readers, param = plan.structure.mesh, _readers(plan, params), params.param
     count, placed = len(params.names), param.choice
@@ -102,7 +103,7 @@ def param_decision(plan: Plan, params: Alike) -> DecisionText:
     )
 
 
-def op_decision(plan: Plan, key: str, op: OpTotal) -> DecisionText:
+def op_decision(plan: StagePlan, key: str, op: OpTotal) -> DecisionText:
     """What each mesh axis does to an op, and how its tensors lie."""
     mesh, options = plan.structure.mesh, options_by_axis(plan.structure.ops.get(key, ""))
     made = [found for _, state in op.outputs if (found := parsed(state, mesh)) is not None]
@@ -123,7 +124,7 @@ def op_decision(plan: Plan, key: str, op: OpTotal) -> DecisionText:
     )
 
 
-def _readers(plan: Plan, params: Alike) -> list[tuple[OpTotal, str]]:
+def _readers(plan: StagePlan, params: Alike) -> list[tuple[OpTotal, str]]:
     """The ops that read these parameters, each with the state in which it does."""
     base = PARAM + params.pattern
     return [

@@ -13,8 +13,7 @@ from autopar.plans.plan import FRAGILE, Plan
 from autopar.report.bill import MEMORY, STAGES, TIME, Figure, bill
 from autopar.report.cautions import doubt
 from autopar.report.changes import Cause, Topic
-from autopar.report.decided import decision_topics
-from autopar.report.remodelled import FINGERPRINT, model_topics
+from autopar.report.remodelled import FINGERPRINT, have_ops_of_model, model_topics
 from autopar.report.requested import request_topics
 from autopar.report.restaged import stage_topics
 
@@ -67,7 +66,7 @@ class Difference:
 
 def compare(old: Plan, new: Plan) -> Difference:
     """What is different in `new`."""
-    decided = (*decision_topics(old, new), *stage_topics(old, new))
+    decided = stage_topics(old, new)
     every = (*model_topics(old, new), *request_topics(old, new), *decided)
     topics = tuple(topic for topic in every if topic.changes)
     return Difference(
@@ -85,7 +84,7 @@ def _side(plan: Plan) -> Side:
         digest=plan.digest,
         model=structure.model,
         cluster=structure.cluster,
-        mesh=structure.mesh.text,
+        mesh=structure.mesh_text,
         step_ns=estimates.step_ns,
         exposed_communication_ns=estimates.exposed_communication_ns,
         memory_bytes=estimates.memory.total,
@@ -95,8 +94,8 @@ def _side(plan: Plan) -> Side:
 
 def _unseen(old: Plan, new: Plan, topics: Sequence[Topic]) -> Iterator[str]:
     """What to think of a graph that is another one, where nothing else of the model differs."""
-    if old.structure.stages or new.structure.stages:
-        return  # The ops of stages are not those of the model alone.
+    if not have_ops_of_model(old, new):
+        return
     if [t.title for t in topics if t.cause == "model"] == [FINGERPRINT]:
         yield (
             "the graph is another one, though its ops and parameters are the same: an argument of "

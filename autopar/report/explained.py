@@ -6,22 +6,21 @@ from dataclasses import replace
 
 from autopar.errors import PlanError
 from autopar.plans.plan import Plan
-from autopar.report.pipeline import stages_text
-from autopar.report.reasons import Reasons, knows, reasons
+from autopar.report.cautions import stages_text
+from autopar.report.pipeline_reasons import pipeline_reasons
+from autopar.report.reasons import Reasons, knows, reasons, whole_reasons
 from autopar.report.shown import stage_of
-from autopar.report.staged_reasons import PipelineReasons, pipeline_reasons
 
 
-def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons | PipelineReasons:
+def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons:
     """`reasons.reasons` of `name`, in the stage that has it; of all stages together if there is
     neither name nor stage. PlanError if several stages have it, or there is no such stage;
     AutoparError, with what comes close, if nothing has the name."""
-    if not plan.structure.stages or stage is not None:
+    if stage is not None:
         found = reasons(stage_of(plan, stage), name)
-        is_all = stage is not None and not name
-        return replace(found, subject=f"stage {stage}") if is_all else found
+        return found if name else replace(found, subject=f"stage {stage}")
     if not name:
-        return pipeline_reasons(plan)
+        return whole_reasons(plan, pipeline_reasons(plan))
     having = [k for k, each in enumerate(plan.stages) if knows(each, name)]
     if len(having) > 1:
         raise PlanError(f"{name} is in {stages_text(having)}: say which (--stage {having[0]})")
@@ -30,8 +29,8 @@ def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons |
 
 def check_one_stage(plan: Plan) -> None:
     """PlanError if what a plan could be otherwise is not told of it."""
-    if plan.structure.stages:
+    if len(plan.stages) > 1:
         raise PlanError(
             "what else it could be is told of plans in one stage: this one has "
-            f"{len(plan.structure.stages)}; leave out the model"
+            f"{len(plan.stages)}; leave out the model"
         )

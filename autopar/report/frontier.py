@@ -106,14 +106,14 @@ def _planned(point: FrontierPoint, unlimited_ns: int) -> Rung:
     if point.plan is None:
         return Rung(point.limit_bytes, None)
     structure, estimates = point.plan.structure, point.plan.estimates
-    count, chunks = structure.schedule.microbatches, structure.schedule.loss_chunks
+    count, chunks = structure.microbatches, structure.loss_chunks
     planned = Planned(
         peak_bytes=estimates.memory.total,
         step_ns=estimates.step_ns,
         ratio=estimates.step_ns / unlimited_ns if unlimited_ns else 1.0,
-        num_again=len(structure.again),
-        again_ns=again_ns(point.plan.estimates),
-        mesh=structure.mesh.text
+        num_again=sum(len(stage.again) for stage in structure.stages),
+        again_ns=sum(map(again_ns, estimates.stages)),
+        mesh=structure.mesh_text
         + (f", {count} microbatches" if count > 1 else "")
         + (f", loss in {chunks} chunks" if chunks > 1 else ""),
         gap=point.plan.provenance.gap_ppm / 1e6,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from autopar.ir.units import format_bytes, format_bytes_of, format_share
-from autopar.plans.estimates import Estimates, Memory
+from autopar.plans.estimates import Figures, Memory
 from autopar.plans.plan import Plan
 from autopar.report.costs import held_by
 from autopar.report.printed import table as new_table
@@ -60,9 +60,8 @@ class HostUse:
         return f"{format_bytes_of(self.num_bytes, self.limit_bytes)} per device; {node}"
 
 
-def host_use(plan: Plan) -> HostUse | None:
-    """That of a plan; None if it has nothing there."""
-    estimates = plan.estimates
+def host_use(estimates: Figures, plan: Plan) -> HostUse | None:
+    """That of a plan, or a stage of it, with such `estimates`; None if it has nothing there."""
     held, memory = estimates.host_bytes, estimates.host_memory
     if not held:
         return None
@@ -76,12 +75,11 @@ def host_use(plan: Plan) -> HostUse | None:
 def _node_bytes(plan: Plan) -> int:
     """What the fullest node has: in a pipeline, devices of several ranks may share one."""
     estimates = plan.estimates
-    devices = [estimates.host_bytes] * plan.world_size
-    if plan.structure.stages:
-        devices = [0] * plan.world_size
-        for stage, own in zip(plan.structure.stages, estimates.stages, strict=True):
-            for k in range(stage.first_rank, stage.first_rank + stage.structure.num_devices):
-                devices[k] += own.host_bytes
+    devices = [0] * plan.world_size
+    for each in plan.stages:
+        first = each.structure.first_rank
+        for k in range(first, first + each.structure.num_devices):
+            devices[k] += each.estimates.host_bytes
     each = estimates.host_memory.devices
     return max(sum(devices[k : k + each]) for k in range(0, len(devices), each))
 
@@ -109,6 +107,6 @@ def host_table(use: HostUse) -> Table:
     return table
 
 
-def device_bytes(estimates: Estimates) -> dict[str, int]:
+def device_bytes(estimates: Figures) -> dict[str, int]:
     """What is there of each device, by name, if anything is."""
     return {HOST_LABEL: estimates.host_bytes} if estimates.host_bytes else {}

@@ -11,7 +11,7 @@ from autopar.ir.apportion import apportion
 from autopar.ir.hardware import AxisTime
 from autopar.ir.units import format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.cluster_rates import LinkRates
-from autopar.plans.plan import Plan
+from autopar.plans.plan import StagePlan
 from autopar.report.timeline import DrawnStep
 
 SHORT = 0.9
@@ -60,7 +60,7 @@ class Bottlenecks:
     is_fragile: bool | None
 
 
-def find_limits(plan: Plan, step: DrawnStep) -> Bottlenecks:
+def find_limits(plan: StagePlan, step: DrawnStep) -> Bottlenecks:
     """The limits of a plan whose step is drawn as `step`, from its own figures."""
     estimates, provenance = plan.estimates, plan.provenance
     step_ns = max(1, estimates.step_ns)
@@ -145,7 +145,7 @@ def _time(
     return text
 
 
-def _axes(plan: Plan, step: DrawnStep) -> tuple[AxisShare, ...]:
+def _axes(plan: StagePlan, step: DrawnStep) -> tuple[AxisShare, ...]:
     times = Counter({axis.name: 0 for axis in plan.structure.mesh})
     for total in plan.estimates.collectives:
         times[total.axis] += total.time_ns
@@ -159,7 +159,7 @@ def _axes(plan: Plan, step: DrawnStep) -> tuple[AxisShare, ...]:
     )
 
 
-def _exposed(plan: Plan, step: DrawnStep, times: Mapping[str, int]) -> dict[str, int]:
+def _exposed(plan: StagePlan, step: DrawnStep, times: Mapping[str, int]) -> dict[str, int]:
     """What is exposed per axis, all that the plan says is: where the drawn step rounds, more goes
     to axes in proportion to what they hide, less is taken in proportion to what they expose."""
     drawn = {name: step.axes.get(name, AxisTime(0, 0)).exposed_ns for name in times}
@@ -171,13 +171,13 @@ def _exposed(plan: Plan, step: DrawnStep, times: Mapping[str, int]) -> dict[str,
     return {name: ns + part for (name, ns), part in zip(drawn.items(), more, strict=True)}
 
 
-def _links(plan: Plan) -> dict[str, str]:
+def _links(plan: StagePlan) -> dict[str, str]:
     """The slowest link that each axis crosses, as `mesh_shapes` lays axes over the levels of a
     cluster."""
     found: dict[str, str] = {}
     for k, axis in enumerate(plan.structure.mesh):
         stride = prod(plan.structure.mesh.sizes[k + 1 :])
-        block = plan.world_size
+        block = plan.structure.num_devices
         crossed: list[LinkRates] = []
         for link in plan.estimates.cluster.links:
             extent, block = block, max(1, block // max(1, link.size))

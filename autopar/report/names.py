@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import StageEstimates
 
 MAX_NAME = 160
 WHOLE_MODEL = "(model)"
@@ -33,7 +33,7 @@ def short_op(op: str) -> str:
     return "".join(op.split(".")[1:2]) or op
 
 
-def tensor_name(estimates: Estimates, key: str) -> str:
+def tensor_name(estimates: StageEstimates, key: str) -> str:
     """In words, which tensor has the key that is sent: a parameter's pattern, or the module and op
     that make it. A key may have the phase behind it, and which of several ways it takes."""
     root = key.partition("@")[0]

@@ -16,9 +16,8 @@ from autopar.plans.layout import parse_layout
 from autopar.plans.matching import general
 from autopar.plans.plan import Plan
 from autopar.report.names import WHOLE_MODEL, short_op
-from autopar.report.placed import on_axes
+from autopar.report.placed import on_axes, param_groups
 from autopar.report.printed import Row, columns
-from autopar.report.summary import summarize
 
 
 def outline(graph: Graph, plan: Plan) -> str:
@@ -34,7 +33,7 @@ def outline(graph: Graph, plan: Plan) -> str:
         )
     )
     lines = [
-        f"{plan.structure.model} on {plan.structure.cluster}: {plan.structure.mesh.text}",
+        f"{plan.structure.model} on {plan.structure.cluster}: {plan.structure.mesh_text}",
         *plan.structure.inputs,
         f"step {format_seconds(estimates.step_ns / 1e9)}: {step}",
         f"hidden communication {format_seconds(estimates.hidden_communication_ns / 1e9)}",
@@ -52,7 +51,8 @@ def outline(graph: Graph, plan: Plan) -> str:
 
 
 def _params(plan: Plan) -> list[Row]:
-    found = sorted(summarize(plan).params, key=lambda group: group.name)
+    structure = plan.structure.only
+    found = sorted(param_groups(structure.params, structure.mesh), key=lambda group: group.name)
     return [
         (p.name, p.stored if p.kept == p.storage else f"{p.stored}, for backward {p.kept}")
         for p in found
@@ -60,7 +60,8 @@ def _params(plan: Plan) -> list[Row]:
 
 
 def _activations(graph: Graph, plan: Plan) -> list[Row]:
-    layout = parse_layout(graph, plan.structure)
+    stage = plan.structure.only
+    layout = parse_layout(graph, stage)
     graph = layout.graph
     fed = _fed(graph)
     states: dict[str, tuple[str, str, list[Sharding]]] = {}
@@ -69,11 +70,11 @@ def _activations(graph: Graph, plan: Plan) -> list[Row]:
         if root.index in fed and group.phase is Phase.FORWARD and _leaves(graph, group):
             made = layout.source(group)
             name = f"{general(root.module) or WHOLE_MODEL}: {short_op(root.op)}"
-            row = name, on_axes(made, plan.structure.mesh), list[Sharding]()
+            row = name, on_axes(made, stage.mesh), list[Sharding]()
             reached = states.setdefault(root_key(graph, group.root), row)[2]
             reached.extend(s for s in layout.asked(group) if s not in (made, *reached))
     return [
-        (name, " -> ".join((made, *(on_axes(s, plan.structure.mesh) for s in reached))))
+        (name, " -> ".join((made, *(on_axes(s, stage.mesh) for s in reached))))
         for name, made, reached in states.values()
     ]
 
@@ -96,5 +97,7 @@ def _leaves(graph: Graph, group: Group) -> bool:
 
 def _collectives(plan: Plan) -> list[Row]:
     order = {phase.value: k for k, phase in enumerate(Phase)}
-    found = sorted(plan.estimates.collectives, key=lambda c: (order[c.phase], c.axis, c.kind))
+    found = sorted(
+        plan.stages[0].estimates.collectives, key=lambda c: (order[c.phase], c.axis, c.kind)
+    )
     return [(c.phase, c.kind, c.axis, str(c.count), format_bytes(c.num_bytes)) for c in found]

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
-from rich.table import Table as Grid
 from rich.text import Text
 
 from autopar.ir.graph import Phase
@@ -16,12 +15,10 @@ from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_pe
 from autopar.plans.estimates import Memory, Shared
 from autopar.plans.pipelines import PlayedPipeline, memory_of_devices, play_pipeline
 from autopar.plans.plan import Plan
-from autopar.report.cautions import cautions_of_decisions
-from autopar.report.held import HOST_LABEL, HostUse, host_table, host_use
+from autopar.report.cautions import stages_text
 from autopar.report.limits import SHORT
 from autopar.report.picture import coloured, draw
-from autopar.report.placed import param_groups
-from autopar.report.printed import Printed, name, section, speed_text
+from autopar.report.printed import name
 from autopar.report.printed import table as new_table
 from autopar.report.waits import PlayedRank, exposed_ns, played_ranks
 
@@ -98,24 +95,9 @@ class SendRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSummary(Printed):
-    """The content of the page of a pipeline. `picture` has a line per rank."""
+class PipelineContent:
+    """What a page says of all stages together. `picture` has a line per rank."""
 
-    model: str
-    cluster: str
-    world_size: int
-    optimizer: str
-    inputs: tuple[str, ...]
-    schedule: str
-    microbatches: int
-    step_ns: int
-    bubble: float
-    tokens_per_s: int
-    samples_per_s: int
-    utilisation: float
-    memory_bytes: int
-    memory_limit_bytes: int
-    host: HostUse | None
     stages: tuple[StageRow, ...]
     ranks: tuple[RankRow, ...]
     sends: tuple[SendRow, ...]
@@ -123,49 +105,31 @@ class PipelineSummary(Printed):
     binds: tuple[str, ...]
     picture: tuple[str, ...]
     is_split: bool
-    imposed: tuple[str, ...]
-    warnings: tuple[str, ...]
-    digest: str
 
-    def page(self) -> RenderableType:
-        sections: list[RenderableType] = [_head(self)]
-        is_shared = len(self.ranks) < len(self.stages)
-        for title, content in (
-            (_STAGES, _stages(self)),
-            *([(_DEVICES, _devices(self.ranks))] if is_shared else []),
-            *((use.title, host_table(use)) for use in (self.host,) if use is not None),
-            (_STEP + _SPLIT * self.is_split, Group(*map(coloured, self.picture))),
-            (_SENDS, _sends(self.sends)),
-            (_SHARED, _shared(self.shared)),
-        ):
-            sections += section(title, content)
-        sections += [Text("")] * bool(self.warnings)
-        sections += [Text("warning: ", "yellow").append_text(name(w)) for w in self.warnings]
-        return Group(*sections)
+    @property
+    def has_shared_ranks(self) -> bool:
+        """Whether ranks have several stages."""
+        return len(self.ranks) < len(self.stages)
+
+    def sections(self) -> Iterator[tuple[str, RenderableType]]:
+        """The tables and the picture, with their titles."""
+        yield _STAGES, _stages(self)
+        if self.has_shared_ranks:
+            yield _DEVICES, _devices(self.ranks)
+        yield _STEP + _SPLIT * self.is_split, Group(*map(coloured, self.picture))
+        yield _SENDS, _sends(self.sends)
+        yield _SHARED, _shared(self.shared)
 
 
-def summarize_pipeline(plan: Plan) -> PipelineSummary:
-    """The summary of a plan in stages."""
-    structure, estimates, provenance = plan.structure, plan.estimates, plan.provenance
+def pipeline_content(plan: Plan) -> PipelineContent | None:
+    """The content for all stages of a plan; None where there is one."""
+    if not plan.structure.is_pipeline:
+        return None
+    estimates = plan.estimates
     table, played = played_plan(plan)
     ranks = played_ranks(table, played)
     rows = stage_rows(plan, table, ranks)
-    return PipelineSummary(
-        model=structure.model,
-        cluster=structure.cluster,
-        world_size=plan.world_size,
-        optimizer=structure.optimizer,
-        inputs=structure.inputs,
-        schedule=structure.schedule.name,
-        microbatches=structure.schedule.microbatches,
-        step_ns=estimates.step_ns,
-        bubble=estimates.bubble_ns / max(1, estimates.step_ns),
-        tokens_per_s=estimates.tokens_per_s,
-        samples_per_s=estimates.samples_per_s,
-        utilisation=estimates.mfu_ppm / 1e6,
-        memory_bytes=estimates.memory.total,
-        memory_limit_bytes=estimates.memory_limit,
-        host=host_use(plan),
+    return PipelineContent(
         stages=rows,
         ranks=tuple(
             RankRow(
@@ -181,15 +145,12 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
         binds=(busiest_text(ranks, played.step_ns), _fullest_text(table, rows)),
         picture=draw(table, played.spans),
         is_split=table.is_split,
-        imposed=provenance.imposed,
-        warnings=tuple(_warnings(plan)),
-        digest=plan.digest,
     )
 
 
 def played_plan(plan: Plan) -> tuple[ActionTable, PlayedPipeline]:
     """The table of a plan in stages, and how it is played."""
-    table = plan.structure.schedule.made(plan.structure.num_ranks)
+    table = plan.structure.actions
     own = plan.estimates
     return table, play_pipeline(table, own.stages, own.delays, own.shared)
 
@@ -205,8 +166,8 @@ def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> t
             each.start,
             table.ranks[stage],
             each.first_rank,
-            each.structure.num_devices,
-            each.structure.mesh.text,
+            each.num_devices,
+            each.mesh.text,
             own.turn.forward_ns,
             own.turn.backward_ns,
             own.turn.weights_ns,
@@ -215,7 +176,7 @@ def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> t
             own.memory.saved,
             devices[table.ranks[stage]].total,
             plan.estimates.memory_limit,
-            len(each.structure.params),
+            len(each.params),
         )
         for stage, (each, own) in enumerate(pairs)
     )
@@ -239,11 +200,6 @@ def _send_rows(plan: Plan, ranks: tuple[PlayedRank, ...]) -> tuple[SendRow, ...]
 def busiest(ranks: Sequence[PlayedRank]) -> int:
     """The rank that works longest; of several, the first."""
     return max(range(len(ranks)), key=lambda k: (ranks[k].busy_ns, -k))
-
-
-def stages_text(stages: Sequence[int]) -> str:
-    """`stage 1`; `stages 0, 2`."""
-    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
 
 
 def busiest_text(ranks: Sequence[PlayedRank], step_ns: int) -> str:
@@ -275,45 +231,7 @@ def _fullest_text(table: ActionTable, rows: Sequence[StageRow]) -> str:
     return f"memory is {short}: {what} holds most, at the peak {held}"
 
 
-def _warnings(plan: Plan) -> Iterator[str]:
-    """Those of the stages, each once with the stages it is of."""
-    found: dict[str, list[int]] = {}
-    for stage, each in enumerate(plan.stages):
-        groups = param_groups(each.structure.params, each.structure.mesh)
-        for text in cautions_of_decisions(each, groups):
-            found.setdefault(text, []).append(stage)
-    for text, stages in found.items():
-        yield f"{stages_text(stages)}: {text}"
-
-
-def _head(summary: PipelineSummary) -> RenderableType:
-    grid = Grid.grid(padding=(0, 2))
-    grid.add_row("model", name(f"{summary.model or '(unnamed)'}, trained with {summary.optimizer}"))
-    for given in summary.inputs:
-        grid.add_row("input", name(given))
-    grid.add_row("cluster", name(f"{summary.cluster}, {summary.world_size} devices"))
-    for line in summary.imposed:
-        grid.add_row("imposed", name(line))
-    grid.add_row(
-        "pipeline",
-        f"{len(summary.stages)} stages, {summary.schedule} of {summary.microbatches} microbatches",
-    )
-    grid.add_row(
-        "step",
-        f"{format_ns(summary.step_ns)}, of which the busiest rank waits "
-        f"{format_percent(summary.bubble)}",
-    )
-    if summary.utilisation:
-        grid.add_row("speed", speed_text(summary))
-    grid.add_row("memory", format_bytes_of(summary.memory_bytes, summary.memory_limit_bytes))
-    if summary.host is not None:
-        grid.add_row(HOST_LABEL, summary.host.text)
-    grid.add_row("binds", summary.binds[0])
-    grid.add_row("plan", name(summary.digest, "dim"))
-    return grid
-
-
-def _stages(summary: PipelineSummary) -> RenderableType:
+def _stages(summary: PipelineContent) -> RenderableType:
     weights = ("weights",) * summary.is_split
     columns = ("params", "forward", "backward", *weights, "idle", "in flight", "memory")
     table = new_table(("stage", "begins with", "devices", "mesh"), columns)

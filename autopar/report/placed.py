@@ -17,7 +17,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress, expand
 from autopar.ir.sharding import Sharding
 from autopar.plans.matching import general
-from autopar.plans.plan import Param
+from autopar.plans.structure import Param
 
 REPLICATED = "replicated"
 _ON_HOST = ", in the host's memory"

@@ -8,7 +8,7 @@ of a step with nothing hidden. Alternatives need the model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -21,11 +21,12 @@ from autopar.errors import AutoparError
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.estimates import Memory, OpTotal
 from autopar.plans.matching import general, matches, outer_names
-from autopar.plans.plan import FRAGILE, Plan
+from autopar.plans.plan import FRAGILE, Plan, StagePlan
 from autopar.report.costs import costs, held_by
 from autopar.report.decisions import Alike, DecisionText, alike, op_decision, param_decision
 from autopar.report.limits import Bottlenecks, find_limits, margin_text
 from autopar.report.names import PARAM, WHOLE_MODEL, clean, maker, short_op, tensor_name
+from autopar.report.pipeline_reasons import PipelineReasons
 from autopar.report.printed import Printed, section, with_rest
 from autopar.report.printed import name as name_text
 from autopar.report.printed import table as new_table
@@ -67,8 +68,8 @@ class Reasons(Printed):
     """What a plan says of `subject`: a parameter, a module, an op, or all of it (`kind` "plan").
 
     `parts` are what it costs, the largest first, `time_ns` of all of them. `limits` and what they
-    say of the margin are the whole plan's. `alternatives` and `benefits` are empty unless the model
-    was at hand.
+    say of the margin are the whole plan's; of several stages together `pipeline` says what limits
+    them instead. `alternatives` and `benefits` are empty unless the model was at hand.
     """
 
     subject: str
@@ -80,36 +81,43 @@ class Reasons(Printed):
     time_ns: int
     share: float
     holdings: tuple[Holding, ...]
-    limits: Bottlenecks
+    limits: Bottlenecks | None
+    pipeline: PipelineReasons | None = None
     alternatives: tuple[Explanation, ...] = ()
     benefits: tuple[Benefit, ...] = ()
 
     def page(self) -> RenderableType:
         """The choices, what they cost, which limit binds, and what else there could be."""
-        is_whole = self.kind == "plan"
         title = Text(clean(f"{self.model or '(unnamed)'}: {self.subject}"), style="bold")
         sections: list[RenderableType] = [title]
         if self.decisions:
             sections += section("What was chosen", _decisions(self.decisions))
-        time, whole = format_ns(self.time_ns), "of a step with nothing hidden"
-        what = f"What it costs: {time}, {format_percent(self.share)} {whole}"
-        if is_whole:
-            what = f"What a step goes to: {time} with nothing hidden"
-        sections += section(what, _parts(self.parts))
-        if self.holdings:
-            sections += section("What a device holds", _held(self))
-        margin = Text(clean_sentence(margin_text(self.limits)))
-        if self.limits.is_fragile:
-            margin.append(f"\nfragile: that is less than {format_percent(FRAGILE)}", style="yellow")
-        binds = Text("\n".join(map(clean_sentence, self.limits.binds)))
-        sections += section("What limits the plan", binds)
-        sections += section("How far the next plan is", margin)
+        for heading, content in self._sections():
+            sections += section(heading, content)
         if self.alternatives or self.benefits:
             sections += _alternatives(self)
         return Group(*sections)
 
+    def _sections(self) -> Iterator[tuple[str, RenderableType]]:
+        if self.pipeline is not None:
+            yield from self.pipeline.sections()
+        if self.limits is None:
+            return
+        time, whole = format_ns(self.time_ns), "of a step with nothing hidden"
+        what = f"What it costs: {time}, {format_percent(self.share)} {whole}"
+        if self.kind == "plan":
+            what = f"What a step goes to: {time} with nothing hidden"
+        yield what, _parts(self.parts)
+        if self.holdings:
+            yield "What a device holds", _held(self, self.limits)
+        margin = Text(clean_sentence(margin_text(self.limits)))
+        if self.limits.is_fragile:
+            margin.append(f"\nfragile: that is less than {format_percent(FRAGILE)}", style="yellow")
+        yield "What limits the plan", Text("\n".join(map(clean_sentence, self.limits.binds)))
+        yield "How far the next plan is", margin
 
-def reasons(plan: Plan, name: str = "") -> Reasons:
+
+def reasons(plan: StagePlan, name: str = "") -> Reasons:
     """What `plan` says of `name`: a parameter or a pattern of them, a module or what stands before
     the dots of one, an op's key; all of the plan if it is empty. AutoparError, with what comes
     close, if there is nothing of the name."""
@@ -133,12 +141,20 @@ def reasons(plan: Plan, name: str = "") -> Reasons:
     return _reasons(plan, _subject(name, kind, groups), kind, decisions, groups, tuple(keys))
 
 
-def knows(plan: Plan, name: str) -> bool:
+def knows(plan: StagePlan, name: str) -> bool:
     """Whether anything in the plan has that name."""
     return bool(_params(plan, name) or _ops(plan, name) or _inside(plan, name))
 
 
-def _whole(plan: Plan) -> Reasons:
+def whole_reasons(plan: Plan, pipeline: PipelineReasons | None) -> Reasons:
+    """What all of a plan says of itself; of several stages, what `pipeline` does."""
+    if pipeline is None:
+        return _whole(plan.stages[0])
+    what = "the whole plan", "plan", plan.structure.model, plan.estimates.step_ns
+    return Reasons(*what, (), (), plan.estimates.added_up_ns, 1.0, (), None, pipeline)
+
+
+def _whole(plan: StagePlan) -> Reasons:
     estimates = plan.estimates
     parts = tuple(
         CostPart(c.what, c.where, c.phase, c.count, 0, c.time_ns, c.share)
@@ -146,13 +162,13 @@ def _whole(plan: Plan) -> Reasons:
     )
     holdings = tuple(Holding(*each) for each in held_by(estimates.memory).items())
     return Reasons(
-        "the whole plan", "plan", plan.structure.model, estimates.step_ns, (), parts,
+        "the whole plan", "plan", plan.whole.structure.model, estimates.step_ns, (), parts,
         estimates.added_up_ns, 1.0, holdings, find_limits(plan, timeline(plan)),
     )  # fmt: skip
 
 
 def _reasons(
-    plan: Plan,
+    plan: StagePlan,
     subject: str,
     kind: str,
     decisions: tuple[DecisionText, ...],
@@ -169,7 +185,7 @@ def _reasons(
     return Reasons(
         subject=subject,
         kind=kind,
-        model=plan.structure.model,
+        model=plan.whole.structure.model,
         step_ns=estimates.step_ns,
         decisions=decisions,
         parts=tuple(parts),
@@ -180,7 +196,7 @@ def _reasons(
     )
 
 
-def _params(plan: Plan, name: str) -> tuple[Alike, ...]:
+def _params(plan: StagePlan, name: str) -> tuple[Alike, ...]:
     """The parameters that `name` stands for, and all that lie like one that is named, grouped as
     they lie."""
     name = name.removeprefix(PARAM)
@@ -192,7 +208,7 @@ def _params(plan: Plan, name: str) -> tuple[Alike, ...]:
     return alike(params, found or [n for n in params if "*" in name and matches(name, n)])
 
 
-def _param_keys(plan: Plan, groups: Sequence[Alike]) -> tuple[str, ...]:
+def _param_keys(plan: StagePlan, groups: Sequence[Alike]) -> tuple[str, ...]:
     """The keys of the classes that these parameters belong to."""
     wanted = {(PARAM + group.pattern, group.param.type_text) for group in groups}
     return tuple(
@@ -206,12 +222,12 @@ def _type(op: OpTotal) -> str:
     return op.outputs[0][0] if op.outputs else ""
 
 
-def _gradient_keys(plan: Plan, keys: Iterable[str]) -> tuple[str, ...]:
+def _gradient_keys(plan: StagePlan, keys: Iterable[str]) -> tuple[str, ...]:
     """The ops that make the gradients of these parameters."""
     return tuple(root for key in keys for root, _ in plan.estimates.ops[key].inputs)
 
 
-def _ops(plan: Plan, name: str) -> dict[str, OpTotal]:
+def _ops(plan: StagePlan, name: str) -> dict[str, OpTotal]:
     """The op whose key is `name`, which may have the number of a block where the key has a star."""
     module, colon, rest = name.partition(":")
     ops = plan.estimates.ops
@@ -221,7 +237,7 @@ def _ops(plan: Plan, name: str) -> dict[str, OpTotal]:
     return {}
 
 
-def _inside(plan: Plan, name: str) -> dict[str, OpTotal]:
+def _inside(plan: StagePlan, name: str) -> dict[str, OpTotal]:
     """The ops of the module `name` and of those in it."""
     wanted = general("" if name == WHOLE_MODEL else name)
     return {
@@ -236,7 +252,7 @@ def _within(name: str, outer: str) -> bool:
     return f"{name}.".startswith(f"{outer}.")
 
 
-def _computed(plan: Plan, keys: Iterable[str]) -> Iterable[CostPart]:
+def _computed(plan: StagePlan, keys: Iterable[str]) -> Iterable[CostPart]:
     for key in keys:
         op = plan.estimates.ops[key]
         where = op.module or WHOLE_MODEL
@@ -248,7 +264,7 @@ def _computed(plan: Plan, keys: Iterable[str]) -> Iterable[CostPart]:
                 yield CostPart(what, where, phase, op.count, 0, time_ns, _share(plan, time_ns))
 
 
-def _sent(plan: Plan, keys: Iterable[str]) -> Iterable[CostPart]:
+def _sent(plan: StagePlan, keys: Iterable[str]) -> Iterable[CostPart]:
     wanted = set(keys)
     for key, sends in plan.estimates.sends.items():
         if maker(key, wanted):
@@ -261,11 +277,11 @@ def _sent(plan: Plan, keys: Iterable[str]) -> Iterable[CostPart]:
                 )
 
 
-def _share(plan: Plan, time_ns: int) -> float:
+def _share(plan: StagePlan, time_ns: int) -> float:
     return time_ns / max(1, plan.estimates.added_up_ns)
 
 
-def _holdings(plan: Plan, groups: Sequence[Alike], keys: Sequence[str]) -> tuple[Holding, ...]:
+def _holdings(plan: StagePlan, groups: Sequence[Alike], keys: Sequence[str]) -> tuple[Holding, ...]:
     memory, mesh = plan.estimates.memory, plan.structure.mesh
     on_device = (group for group in groups if group.param.residency != "host")
     stored = sum(group.held_bytes(group.param.storage, mesh) for group in on_device)
@@ -299,7 +315,7 @@ def _subject(name: str, kind: str, groups: Sequence[Alike]) -> str:
     return name
 
 
-def _unknown(plan: Plan, name: str) -> str:
+def _unknown(plan: StagePlan, name: str) -> str:
     modules = dict.fromkeys(general(op.module) for op in plan.estimates.ops.values() if op.module)
     outer = [found for module in modules for found in (module, *outer_names(module))]
     known = dict.fromkeys(
@@ -308,8 +324,8 @@ def _unknown(plan: Plan, name: str) -> str:
     inner = [each for each in known if each.endswith((f".{name}", f".{general(name)}"))]
     close = inner[:3] or get_close_matches(name, known, n=3, cutoff=0.5) or list(known)[:5]
     return (
-        f"the plan of {plan.structure.model} has no parameter, module or op {name}; close to it "
-        f"are {', '.join(close)}"
+        f"the plan of {plan.whole.structure.model} has no parameter, module or op {name}; close to "
+        f"it are {', '.join(close)}"
     )
 
 
@@ -361,9 +377,9 @@ def _parts(parts: Sequence[CostPart]) -> RenderableType:
     return with_rest(table, len(parts), MAX_PARTS)
 
 
-def _held(reasons: Reasons) -> RenderableType:
+def _held(reasons: Reasons, limits: Bottlenecks) -> RenderableType:
     table = new_table(("held",), ("bytes", "of the limit"))
     for each in reasons.holdings:
-        share = format_share(each.num_bytes, reasons.limits.memory_limit_bytes)
+        share = format_share(each.num_bytes, limits.memory_limit_bytes)
         table.add_row(each.what, format_bytes(each.num_bytes), share)
     return table

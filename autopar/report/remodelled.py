@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from autopar.ir.copies import original_key
 from autopar.plans.estimates import OpTotal
-from autopar.plans.plan import Param, Plan, Structure
+from autopar.plans.plan import Plan, StagePlan
+from autopar.plans.structure import Param
 from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import WHOLE_MODEL, op_place
 
@@ -17,8 +18,8 @@ def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     """Topics whose cause is the model; some may be empty. Of plans in stages, whose ops are not
     those of the model alone, none is on ops but for those without a rule."""
     a, b = old.structure, new.structure
-    staged = bool(a.stages or b.stages)
-    params = _params(a), _params(b)
+    params, (x, y) = (a.params, b.params), (old.stages[0], new.stages[0])
+    staged = not have_ops_of_model(old, new)
     graph = single("class", a.model, b.model)
     graph += single("fingerprint of the graph", a.fingerprint, b.fingerprint)
     return tuple(
@@ -27,20 +28,20 @@ def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
             (FINGERPRINT, graph),
             ("parameters that are new or gone", folded(_unshared_params(*params))),
             ("parameters of another shape or type", folded(_reshaped(*params))),
-            ("ops that are new or gone", () if staged else gathered(_unshared_ops(old, new))),
-            ("ops done more or less often", () if staged else _recounted(old, new)),
+            ("ops that are new or gone", () if staged else gathered(_unshared_ops(x, y))),
+            ("ops done more or less often", () if staged else _recounted(x, y)),
             (
                 "ops that make tensors of another shape or type",
-                () if staged else gathered(_retyped(old, new)),
+                () if staged else gathered(_retyped(x, y)),
             ),
             ("ops without a sharding rule", _unknown(old, new)),
         )
     )
 
 
-def _params(structure: Structure) -> Mapping[str, Param]:
-    """Those of all stages."""
-    return {name: param for part in structure.parts for name, param in part.params.items()}
+def have_ops_of_model(old: Plan, new: Plan) -> bool:
+    """Whether the ops of both plans are those of the model: those of several stages are not."""
+    return not any(plan.structure.is_pipeline for plan in (old, new))
 
 
 def _unshared_params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
@@ -58,7 +59,7 @@ def _reshaped(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[Ch
             yield ChangeItem("", name, old[name].type_text, new[name].type_text, weight)
 
 
-def _unshared_ops(old: Plan, new: Plan) -> Iterator[ChangeItem]:
+def _unshared_ops(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
     """Without copies of ops, which are a decision."""
     a, b = old.structure.ops, new.structure.ops
     for key in {**a, **b}:
@@ -71,7 +72,7 @@ def _unshared_ops(old: Plan, new: Plan) -> Iterator[ChangeItem]:
             yield ChangeItem(place, name, before, after, total.compute_ns if total else 0)
 
 
-def _recounted(old: Plan, new: Plan) -> tuple[Change, ...]:
+def _recounted(old: StagePlan, new: StagePlan) -> tuple[Change, ...]:
     """By the repeated block that ops are in: all of a block's are, where a layer is added."""
     classes: dict[tuple[str, int, int], int] = {}
     for _, a, b in _shared_totals(old, new):
@@ -85,7 +86,7 @@ def _recounted(old: Plan, new: Plan) -> tuple[Change, ...]:
     )
 
 
-def _retyped(old: Plan, new: Plan) -> Iterator[ChangeItem]:
+def _retyped(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
     """Ops whose outputs are of other types."""
     for key, a, b in _shared_totals(old, new):
         before, after = (", ".join(kind for kind, _ in total.outputs) for total in (a, b))
@@ -94,7 +95,7 @@ def _retyped(old: Plan, new: Plan) -> Iterator[ChangeItem]:
             yield ChangeItem(place, name, before, after, max(a.compute_ns, b.compute_ns))
 
 
-def _shared_totals(old: Plan, new: Plan) -> Iterator[tuple[str, OpTotal, OpTotal]]:
+def _shared_totals(old: StagePlan, new: StagePlan) -> Iterator[tuple[str, OpTotal, OpTotal]]:
     """Of the ops that both have decisions for."""
     for key, total in old.estimates.ops.items():
         if key in new.estimates.ops and key in old.structure.ops and key in new.structure.ops:
@@ -107,7 +108,7 @@ def _times(total: OpTotal) -> str:
 
 def _unknown(old: Plan, new: Plan) -> tuple[Change, ...]:
     a, b = (
-        {op for part in plan.structure.parts for op in part.replicated_unknown_ops}
+        {op for stage in plan.structure.stages for op in stage.replicated_unknown_ops}
         for plan in (old, new)
     )
     runs = "no rule: whole on every device"

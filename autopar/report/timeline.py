@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 from autopar.ir.apportion import apportion
 from autopar.ir.critical_path import Leg, critical_path
 from autopar.ir.hardware import AxisTime, Hardware, Record
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import StageEstimates
 from autopar.plans.matching import general
 from autopar.plans.order import CUT, OPTIMIZER, START, WAIT, WITH, Item, Run
-from autopar.plans.plan import Plan
+from autopar.plans.plan import StagePlan
 
 Kind = Literal["compute", "host", "network", "optimizer"]
 
@@ -181,13 +181,13 @@ def within(bars: Iterable[Bar], start_ns: int, end_ns: int) -> Iterator[Bar]:
             yield bar._replace(start_ns=start, duration_ns=end - start)
 
 
-def timeline(plan: Plan) -> DrawnStep:
+def timeline(plan: StagePlan) -> DrawnStep:
     """The step of a plan (that `check` finds nothing wrong with)."""
     return _Player(plan).run()
 
 
 class _Player:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StagePlan) -> None:
         self.estimates = plan.estimates
         self.mesh = plan.structure.mesh
         self.axes = {name: k for k, name in enumerate(self.mesh.link_names)}
@@ -338,7 +338,7 @@ class _Player:
         return part.ns(k), _share(part.num_bytes, k, part.occurrences)
 
 
-def _own(estimates: Estimates, text: str, occurrences: int) -> Iterator[Part]:
+def _own(estimates: StageEstimates, text: str, occurrences: int) -> Iterator[Part]:
     """What the device does for an item that is an op or the optimizer."""
     if text == OPTIMIZER:
         yield Part(text, "", UPDATE, "update", "", estimates.optimizer_ns, 0, 1, occurrences)
@@ -354,7 +354,7 @@ def _own(estimates: Estimates, text: str, occurrences: int) -> Iterator[Part]:
         yield Part(text, module, COMPUTE, sent.kind, sent.phase, *figures, sent.axis, is_sent=True)
 
 
-def _sent(estimates: Estimates, item: Item, occurrences: int) -> Iterator[Part]:
+def _sent(estimates: StageEstimates, item: Item, occurrences: int) -> Iterator[Part]:
     """What the links do for a tensor, or the device that cuts a slice."""
     sent = estimates.sends[item.key][item.step]
     maker = estimates.ops.get(item.key.partition("@")[0])

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from autopar.errors import PlanError
-from autopar.plans.plan import Plan
+from autopar.plans.plan import StagePlan
 from autopar.report.names import clean, short_op
 from autopar.report.placed import route_text, sharding_text
 from autopar.report.timeline import Bar, DrawnStep, Part, Stretch, Track, timeline
@@ -32,7 +32,7 @@ STAGE = 0
 TraceEvent = dict[str, Any]
 
 
-def chrome_trace(plan: Plan) -> bytes:
+def chrome_trace(plan: StagePlan) -> bytes:
     """The trace of a plan, as JSON, a line per event. PlanError if it is too long for viewers."""
     step = timeline(plan)
     entries = len(step.bars) + len(step.path)
@@ -45,7 +45,7 @@ def chrome_trace(plan: Plan) -> bytes:
     return b'{"displayTimeUnit":"ms","traceEvents":[\n' + lines + b"\n]}\n"
 
 
-def events(plan: Plan, step: DrawnStep) -> Iterator[TraceEvent]:
+def events(plan: StagePlan, step: DrawnStep) -> Iterator[TraceEvent]:
     """The events: names of the threads first, then each thread's in order of time."""
     threads = _threads(step)
     yield from _names(plan, threads)
@@ -70,9 +70,9 @@ def _threads(step: DrawnStep) -> dict[Track, int]:
     return own | {track: FIRST_AXIS + k for k, track in enumerate(others)}
 
 
-def _names(plan: Plan, threads: dict[Track, int]) -> Iterator[TraceEvent]:
-    last = max(plan.world_size - 1, 0)
-    model = clean(plan.structure.model) or "step"
+def _names(plan: StagePlan, threads: dict[Track, int]) -> Iterator[TraceEvent]:
+    last = max(plan.structure.num_devices - 1, 0)
+    model = clean(plan.whole.structure.model) or "step"
     yield _meta("process_name", 0, {"name": f"{model}, each of ranks 0 to {last}"})
     titles = {BLOCKS: "blocks", CRITICAL: "critical path", COMPUTE: "compute"}
     titles |= {tid: clean(track.name) for track, tid in threads.items() if tid != COMPUTE}
@@ -101,7 +101,7 @@ def _bar(bar: Bar, tid: int, described: TraceEvent) -> TraceEvent:
     return _event(clean(name), clean(category), tid, bar.start_ns, bar.duration_ns, args)
 
 
-def _described(plan: Plan, part: Part) -> TraceEvent:
+def _described(plan: StagePlan, part: Part) -> TraceEvent:
     """What a viewer shows of a bar besides its time."""
     mesh = plan.structure.mesh
     found: TraceEvent = {"key": clean(part.key), "module": clean(part.module)}
@@ -119,7 +119,7 @@ def _described(plan: Plan, part: Part) -> TraceEvent:
     return found
 
 
-def _memory(plan: Plan) -> Iterator[TraceEvent]:
+def _memory(plan: StagePlan) -> Iterator[TraceEvent]:
     """Entry k of the curve holds from the end of the one before it to its own time."""
     curve, whole = plan.estimates.memory_curve, msgspec.structs.asdict(plan.estimates.memory)
     start_ns = 0

@@ -30,7 +30,7 @@ from autopar.cost_model.collectives import collective_s
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import Cluster
 from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Delay, Estimates, OpTotal, TurnTimes
+from autopar.plans.estimates import Delay, OpTotal, StageEstimates, TurnTimes
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.pipelines import play_pipeline
 from benchmarks.published.decoder import STORED_PER_PLANNED
@@ -91,7 +91,7 @@ class _Pass:
     work: _Work
 
 
-def played_step(run: Run, found: Estimates, cluster: Cluster, inner: Cluster) -> Step:
+def played_step(run: Run, found: StageEstimates, cluster: Cluster, inner: Cluster) -> Step:
     """The step of a run on `cluster`, whose stages have the devices `inner` each, and `found` the
     estimates of a microbatch through all of them."""
     name = "1f1b" if run.stages == run.pp else "interleaved"
@@ -119,7 +119,7 @@ def reduction_ns(run: Run, num_bytes: float, inner: Cluster) -> int:
     return round(sum(collective_s("all_reduce", size, size, axis) for axis in axes) * 1e9)
 
 
-def _parts(run: Run, found: Estimates) -> Mapping[tuple[_Part, str], _Work]:
+def _parts(run: Run, found: StageEstimates) -> Mapping[tuple[_Part, str], _Work]:
     """The work of a plan by part and phase. What is sent belongs to the op that makes it."""
     where: dict[str, tuple[_Part, str]] = {}
     work: dict[tuple[_Part, str], _Work] = defaultdict(_Work)
@@ -141,7 +141,7 @@ def _parts(run: Run, found: Estimates) -> Mapping[tuple[_Part, str], _Work]:
     return work
 
 
-def _reduced_later(found: Estimates) -> Mapping[str, int]:
+def _reduced_later(found: StageEstimates) -> Mapping[str, int]:
     """What ops of a plan take to add up gradients over parts of a sequence: runs do that once, when
     they reduce them."""
     reduced: dict[str, int] = defaultdict(int)
@@ -215,7 +215,7 @@ def _delays(run: Run, cluster: Cluster) -> list[Delay]:
 
 
 def _update(
-    run: Run, found: Estimates, rank: int, cluster: Cluster, inner: Cluster
+    run: Run, found: StageEstimates, rank: int, cluster: Cluster, inner: Cluster
 ) -> tuple[int, int]:
     """What a rank does when its last pass is over: nanoseconds in which gradients are reduced, and
     in which the optimizer steps."""

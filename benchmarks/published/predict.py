@@ -45,7 +45,7 @@ def predict(run: Run) -> Prediction:
     found, cluster = _estimates(_what_is_planned(run)), cluster_of(run)
     if run.pp > 1 or run.workload is not None or run.is_megatron_core:
         inner = cluster_of(msgspec.structs.replace(run, gpus=run.gpus // run.pp, pp=1))
-        step = played_step(run, found, cluster, inner)
+        step = played_step(run, found.stages[0], cluster, inner)
     else:
         step = _added_up(run, found, cluster)
     step_s = step.total_ns / 1e9
@@ -100,8 +100,13 @@ def _peak_bytes(run: Run) -> int | None:
 def _again(found: Estimates) -> tuple[int, int]:
     """Nanoseconds of compute and of communication in the forward of all blocks. Parameters are not
     gathered again: those that backward gathers serve."""
-    computed = [op for op in found.ops.values() if op.module.startswith("blocks.")]
-    sent = [each for key, sent in found.sends.items() if key.startswith("blocks.") for each in sent]
+    computed = [op for op in found.stages[0].ops.values() if op.module.startswith("blocks.")]
+    sent = [
+        each
+        for key, sent in found.stages[0].sends.items()
+        if key.startswith("blocks.")
+        for each in sent
+    ]
     return (
         sum(op.compute_ns for op in computed if op.phase == "forward"),
         sum(each.time_ns for each in sent if (each.axis, each.phase) == ("tp", "forward")),

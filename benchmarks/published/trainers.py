@@ -97,7 +97,9 @@ def wider_ns(run: Run, found: Estimates, cluster: Cluster) -> int:
     if not (_is_flat(run) and run.reduced_in == "float32"):
         return 0
     axis = parse_mesh(arrangement(run).mesh, cluster)[0]
-    backward = [e for e in found.collectives if (e.axis, e.phase) == (axis.name, "backward")]
+    backward = [
+        e for e in found.stages[0].collectives if (e.axis, e.phase) == (axis.name, "backward")
+    ]
     longer_s = 0.0
     for each in backward:
         if each.kind == "reduce_scatter":
@@ -106,10 +108,12 @@ def wider_ns(run: Run, found: Estimates, cluster: Cluster) -> int:
                 collective_s(each.kind, k * sent, k * sent // axis.size, axis) for k in (1, 2)
             )
             longer_s += each.count * (twice_s - once_s)
-    computed_ns = sum(op.compute_ns for op in found.ops.values() if op.phase == "backward")
+    computed_ns = sum(
+        op.compute_ns for op in found.stages[0].ops.values() if op.phase == "backward"
+    )
     idle_ns = max(0, computed_ns - sum(each.time_ns for each in backward))
     hidden_ns = min(longer_s * 1e9, idle_ns)
-    slowed = found.contention[axis.name] / 1000
+    slowed = found.stages[0].contention[axis.name] / 1000
     return round(longer_s * 1e9 - (1 - slowed) * hidden_ns)
 
 

@@ -73,7 +73,7 @@ def _sent(run: Run) -> set[tuple[str, str]]:
     found = predict._estimates(predict._what_is_planned(run))
     return {
         (each.kind, each.phase)
-        for each in found.collectives
+        for each in found.stages[0].collectives
         if each.kind != "slice" and each.num_bytes > 1000
     }
 
@@ -99,13 +99,13 @@ def test_what_is_recomputed_takes_the_forward_of_the_blocks_once_more() -> None:
     run = replace(TINY, layers=2, dp=2, tp=2, global_batch=4)
     plain, again = (predict.predict(replace(run, recompute=kind)) for kind in ("none", "full"))
     planned = predict._estimates(predict._what_is_planned(run))
-    forward = [op for op in planned.ops.values() if op.phase == "forward"]
+    forward = [op for op in planned.stages[0].ops.values() if op.phase == "forward"]
     inside = sum(op.compute_ns for op in forward if op.module.startswith("blocks."))
     assert 0 < inside < sum(op.compute_ns for op in forward)
     assert again.compute_s - plain.compute_s == pytest.approx(inside / 1e9)
     sent = sum(
         each.time_ns
-        for each in planned.collectives
+        for each in planned.stages[0].collectives
         if (each.axis, each.phase) == ("tp", "forward") and each.kind != "slice"
     )
     # The embedding and the loss talk too, and are not done again.
@@ -156,8 +156,12 @@ def test_mpt_has_the_kernels_of_its_trainer() -> None:
     }
     assert of[False][1] / of[False][0] == pytest.approx(1.4)
     assert of[True][1] / of[True][0] == pytest.approx(2.0)
-    mpt = predict._estimates(predict._what_is_planned(TINY)).ops.values()
-    gpt = predict._estimates(predict._what_is_planned(replace(TINY, model="GPT-1"))).ops.values()
+    mpt = predict._estimates(predict._what_is_planned(TINY)).stages[0].ops.values()
+    gpt = (
+        predict._estimates(predict._what_is_planned(replace(TINY, model="GPT-1")))
+        .stages[0]
+        .ops.values()
+    )
     assert "aten._log_softmax.default" not in {op.op for op in mpt}
     assert "aten._log_softmax.default" in {op.op for op in gpt}
     adds = [op for op in mpt if op.op == "aten.add.Tensor" and op.phase == "forward"]
@@ -176,7 +180,7 @@ def test_fsdp1_handles_gradients_before_it_sends_them() -> None:
     assert handling_ns(replace(TINY, data_parallel="FSDP2"), found, cluster) == 0
     assert wider_ns(stated["bfloat16"], found, cluster) == 0
     # A tiny model computes for no time: nothing is hidden, and what starts takes as long as before.
-    scattered = [each for each in found.collectives if each.kind == "reduce_scatter"]
+    scattered = [each for each in found.stages[0].collectives if each.kind == "reduce_scatter"]
     assert 0 < wider_ns(stated["float32"], found, cluster) < sum(e.time_ns for e in scattered)
     assert predict.predict(stated["float32"]).step_s > predict.predict(stated["bfloat16"]).step_s
 

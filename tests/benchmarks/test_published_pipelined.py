@@ -29,12 +29,13 @@ def _planned(run: Run) -> tuple[Estimates, Cluster, Cluster]:
 
 
 def _step(run: Run) -> Step:
-    return played_step(run, *_planned(run))
+    found, cluster, inner = _planned(run)
+    return played_step(run, found.stages[0], cluster, inner)
 
 
 def _passes(run: Run) -> list[tuple[pipelined._Pass, pipelined._Pass]]:
     found, cluster, _ = _planned(run)
-    return pipelined._passes(run, pipelined._parts(run, found), cluster)
+    return pipelined._passes(run, pipelined._parts(run, found.stages[0]), cluster)
 
 
 def test_all_arrangements_of_the_workloads_are_expressed_and_share_plans() -> None:
@@ -48,7 +49,7 @@ def test_stages_do_together_what_one_does_alone() -> None:
     """And each makes a batch; recompute does the forward of blocks again."""
     found, cluster, _ = _planned(WHOLE)
     (forward, backward) = _passes(WHOLE)[0]
-    inside = [op for op in found.ops.values() if op.module.startswith("blocks.")]
+    inside = [op for op in found.stages[0].ops.values() if op.module.startswith("blocks.")]
     again_ns = sum(op.compute_ns for op in inside if op.phase == "forward")
     assert again_ns > 0
     alone_ns = forward.work.compute_ns + backward.work.compute_ns
@@ -77,7 +78,7 @@ def test_one_microbatch_takes_all_passes_after_one_another() -> None:
     step, passes = _step(run), _passes(run)
     lengths_ns = sum(p.length_ns for pair in passes for p in pair)
     found, cluster, inner = _planned(run)
-    ends = [sum(pipelined._update(run, found, rank, cluster, inner)) for rank in range(2)]
+    ends = [sum(pipelined._update(run, found.stages[0], rank, cluster, inner)) for rank in range(2)]
     assert step.total_ns == lengths_ns + ends[0]  # the first stage is over last
     assert step.bubble_ns > 0
     assert predict.predict(run).step_s == pytest.approx(step.total_ns / 1e9)
@@ -87,7 +88,7 @@ def test_nobody_waits_for_other_stages_where_there_are_none() -> None:
     step, (forward, backward) = _step(WHOLE), _passes(WHOLE)[0]
     assert step.bubble_ns == 0
     found, cluster, inner = _planned(WHOLE)
-    reduced_ns, optimizer_ns = pipelined._update(WHOLE, found, 0, cluster, inner)
+    reduced_ns, optimizer_ns = pipelined._update(WHOLE, found.stages[0], 0, cluster, inner)
     assert optimizer_ns == step.optimizer_ns == 2 * found.optimizer_ns
     assert reduced_ns == pipelined.reduction_ns(WHOLE, found.memory.gradients, inner) > 0
     assert step.total_ns == 2 * (forward.length_ns + backward.length_ns) + reduced_ns + optimizer_ns
@@ -113,7 +114,11 @@ def test_a_pass_is_over_when_both_host_and_device_are() -> None:
 def test_a_shared_embedding_is_on_both_ends_and_reduced_between_them() -> None:
     found, cluster, inner = _planned(STAGED)
     words, positions, norm, inside = (
-        next(op for op in found.ops.values() if op.optimizer_ns and op.module.startswith(name))
+        next(
+            op
+            for op in found.stages[0].ops.values()
+            if op.optimizer_ns and op.module.startswith(name)
+        )
         for name in ("words", "positions", "norm", "blocks.")
     )
     held = {op.module: [pipelined._held(STAGED, op, rank) for rank in (0, 1)]
@@ -121,8 +126,8 @@ def test_a_shared_embedding_is_on_both_ends_and_reduced_between_them() -> None:
     assert list(held.values()) == [[1, 1], [1, 0], [0, 1], [0.5, 0.5]]
     own_head = replace(STAGED, model="Llama-2-7B")
     assert [pipelined._held(own_head, words, rank) for rank in (0, 1)] == [1, 0]
-    reduced_ns, _ = pipelined._update(STAGED, found, 1, cluster, inner)
-    alone_ns, _ = pipelined._update(own_head, found, 1, cluster, inner)
+    reduced_ns, _ = pipelined._update(STAGED, found.stages[0], 1, cluster, inner)
+    alone_ns, _ = pipelined._update(own_head, found.stages[0], 1, cluster, inner)
     size = 512 * 64 * 2
     line = pipelined.axis_over("ends", 2, 2, cluster)
     assert reduced_ns - alone_ns > collective_s("all_reduce", size, size, line) * 1e9 * 0.9
@@ -132,7 +137,7 @@ def test_the_host_launches_at_the_pace_of_its_trainer() -> None:
     found, cluster, _ = _planned(STAGED)
     assert batch_ns(STAGED, cluster) == 14 * 48_000
     assert exchange_ns(STAGED, cluster) == 2 * 48_000
-    op = next(op for op in found.ops.values() if op.count > 1)
+    op = next(op for op in found.stages[0].ops.values() if op.count > 1)
     assert launch_ns(STAGED, op) == op.count * 48_000
     other = replace(STAGED, source="another")
     assert launch_ns(other, op) == op.host_ns == op.count * 8_000
@@ -145,7 +150,7 @@ def test_megatron_s_gpt_is_not_fused() -> None:
     """It writes the scores of attention, and its loss reads float32 logits op by op."""
 
     def ops(run: Run, module: str) -> set[str]:
-        found = predict._estimates(predict._what_is_planned(run)).ops.values()
+        found = predict._estimates(predict._what_is_planned(run)).stages[0].ops.values()
         return {op.op for op in found if (op.phase, op.module) == ("forward", module)}
 
     other = replace(WHOLE, source="another")
@@ -157,7 +162,7 @@ def test_megatron_s_gpt_is_not_fused() -> None:
     for run in (megatron, WHOLE):
         assert scores <= ops(run, ATTENTION) and loss <= ops(run, "")
     assert "aten._log_softmax.default" in ops(other, "") - ops(WHOLE, "")
-    root = [op for op in _planned(WHOLE)[0].ops.values() if op.module == ""]
+    root = [op for op in _planned(WHOLE)[0].stages[0].ops.values() if op.module == ""]
     logits = [kind for op in root for kind, _ in op.outputs if kind == "float32[2, 64, 512]"]
     assert len(logits) >= 4
 
@@ -170,7 +175,7 @@ def test_scores_that_are_made_again_are_not_held() -> None:
     found, plain = _planned(again)[0], _planned(whole)[0]
 
     def done(estimates: Estimates, op: str) -> int:
-        return sum(each.count for each in estimates.ops.values() if each.op == op)
+        return sum(each.count for each in estimates.stages[0].ops.values() if each.op == op)
 
     layers = WHOLE.layers
     for op in ("aten._softmax.default", "aten.bmm.default"):
@@ -189,13 +194,15 @@ def test_megatron_core_waits_for_nothing_that_is_sent() -> None:
     compute, and each rank of the data-parallel group steps its part."""
     other = replace(CORE, compiled="1")
     found, cluster, inner = _planned(CORE)
-    passes = pipelined._passes(CORE, pipelined._parts(CORE, found), cluster)
+    passes = pipelined._passes(CORE, pipelined._parts(CORE, found.stages[0]), cluster)
     assert not any(p.work.sent_ns for pair in passes for p in pair)
     later = pipelined._delays(CORE, cluster)
     assert [(d.source, d.target, d.phase) for d in later] == [(0, 1, "forward"), (1, 0, "backward")]
     assert later[0].time_ns > 0 and not pipelined._delays(other, cluster)
     many = replace(CORE, chunks=2)
-    ends = [pipelined._update(run, found, 1, cluster, inner) for run in (CORE, many, other)]
+    ends = [
+        pipelined._update(run, found.stages[0], 1, cluster, inner) for run in (CORE, many, other)
+    ]
     inside_ns = ends[0][0] - ends[1][0]
     assert inside_ns > 0 and ends[0][0] == ends[2][0]
     assert ends[0][1] == pytest.approx(ends[2][1] / CORE.dp, abs=1)
@@ -207,8 +214,12 @@ def test_gradients_of_parts_of_a_sequence_are_reduced_once() -> None:
         cp=2, gpus=8,
     )  # fmt: skip
     found, _, _ = _planned(run)
-    later = pipelined._reduced_later(found)
-    added = [each for each in found.collectives if each.axis == "cp" and each.kind == "all_reduce"]
+    later = pipelined._reduced_later(found.stages[0])
+    added = [
+        each
+        for each in found.stages[0].collectives
+        if each.axis == "cp" and each.kind == "all_reduce"
+    ]
     assert sum(later.values()) == sum(e.time_ns for e in added if e.phase == "backward") > 0
     size = 1 << 20
 

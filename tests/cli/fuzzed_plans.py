@@ -93,7 +93,7 @@ def files(count: int, rng: random.Random) -> Iterator[bytes]:
             yield damaged_bytes(good.to_bytes(), rng)
         else:
             try:
-                yield written(damaged_content(content, rng), 3)
+                yield written(damaged_content(content, rng), 3, {"stages"})
             except (msgspec.MsgspecError, OverflowError):
                 yield good.to_bytes()[:-1]
 

@@ -105,7 +105,7 @@ def test_show_json_has_the_figures_of_the_page(plan_file: str) -> None:
     content = json.loads(run("show", plan_file, "--json").stdout)
     assert content["world_size"] == 8
     assert content["memory_bytes"] == 40 * 2**20
-    assert content["blocks"][0]["module"] == "model.layers.*"
+    assert content["stage"]["blocks"][0]["module"] == "model.layers.*"
 
 
 @pytest.mark.parametrize("width", [40, 77, 200])

@@ -12,13 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autopar.cli.main import main
+from tests.redone import redecided, repriced
 from tests.report.plans import renamed, two_axis_plan
 
 OLD = two_axis_plan()
 NEW = msgspec.structs.replace(
     OLD,
-    structure=msgspec.structs.replace(OLD.structure, ops={"model.layers.*.mlp.up/mm": "b,-"}),
-    estimates=msgspec.structs.replace(OLD.estimates, step_ns=32 * 10**6),
+    structure=redecided(OLD.structure, ops={"model.layers.*.mlp.up/mm": "b,-"}),
+    estimates=repriced(OLD.estimates, step_ns=32 * 10**6),
 )
 
 

@@ -19,6 +19,7 @@ from autopar.plans.plan import Plan
 from autopar.plans.plan_options import ConstraintOptions, MemoryOptions, PlanOptions
 from autopar.plans.read_options import make_options
 from autopar.plans.recorded import cluster_of, options_of
+from tests.redone import redecided
 from tests.report.plans import renamed, two_axis_plan
 
 TARGET = """
@@ -111,9 +112,11 @@ def test_alternatives_of_the_model(stored: str, target: str) -> None:
     (found,) = content["alternatives"]
     chosen = [each for each in found["alternatives"] if each["is_chosen"]]
     assert [each["sharding"] for each in chosen] == [plan.structure.params["down.weight"].storage]
-    assert found["modelled_ns"] == chosen[0]["modelled_ns"] == plan.estimates.modelled_ns
+    assert found["modelled_ns"] == chosen[0]["modelled_ns"] == plan.estimates.stages[0].modelled_ns
     assert [each["change"].split(" ")[0] for each in content["benefits"]] == ["1", "2", "2"]
-    assert all(each["before_ns"] == plan.estimates.modelled_ns for each in content["benefits"])
+    assert all(
+        each["before_ns"] == plan.estimates.stages[0].modelled_ns for each in content["benefits"]
+    )
 
 
 def test_what_was_imposed_is_imposed_again(stored: str, target: str) -> None:
@@ -144,7 +147,7 @@ def test_other_prices_are_told(stored: str, target: str) -> None:
 
 def test_a_cluster_that_is_no_preset_is_asked_for(tmp_path: Path, target: str) -> None:
     plan = two_axis_plan()
-    structure = msgspec.structs.replace(plan.structure, cluster="ours")
+    structure = redecided(plan.structure, cluster="ours")
     path = str(tmp_path / "plan.json")
     msgspec.structs.replace(plan, structure=structure).save(path)
     fails(run("explain", path, target), 1, "give --cluster FILE")
@@ -154,7 +157,7 @@ def test_a_name_is_no_path(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text("this is not read")
     plan = two_axis_plan()
-    structure = msgspec.structs.replace(plan.structure, cluster=str(path))
+    structure = redecided(plan.structure, cluster=str(path))
     with pytest.raises(ClusterError, match="which is no preset"):
         cluster_of(msgspec.structs.replace(plan, structure=structure))
 
@@ -271,7 +274,7 @@ def test_as_many_microbatches_as_were_planned(stored: str, target: str, tmp_path
     result = run("explain", path, "up.weight", target, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     (found,) = json.loads(result.stdout)["alternatives"]
-    assert found["modelled_ns"] == Plan.load(path).estimates.modelled_ns
+    assert found["modelled_ns"] == Plan.load(path).estimates.stages[0].modelled_ns
 
 
 def test_what_cannot_be_asked_for_again_is_refused() -> None:

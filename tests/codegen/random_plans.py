@@ -9,6 +9,8 @@ import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import NodeClass, classes
 from autopar.ir.backward_parts import in_two_parts
@@ -19,16 +21,10 @@ from autopar.ir.microbatches import in_microbatches
 from autopar.ir.redistribute import is_legal, placements, step
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, groups, is_saved, requirement, root_key
-from autopar.plans.estimates import Estimates, Memory
-from autopar.plans.plan import (
-    SCHEMA_VERSION,
-    MeshAxis,
-    Param,
-    PipelineSchedule,
-    Plan,
-    Provenance,
-    Structure,
-)
+from autopar.plans.estimates import Memory, StageEstimates, of_one_stage
+from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.structure import MeshAxis, Param, Stage, Structure
+from tests.redone import redecided
 from tests.report.plans import NO_STEP
 
 Space = tuple[tuple[Group, ...], dict[str, NodeClass]]
@@ -109,13 +105,8 @@ class _Draw:
         self._repair()
         self._draw_saved()
         entries = self.classes.values()
-        structure = Structure(
-            model=self.graph.name,
-            fingerprint="",
-            cluster="",
+        stage = Stage(
             axes=tuple(MeshAxis(a.name, a.size, a.bucket_bytes) for a in self.mesh),
-            optimizer="sgd",
-            inputs=(),
             params={
                 node.target: Param(
                     node.outputs[0].shape,
@@ -129,13 +120,13 @@ class _Draw:
             outputs={e.key: self.choice[e.key] for e in entries if e.node.role is Role.DETACHED},
             routes=self._routes(),
             saved={key: str(state) for key, state in self.saved.items()},
-            schedule=PipelineSchedule(
-                microbatches=self.graph.turns,
-                loss_chunks=loss_chunks,
-                is_split=self.graph.second_part is not None,
-            ),
+            microbatches=self.graph.turns,
+            loss_chunks=loss_chunks,
+            is_split=self.graph.second_part is not None,
         )
-        return as_plan(structure)
+        # What has two parts is a stage of a pipeline.
+        read = Plan.from_bytes(as_plan(msgspec.structs.replace(stage, is_split=False)).to_bytes())
+        return msgspec.structs.replace(read, structure=redecided(read.structure, stages=(stage,)))
 
     def _repair(self) -> None:
         """Nothing becomes partial on its way to a use: draw again, without partial inputs, what
@@ -249,13 +240,18 @@ class _Draw:
         return parents
 
 
-def as_plan(structure: Structure) -> Plan:
+def as_plan(stage: Stage) -> Plan:
     """A plan of these decisions, with no figures, read back from its file."""
-    memory = Memory(0, 0, 0, 0, 0, 0)
+    none = dict.fromkeys(
+        ("step_ns", "compute_ns", "communication_ns", "optimizer_ns", "flops", "memory_limit"), 0
+    )
+    figures = StageEstimates(
+        **none, memory=Memory(0, 0, 0, 0, 0, 0), collectives=(), ops={}, **NO_STEP
+    )
     plan = Plan(
         SCHEMA_VERSION,
-        structure,
-        Estimates(0, 0, 0, 0, 0, memory, 0, (), {}, **NO_STEP),
+        Structure("", "", "", "sgd", (), (stage,)),
+        of_one_stage(figures),
         Provenance("", "", "", "", 0, 0, 0),
     )
     return Plan.from_bytes(plan.to_bytes())

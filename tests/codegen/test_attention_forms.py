@@ -116,7 +116,7 @@ CASES = [
 def test_a_form_sends_and_keeps_what_its_formulas_say(name: str, kind: str) -> None:
     form, case, mesh = FORMS[name], traced(kind), on_h100(str(N))[1]
     plan = plan_for(case.graph, str(N), pins(form))
-    program = generate(case.gm, case.graph, plan)
+    program = generate(case.gm, case.graph, plan.structure.only)
     step = observed(program, mesh, case.graph, plan.structure, tensors(kind))
     assert received(step.forward, mesh) == form.forward
     assert received(step.backward, mesh) == form.backward
@@ -191,8 +191,8 @@ def held(form: Form, kind: str, n: int) -> tuple[int, int, int]:
     without parameters and their gradients."""
     case, mesh = traced(kind), on_h100(str(n))[1]
     plan = plan_for(case.graph, str(n), pins(form))
-    program = generate(case.gm, case.graph, plan)
-    given = spmd.RankStep(mesh, case.graph, plan.structure, 0.0, {}).split(
+    program = generate(case.gm, case.graph, plan.structure.only)
+    given = spmd.RankStep(mesh, case.graph, plan.structure.only, 0.0, {}).split(
         program.forward_inputs, tensors(kind)
     )
     assert program.backward is not None
@@ -208,7 +208,7 @@ def held(form: Form, kind: str, n: int) -> tuple[int, int, int]:
 def priced(plan: Plan) -> dict[str, Counter[str]]:
     """By phase and kind, the bytes that each rank gives to collectives."""
     found: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
-    for each in plan.estimates.collectives:
+    for each in plan.estimates.stages[0].collectives:
         if each.kind != "slice":
             found[each.phase][each.kind] += each.num_bytes
     return found
@@ -228,9 +228,9 @@ def tensors(kind: str, keys: int = SEQ) -> dict[str, Tensor]:
 
 def check_equal(plan: Plan, on: str, kind: str, keys: int) -> None:
     case, mesh, model = traced(kind, keys), on_h100(on)[1], Attention(kind, keys)
-    program = generate(case.gm, case.graph, plan)
+    program = generate(case.gm, case.graph, plan.structure.only)
     torch.manual_seed(7)
-    found = spmd.train_step(program, mesh, case.graph, plan.structure, tensors(kind, keys))
+    found = spmd.train_step(program, mesh, case.graph, plan.structure.only, tensors(kind, keys))
     torch.manual_seed(7)
     loss = model(*inputs(kind))
     loss.backward()

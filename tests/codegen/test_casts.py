@@ -16,7 +16,7 @@ from autopar.cost_model.price import price
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph, Phase, Ref, Role
 from autopar.ir.schedule import Compute, Event, Message, Schedule, Start, Wait
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
 from autopar.plans.read_options import make_options
@@ -92,7 +92,7 @@ def planned(strategy: str, sizes: str, bucket_bytes: int) -> Plan:
     request = ask(made().traced.graph, cluster, options).on(laid).within(1 << 40)
     problem = price(request)
     solution = solve(problem)
-    structure = make_structure(request, problem, solution)
+    structure = make_stage(request, problem, solution)
     estimates = account(request, structure).estimates
     hidden = sum(estimates.hidden.values())
     assert (
@@ -104,7 +104,9 @@ def planned(strategy: str, sizes: str, bucket_bytes: int) -> Plan:
 
 def scheduled(bucket_bytes: int) -> Schedule:
     """Under fsdp, with buckets of at most so many bytes."""
-    return schedule(parse_layout(made().traced.graph, planned("fsdp", "4", bucket_bytes).structure))
+    return schedule(
+        parse_layout(made().traced.graph, planned("fsdp", "4", bucket_bytes).structure.only)
+    )
 
 
 def module(graph: Graph, event: Event) -> str:
@@ -165,7 +167,7 @@ def test_small_copies_are_gathered_together_and_their_gradients_leave_together()
 
 def test_under_fsdp_backward_is_handed_shards() -> None:
     graph = made().traced.graph
-    layout = parse_layout(graph, planned("fsdp", "4", LARGE).structure)
+    layout = parse_layout(graph, planned("fsdp", "4", LARGE).structure.only)
     copies = [n for n in casts_of(graph).copies if graph.nodes[n].phase is Phase.FORWARD]
     assert copies
     assert all(layout.kept(Ref(n))[0].kind == "S" for n in copies)
@@ -181,9 +183,9 @@ def test_equal_to_eager(how: str, sizes: str, bucket_bytes: int) -> None:
     kind, _, seed = how.partition(" ")
     drawn = random_plan(graph, on, int(seed)) if seed else None
     plan = drawn or planned(kind, sizes, bucket_bytes)
-    check(graph, schedule(parse_layout(graph, plan.structure)))
-    program = generate(found.traced.gm, graph, plan)
-    step = train_step(program, on, graph, plan.structure, found.tensors, tolerance=TOLERANCE)
+    check(graph, schedule(parse_layout(graph, plan.structure.only)))
+    program = generate(found.traced.gm, graph, plan.structure.only)
+    step = train_step(program, on, graph, plan.structure.only, found.tensors, tolerance=TOLERANCE)
     worst = {"loss": difference(step.outputs["loss:0"], found.outputs["loss:0"])}
     for name, expected in found.gradients.items():
         worst[name] = difference(step.gradients[name], expected)

@@ -118,8 +118,8 @@ def worst_error(plan: Plan, on: Mesh) -> float:
     """The largest relative difference to eager of the loss and any gradient."""
     found = uneven()
     graph = found.traced.graph
-    program = generate(found.traced.gm, graph, plan)
-    step = spmd.train_step(program, on, graph, plan.structure, found.tensors, tolerance=1e-12)
+    program = generate(found.traced.gm, graph, plan.structure.only)
+    step = spmd.train_step(program, on, graph, plan.structure.only, found.tensors, tolerance=1e-12)
     (loss,) = (value for name, value in step.outputs.items() if name.startswith("loss:"))
     assert step.gradients.keys() == found.gradients.keys()
     pairs = [(step.gradients[name], grad) for name, grad in found.gradients.items()]
@@ -164,11 +164,11 @@ def test_plans_for_little_memory_equal_eager(sizes: Sequence[int], limit: int) -
 def test_bound_graphs_have_no_symbols() -> None:
     on = mesh(2, 3)
     plan = random_plan(uneven().traced.graph, on, 0)
-    program = generate(uneven().traced.gm, uneven().traced.graph, plan)
+    program = generate(uneven().traced.gm, uneven().traced.graph, plan.structure.only)
     codes: set[str] = set()
     for rank in range(6):
         groups = {"ax0": "zero", "ax1": "one"}
-        bound = bind(program, groups, plan.structure.mesh, on.coordinate(rank))
+        bound = bind(program, groups, plan.structure.only.mesh, on.coordinate(rank))
         for gm in (bound.forward, bound.backward):
             assert gm is not None
             assert not any(node.target in SYMBOLS for node in gm.graph.nodes)

@@ -29,6 +29,7 @@ from tests.codegen.random_plans import random_plan
 from tests.codegen.test_again import candidates
 from tests.codegen.test_random_plans import difference
 from tests.live_bytes import measured
+from tests.redone import redecided
 
 ROWS, WIDTH, TOLERANCE = 8, 4, 1e-9
 
@@ -71,9 +72,7 @@ def drawing(end: bool = False) -> Case:
 def planned(graph: Graph, sizes: Sequence[int], seed: int, turns: int, keys: list[str]) -> Plan:
     step = with_again(in_microbatches(graph, turns), keys)
     plan = random_plan(step, mesh(*sizes), seed, microbatches=turns)
-    return msgspec.structs.replace(
-        plan, structure=msgspec.structs.replace(plan.structure, again=tuple(keys))
-    )
+    return msgspec.structs.replace(plan, structure=redecided(plan.structure, again=tuple(keys)))
 
 
 def targets(gm: fx.GraphModule | None) -> list[str]:
@@ -89,13 +88,13 @@ def test_equal_to_eager(sizes: Sequence[int], seed: int, part: float, turns: int
     graph = found.traced.graph
     keys = [key for key in candidates(graph) if choose.random() < part]
     plan = planned(graph, sizes, seed, turns, keys)
-    program = generate(found.traced.gm, graph, plan)
+    program = generate(found.traced.gm, graph, plan.structure.only)
     backward = targets(program.backward)
     assert any("autopar.redraw_" in each for each in backward)
     assert not any(each.startswith("autopar.draw_") for each in backward)
     torch.manual_seed(1)
     step = train_step(
-        program, mesh(*sizes), graph, plan.structure, found.tensors, tolerance=TOLERANCE
+        program, mesh(*sizes), graph, plan.structure.only, found.tensors, tolerance=TOLERANCE
     )
     assert difference(step.outputs["loss:0"], found.loss) <= TOLERANCE
     for name, expected in found.gradients.items():
@@ -109,9 +108,9 @@ def test_the_generator_ends_where_eager_leaves_it(turns: int) -> None:
     ends: list[Tensor] = []
     for keys in ([], candidates(graph)):
         plan = planned(graph, (2,), 0, turns, keys)
-        program = generate(found.traced.gm, graph, plan)
+        program = generate(found.traced.gm, graph, plan.structure.only)
         torch.manual_seed(1)
-        train_step(program, mesh(2), graph, plan.structure, found.tensors, tolerance=TOLERANCE)
+        train_step(program, mesh(2), graph, plan.structure.only, found.tensors, tolerance=TOLERANCE)
         ends.append(torch.get_rng_state())
     assert torch.equal(*ends)
 
@@ -158,7 +157,7 @@ def test_a_state_is_saved_for_a_mask() -> None:
     saved = {}
     for again in ([], keys):
         plan = planned(graph, (), 0, 1, again)
-        program = generate(found.traced.gm, graph, plan)
+        program = generate(found.traced.gm, graph, plan.structure.only)
         held = measured(program, graph, plan)
         saved[bool(again)] = _saved_bytes(program.forward, program.forward_outputs, found)
         assert min(held) > 0

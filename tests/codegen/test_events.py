@@ -25,8 +25,8 @@ def test_events_are_in_order(case: str) -> None:
     made = made_once(case)
     for plan in made.plans:
         with watched() as written:
-            program = generate(made.traced.gm, made.traced.graph, plan)
-        check_order(written, program, plan.structure.mesh.names)
+            program = generate(made.traced.gm, made.traced.graph, plan.structure.only)
+        check_order(written, program, plan.structure.only.mesh.names)
 
 
 EXACT = [
@@ -47,13 +47,15 @@ def played(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[i
         found.append((timeline, sum(prices.held(value)[1] for value in given)))
         return timeline
 
-    sizes = "x".join(map(str, plan.structure.mesh.sizes))
+    sizes = "x".join(map(str, plan.structure.only.mesh.sizes))
     cluster, mesh = on_h100(sizes)
     with monkeypatch.context() as patch:
         patch.setattr(bill, "play", watch)
-        account(ask(graph, cluster, Options(memory_limit_bytes=1 << 40)).on(mesh), plan.structure)
+        account(
+            ask(graph, cluster, Options(memory_limit_bytes=1 << 40)).on(mesh), plan.structure.only
+        )
     ((timeline, given),) = found
-    border = len(bill.schedule(bill.parse_layout(graph, plan.structure)).forward)
+    border = len(bill.schedule(bill.parse_layout(graph, plan.structure.only)).forward)
     totals = [sum(each) - given for each in timeline.live]
     return max(totals[:border]), max(totals[border:])
 
@@ -65,7 +67,7 @@ def test_what_is_played_is_held(case: str, monkeypatch: pytest.MonkeyPatch) -> N
     buffer of eight numbers), and for twelve plans within 3 %."""
     made = made_once(case)
     for number, plan in enumerate(made.plans):
-        program = generate(made.traced.gm, made.traced.graph, plan)
+        program = generate(made.traced.gm, made.traced.graph, plan.structure.only)
         counted = measured(program, made.traced.graph, plan)
         for mine, theirs in zip(played(made.traced.graph, plan, monkeypatch), counted, strict=True):
             assert mine >= theirs - 32 * (case == "states"), (case, number)

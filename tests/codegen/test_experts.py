@@ -107,11 +107,17 @@ def check(name: str, mesh: str, choice: str | None) -> set[str]:
     graph = found.traced.graph
     pins = {} if choice is None else {r".*:(forward|backward):experts.*": choice}
     plan = plan_for(graph, mesh, pins)
-    program = generate(found.traced.gm, graph, plan)
+    program = generate(found.traced.gm, graph, plan.structure.only)
     # What comes besides the loss (a router's own loss) is in it already.
     tangents = {at: torch.zeros_like(value) for at, value in found.outputs.items()}
     step = spmd.train_step(
-        program, on_h100(mesh)[1], graph, plan.structure, found.tensors, tangents, tolerance=1e-12
+        program,
+        on_h100(mesh)[1],
+        graph,
+        plan.structure.only,
+        found.tensors,
+        tangents,
+        tolerance=1e-12,
     )
     close = OWN if name == "own" else FLOAT32_INSIDE
     torch.testing.assert_close(step.outputs["loss:0"], found.loss, **close)
@@ -120,7 +126,7 @@ def check(name: str, mesh: str, choice: str | None) -> set[str]:
         torch.testing.assert_close(
             step.gradients[param], expected, **close, msg=lambda m, p=param: f"{p}: {m}"
         )
-    return {plan.structure.ops[n.key] for n in graph.nodes if n.op in (FORWARD, BACKWARD)}
+    return {plan.structure.only.ops[n.key] for n in graph.nodes if n.op in (FORWARD, BACKWARD)}
 
 
 OWN_CHOICES = ["n", "e", "i", "exchange"]

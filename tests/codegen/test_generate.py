@@ -13,7 +13,8 @@ from autopar.codegen import Program, bind, generate
 from autopar.errors import PlanMismatchError, VerificationError
 from autopar.ir.graph import Role
 from autopar.ir.sharding import Sharding
-from autopar.plans.plan import Plan, Structure
+from autopar.plans.plan import Plan
+from autopar.plans.structure import Structure
 from autopar.runtime.program.symbols import local_chunk, permute
 from autopar.runtime.simulator import spmd
 from autopar.runtime.simulator.shards import shard, unshard
@@ -21,10 +22,11 @@ from autopar.tracer import trace
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, case
 from tests.codegen.random_plans import as_plan, random_plan
+from tests.redone import redecided
 
 
 def with_structure(plan: Plan, **changes: object) -> Plan:
-    return as_plan(msgspec.structs.replace(plan.structure, **changes))
+    return as_plan(redecided(plan.structure, **changes).only)
 
 
 def called(gm: fx.GraphModule | None) -> list[fx.Node]:
@@ -33,7 +35,7 @@ def called(gm: fx.GraphModule | None) -> list[fx.Node]:
 
 
 def generated(found: Case, plan: Plan) -> Program:
-    return generate(found.traced.gm, found.traced.graph, plan)
+    return generate(found.traced.gm, found.traced.graph, plan.structure.only)
 
 
 def test_on_one_device_nothing_is_communicated() -> None:
@@ -70,11 +72,11 @@ def test_forward_only_without_gradients() -> None:
     with torch.no_grad():
         traced = trace(model, (x,), {})
     plan = random_plan(traced.graph, mesh(2), 0)
-    program = generate(traced.gm, traced.graph, plan)
+    program = generate(traced.gm, traced.graph, plan.structure.only)
     assert program.backward is None
     assert program.backward_inputs == program.backward_outputs == ()
     tensors = {f"param:{n}": p for n, p in model.named_parameters()} | {"input:0": x}
-    result = spmd.train_step(program, mesh(2), traced.graph, plan.structure, tensors)
+    result = spmd.train_step(program, mesh(2), traced.graph, plan.structure.only, tensors)
     (value,) = result.outputs.values()
     torch.testing.assert_close(value, model(x))
 
@@ -101,9 +103,9 @@ def test_values_take_tangents_and_buffers_are_updated() -> None:
     assert model.weight.grad is not None
     for seed in range(4):
         plan = random_plan(traced.graph, mesh(2, 2), seed)
-        program = generate(traced.gm, traced.graph, plan)
+        program = generate(traced.gm, traced.graph, plan.structure.only)
         step = spmd.train_step(
-            program, mesh(2, 2), traced.graph, plan.structure, tensors | {"input:0": x},
+            program, mesh(2, 2), traced.graph, plan.structure.only, tensors | {"input:0": x},
             {0: tangent}, tolerance=1e-12,
         )  # fmt: skip
         torch.testing.assert_close(step.outputs["value:0"], out)
@@ -119,7 +121,7 @@ def test_bind_leaves_no_symbol_and_the_program_as_it_was() -> None:
     groups = {"ax0": "seven", "ax1": "eight"}
     starts: set[int] = set()
     for rank in range(8):
-        bound = bind(program, groups, plan.structure.mesh, on.coordinate(rank))
+        bound = bind(program, groups, plan.structure.only.mesh, on.coordinate(rank))
         for symbolic, gm in (
             (program.forward, bound.forward),
             (program.backward, bound.backward),
@@ -141,14 +143,14 @@ def test_bind_leaves_no_symbol_and_the_program_as_it_was() -> None:
     assert starts == {0, 1, 2, 3}
     assert program.forward.code == before
     with pytest.raises(PlanMismatchError, match="no process group for mesh axis 'ax1'"):
-        bind(program, {"ax0": "seven"}, plan.structure.mesh, (0, 0))
+        bind(program, {"ax0": "seven"}, plan.structure.only.mesh, (0, 0))
 
 
 def test_a_route_that_misses_a_state_is_refused() -> None:
     found = case("gpt2")
     plan = random_plan(found.traced.graph, mesh(2), 0)
-    key = next(iter(plan.structure.routes))
-    routes = {k: v for k, v in plan.structure.routes.items() if k != key}
+    key = next(iter(plan.structure.only.routes))
+    routes = {k: v for k, v in plan.structure.only.routes.items() if k != key}
     with pytest.raises(PlanMismatchError, match=re.escape(key)):
         generated(found, with_structure(plan, routes=routes))
 
@@ -160,9 +162,9 @@ def test_a_route_in_two_strides_is_refused() -> None:
     weight = msgspec.structs.replace(
         params["up.weight"], storage="[S(0), S(1)]", kept="[S(0), S(1)]"
     )
-    routes = dict(plan.structure.routes)
+    routes = dict(plan.structure.only.routes)
     routes["param:up.weight@forward"] = ("[S(0), S(1)] -> [R, R]",)
-    ops = {k: v if "mm" not in k else "-,-" for k, v in plan.structure.ops.items()}
+    ops = {k: v if "mm" not in k else "-,-" for k, v in plan.structure.only.ops.items()}
     with pytest.raises(PlanMismatchError, match="is not one collective"):
         generated(
             found,
@@ -173,8 +175,8 @@ def test_a_route_in_two_strides_is_refused() -> None:
 def test_a_missing_decision_is_refused() -> None:
     found = case("mlp")
     plan = random_plan(found.traced.graph, mesh(2), 0)
-    key = next(k for k in plan.structure.ops if "mm" in k)
-    ops = {k: v for k, v in plan.structure.ops.items() if k != key}
+    key = next(k for k in plan.structure.only.ops if "mm" in k)
+    ops = {k: v for k, v in plan.structure.only.ops.items() if k != key}
     with pytest.raises(PlanMismatchError, match=re.escape(key)):
         generated(found, with_structure(plan, ops=ops))
 
@@ -205,7 +207,7 @@ def test_detached_outputs_come_back_whole() -> None:
         assert sorted(program.detached_shardings) == [1, 2]
         structure: Structure = plan.structure
         step = spmd.train_step(
-            program, mesh(2, 2), found.traced.graph, structure, found.tensors, tolerance=1e-12
+            program, mesh(2, 2), found.traced.graph, structure.only, found.tensors, tolerance=1e-12
         )
         for position, expected in found.outputs.items():
             torch.testing.assert_close(step.outputs[f"detached:{position}"], expected)

@@ -35,6 +35,7 @@ from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, case, make_case
 from tests.codegen.random_plans import random_plan
 from tests.codegen.test_random_plans import difference
+from tests.redone import redecided
 
 TOKENS, WIDTH, CLASSES, IGNORED = 24, 8, 16, 5
 
@@ -88,8 +89,8 @@ def check(of: Case, on: Sequence[int], seed: int, tolerance: float, **how: objec
     """A random plan, with the loss in chunks, computes what eager does."""
     graph, laid = of.traced.graph, mesh(*on)
     plan = random_plan(graph, laid, seed, **how)  # type: ignore[arg-type]
-    program = generate(of.traced.gm, graph, plan)
-    step = train_step(program, laid, graph, plan.structure, of.tensors, tolerance=tolerance)
+    program = generate(of.traced.gm, graph, plan.structure.only)
+    step = train_step(program, laid, graph, plan.structure.only, of.tensors, tolerance=tolerance)
     assert difference(step.outputs["loss:0"], of.loss) <= tolerance
     assert step.gradients.keys() == of.gradients.keys()
     for name, expected in of.gradients.items():
@@ -130,14 +131,14 @@ def test_with_all_else_made_again() -> None:
     keys = tuple(sorted({original_key(node.key) for node in options}))
     assert keys and not any("_nll" in key for key in keys)
     plan = random_plan(with_again(chunked, keys), mesh(2), 0, loss_chunks=1)
-    structure = msgspec.structs.replace(
+    structure = redecided(
         plan.structure,
         again=keys,
-        schedule=msgspec.structs.replace(plan.structure.schedule, loss_chunks=3),
+        loss_chunks=3,
     )
     plan = msgspec.structs.replace(plan, structure=structure)
-    program = generate(of.traced.gm, of.traced.graph, plan)
-    step = train_step(program, mesh(2), of.traced.graph, structure, of.tensors, tolerance=1e-5)
+    program = generate(of.traced.gm, of.traced.graph, plan.structure.only)
+    step = train_step(program, mesh(2), of.traced.graph, structure.only, of.tensors, tolerance=1e-5)
     for name, expected in of.gradients.items():
         assert difference(step.gradients[name], expected) <= 1e-5, name
 

@@ -15,9 +15,9 @@ from autopar.codegen import generate
 from autopar.compile import best_on
 from autopar.driver.search import survey
 from autopar.errors import InfeasibleError
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import StageEstimates
 from autopar.plans.fitting import Candidate
-from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.plan import Plan
 from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from autopar.runtime.simulator.spmd import train_step
@@ -28,7 +28,7 @@ from tests.codegen.meshes import mesh
 from tests.codegen.models import case
 from tests.codegen.random_plans import random_plan
 from tests.codegen.test_random_plans import TOLERANCE, difference
-from tests.planned import hostless
+from tests.planned import as_planned, hostless
 
 
 def chosen(
@@ -44,7 +44,7 @@ def chosen(
     return survey(ask(case(name).traced.graph, hostless(cluster), options), silent).best
 
 
-def sent(estimates: Estimates, kind: str, phase: str) -> int:
+def sent(estimates: StageEstimates, kind: str, phase: str) -> int:
     return sum(t.count for t in estimates.collectives if (t.kind, t.phase) == (kind, phase))
 
 
@@ -63,18 +63,17 @@ def sent(estimates: Estimates, kind: str, phase: str) -> int:
 def test_strategies_are_eager(name: str, cluster: str, mesh: str, strategy: str) -> None:
     found = case(name)
     best = chosen(name, cluster, mesh, strategy, 2)
-    unknown = Provenance("", "", "", "feasible", 0, 0, 0)
-    plan = Plan(SCHEMA_VERSION, best.structure, best.estimates, unknown)
+    plan = as_planned(best.request, best.structure, best.estimates)
     plan = Plan.from_bytes(plan.to_bytes())
-    program = generate(found.traced.gm, found.traced.graph, plan)
+    program = generate(found.traced.gm, found.traced.graph, plan.structure.only)
     step = train_step(
-        program, best.mesh, found.traced.graph, plan.structure, found.tensors, tolerance=1e-5
+        program, best.mesh, found.traced.graph, plan.structure.only, found.tensors, tolerance=1e-5
     )
     assert difference(step.outputs["loss:0"], found.loss) <= TOLERANCE[name]
     assert step.gradients.keys() == found.gradients.keys()
     worst = {n: difference(g, found.gradients[n]) for n, g in step.gradients.items()}
     assert max(worst.values()) <= TOLERANCE[name]
-    assert abs(plan.estimates.step_ns / plan.estimates.modelled_ns - 1) < 0.09
+    assert abs(plan.estimates.step_ns / plan.estimates.stages[0].modelled_ns - 1) < 0.09
 
 
 def test_gradients_travel_once_and_parameters_in_every_turn() -> None:
@@ -109,12 +108,12 @@ def test_as_many_as_it_takes_where_memory_binds() -> None:
         )
         return survey(ask(graph, hostless("1xH100"), options), silent).best
 
-    assert best("auto").structure.schedule.microbatches == 1
+    assert best("auto").structure.microbatches == 1
     limit = best(8).estimates.memory.total
     with pytest.raises(InfeasibleError):
         best(1, limit)
     found = best("auto", limit)
-    assert found.structure.schedule.microbatches > 1
+    assert found.structure.microbatches > 1
     assert found.estimates.memory.total <= limit
     assert found.estimates.modelled_ns <= best(8, limit).estimates.modelled_ns
 
@@ -180,8 +179,8 @@ def test_losses_stay_those_of_the_whole_batch(loss: str, sizes: tuple[int, ...])
     plan = random_plan(found.graph, on, 0, microbatches=4)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     tensors |= {"buffer:weight": model.weight, "input:0": x, "input:1": target}
-    program = generate(found.gm, found.graph, plan)
-    step = train_step(program, on, found.graph, plan.structure, tensors, tolerance=1e-9)
+    program = generate(found.gm, found.graph, plan.structure.only)
+    step = train_step(program, on, found.graph, plan.structure.only, tensors, tolerance=1e-9)
     assert difference(step.outputs["loss:0"], expected.detach()) <= TOLERANCE["mlp"]
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
@@ -207,14 +206,14 @@ def test_gradients_that_are_one_tensor_leave_as_copies(sizes: tuple[int, ...], t
     found, on = trace(model, (x,), {}), mesh(*sizes)
     plan = random_plan(found.graph, on, 0, microbatches=turns)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
-    program = generate(found.gm, found.graph, plan)
+    program = generate(found.gm, found.graph, plan.structure.only)
     assert program.backward is not None
     left = program.backward.graph.output_node().args[0]
     assert isinstance(left, tuple)
     copies = [getattr(node, "target", None) == torch.ops.aten.clone.default for node in left]
     # The sum over turns of a view has memory of its own.
     assert sum(copies) == (2 if turns == 1 else 1)
-    step = train_step(program, on, found.graph, plan.structure, tensors | {"input:0": x})
+    step = train_step(program, on, found.graph, plan.structure.only, tensors | {"input:0": x})
     model(x).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(step.gradients[name], parameter.grad)
@@ -243,9 +242,9 @@ def test_weights_that_are_made_of_parameters(sizes: tuple[int, ...], turns: int)
     found, on = trace(model, (x,), {}), mesh(*sizes)
     plan = random_plan(found.graph, on, 0, microbatches=turns)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
-    program = generate(found.gm, found.graph, plan)
+    program = generate(found.gm, found.graph, plan.structure.only)
     step = train_step(
-        program, on, found.graph, plan.structure, tensors | {"input:0": x}, tolerance=1e-9
+        program, on, found.graph, plan.structure.only, tensors | {"input:0": x}, tolerance=1e-9
     )
     model(x).backward()
     for name, parameter in model.named_parameters():

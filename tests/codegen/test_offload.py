@@ -31,6 +31,7 @@ from tests.codegen.test_events import played
 from tests.codegen.test_random_plans import TOLERANCE, difference
 from tests.live_bytes import measured
 from tests.plans.test_scheduling import check
+from tests.redone import redecided
 
 LAYERS, ROWS, WIDTH = 6, 16, 8
 
@@ -43,24 +44,24 @@ def in_blocks(*sizes: int) -> Mesh:
 def planned(graph: Graph, on: Mesh, seed: int, away: Sequence[str], again: Sequence[str]) -> Plan:
     """A random plan with these decisions."""
     plan = random_plan(with_again(graph, again), on, seed)
-    structure = msgspec.structs.replace(
+    structure = redecided(
         plan.structure, again=tuple(again), offloaded=tuple(away), reload_pace=1 << (8 * seed)
     )
     return msgspec.structs.replace(plan, structure=structure)
 
 
 def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
-    graph, on = found.traced.graph, plan.structure.mesh
-    layout = parse_layout(graph, plan.structure)
+    graph, on = found.traced.graph, plan.structure.only.mesh
+    layout = parse_layout(graph, plan.structure.only)
     whole = schedule(layout)
     for turn in (whole.before, replace(whole, before=None, turns=1)):
         if turn is not None:
             check(layout.graph, turn)
     with watched() as written:
-        program = generate(found.traced.gm, graph, plan)
+        program = generate(found.traced.gm, graph, plan.structure.only)
     check_order(written, program, on.names)
     torch.manual_seed(0)
-    return train_step(program, on, graph, plan.structure, found.tensors, tolerance=tolerance)
+    return train_step(program, on, graph, plan.structure.only, found.tensors, tolerance=tolerance)
 
 
 @pytest.mark.breadth(5)
@@ -147,11 +148,11 @@ def test_what_is_played_is_held(sizes: Sequence[int], monkeypatch: pytest.Monkey
     held: list[tuple[int, int]] = []
     for away in ((), keys):
         plan = planned(graph, on, 3, away, ())
-        counted = measured(generate(found.traced.gm, graph, plan), graph, plan)
+        counted = measured(generate(found.traced.gm, graph, plan.structure.only), graph, plan)
         for mine, theirs in zip(played(graph, plan, monkeypatch), counted, strict=True):
             assert theirs <= mine <= 1.1 * theirs
         held.append(counted)
-    layout = parse_layout(graph, planned(graph, on, 3, keys, ()).structure)
+    layout = parse_layout(graph, planned(graph, on, 3, keys, ()).structure.only)
     num_bytes = sum(layout.held_bytes(a.root, layout.kept(a.root)) for a in layout.away)
     for before, after in zip(*held, strict=True):
         assert after <= before - num_bytes / 2
@@ -160,7 +161,9 @@ def test_what_is_played_is_held(sizes: Sequence[int], monkeypatch: pytest.Monkey
 def test_phases() -> None:
     """Forward copies nothing back, and backward nothing away."""
     graph, on = stack().traced.graph, in_blocks()
-    layout = parse_layout(graph, planned(graph, on, 0, (*offloadable(graph, on),), ()).structure)
+    layout = parse_layout(
+        graph, planned(graph, on, 0, (*offloadable(graph, on),), ()).structure.only
+    )
     found = schedule(layout)
     assert {value.phase for value in found.saved} == {Phase.FORWARD}
     assert sum(value.on_host for value in found.saved) == len(layout.away)

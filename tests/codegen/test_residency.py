@@ -30,6 +30,7 @@ from tests.codegen.test_again import candidates
 from tests.codegen.test_offload import in_blocks, ran, stack
 from tests.codegen.test_random_plans import TOLERANCE, difference
 from tests.live_bytes import DTYPES
+from tests.redone import redecided
 
 
 def hosted_at_random(graph: Graph, part: float, seed: int) -> list[str]:
@@ -44,7 +45,7 @@ def planned(graph: Graph, on: Mesh, seed: int, part: float, turns: int) -> Plan:
     away = [key for key in offloadable(step, on) if turns == 1 and draw.random() < 0.3]
     hosted = hosted_at_random(graph, part, seed)
     plan = random_plan(step, on, seed, microbatches=turns, hosted=hosted)
-    structure = msgspec.structs.replace(
+    structure = redecided(
         plan.structure, again=tuple(again), offloaded=tuple(away), reload_pace=1 << 16
     )
     return msgspec.structs.replace(plan, structure=structure)
@@ -78,7 +79,7 @@ def test_equal_to_the_same_plan_on_the_device(sizes: Sequence[int]) -> None:
         name: msgspec.structs.replace(param, residency="device")
         for name, param in there.structure.params.items()
     }
-    structure = msgspec.structs.replace(there.structure, params=params)
+    structure = redecided(there.structure, params=params)
     here = msgspec.structs.replace(there, structure=structure)
     plain, hosted = (ran(found, plan, 0.0) for plan in (here, there))
     for expected, got in ((plain.outputs, hosted.outputs), (plain.gradients, hosted.gradients)):
@@ -92,7 +93,7 @@ def test_each_is_copied_for_each_phase_but_near_the_turn(name: str) -> None:
     graph, on = case(name).traced.graph, in_blocks(2)
     names = [member for members in can_be_hosted(graph).values() for member in members]
     plan = random_plan(graph, on, 0, hosted=names)
-    layout = parse_layout(graph, plan.structure)
+    layout = parse_layout(graph, plan.structure.only)
     events = schedule(layout)
     reloaded = {each.param for each in layout.streamed if each.backward is not None}
     assert 0 < len(reloaded) < len(names)
@@ -117,7 +118,7 @@ def test_every_op_finds_its_inputs_on_the_device(name: str, part: float) -> None
     plan = random_plan(graph, on, 0, hosted=hosted)
     cuda = torch.device("cuda:0")
     with FakeTensorMode():
-        program = bind(generate(found.traced.gm, graph, plan), NAMES, on, (0,), cuda)
+        program = bind(generate(found.traced.gm, graph, plan.structure.only), NAMES, on, (0,), cuda)
         assert targets(program.forward).count(RELOAD) == len(hosted)
         assert targets(program.backward).count(OFFLOAD) == len(hosted)
         tensors: dict[str, Tensor] = {
@@ -161,7 +162,7 @@ class Fused(nn.Module):
 def test_the_host_waits_for_gradients_that_forward_made() -> None:
     found, on = trace(Fused(), (torch.randn(8, 4),), {}), in_blocks()
     plan = random_plan(found.graph, on, 0, hosted=["weight"])
-    program = generate(found.gm, found.graph, plan)
+    program = generate(found.gm, found.graph, plan.structure.only)
     assert LANDED in targets(program.backward) and ARRIVED not in targets(program.backward)
 
 

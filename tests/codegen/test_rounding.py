@@ -27,6 +27,7 @@ from tests.codegen.test_again import candidates
 from tests.codegen.test_draws import drawing
 from tests.codegen.test_offload import in_blocks
 from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.redone import redecided
 
 ROUNDED = {"bfloat16": 2e-2, "float16": 3e-3}
 """How far gradients may be off: a few times the last bit of the dtype."""
@@ -42,7 +43,7 @@ def planned(
     step.check()
     away = [key for key in offloadable(step, on) if turns == 1 and draw.random() < part]
     plan = random_plan(step, on, seed, microbatches=turns)
-    structure = msgspec.structs.replace(
+    structure = redecided(
         plan.structure, again=tuple(again), offloaded=tuple(away), reload_pace=1 << 16,
         saved_dtype=dtype,
     )  # fmt: skip
@@ -51,9 +52,11 @@ def planned(
 
 def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
     graph, structure = found.traced.graph, plan.structure
-    program = generate(found.traced.gm, graph, plan)
+    program = generate(found.traced.gm, graph, plan.structure.only)
     torch.manual_seed(1)
-    return train_step(program, structure.mesh, graph, structure, found.tensors, tolerance=tolerance)
+    return train_step(
+        program, structure.only.mesh, graph, structure.only, found.tensors, tolerance=tolerance
+    )
 
 
 @pytest.mark.breadth(5)

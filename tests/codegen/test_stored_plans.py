@@ -18,10 +18,10 @@ from tests.planned import on_h100, plan_for
 
 def trained(name: str, mesh: str, plan: Plan) -> StepResult:
     found = case(name)
-    program = generate(found.traced.gm, found.traced.graph, plan)
+    program = generate(found.traced.gm, found.traced.graph, plan.structure.only)
     on = on_h100(mesh)[1]
     return train_step(
-        program, on, found.traced.graph, plan.structure, found.tensors, tolerance=1e-5
+        program, on, found.traced.graph, plan.structure.only, found.tensors, tolerance=1e-5
     )
 
 

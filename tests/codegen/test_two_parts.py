@@ -36,6 +36,7 @@ from tests.codegen.test_offload import Stack, in_blocks
 from tests.codegen.test_random_plans import difference
 from tests.codegen.test_residency import hosted_at_random
 from tests.planned import hostless
+from tests.redone import redecided
 
 LAYERS, ROWS, WIDTH = 12, 16, 8
 TOLERANCE = 1e-10
@@ -85,7 +86,7 @@ def planned(graph: Graph, on: Mesh, turns: int, seed: int) -> Plan:
     plan = random_plan(
         with_again(graph, again), on, seed, microbatches=turns, hosted=hosted, is_split=True
     )
-    structure = msgspec.structs.replace(
+    structure = redecided(
         plan.structure, again=tuple(again), offloaded=tuple(away), reload_pace=1 << 16
     )
     return msgspec.structs.replace(plan, structure=structure)
@@ -100,8 +101,8 @@ def test_equal_to_eager(sizes: tuple[int, ...], seed: int, turns: int) -> None:
     stages: list[SimulatedStage] = []
     for k, graph in enumerate(halves(turns)):
         plan = planned(graph, on, turns, 2 * seed + k)
-        program = generate(found.traced.gm, found.traced.graph, plan, graph)
-        stages.append(SimulatedStage(on, graph, plan.structure, program))
+        program = generate(found.traced.gm, found.traced.graph, plan.structure.only, graph)
+        stages.append(SimulatedStage(on, graph, plan.structure.only, program))
     assert any(stage.structure.again for stage in stages)
     assert any(stage.structure.offloaded for stage in stages)
     table = make_table("zb-h1", 2, turns)
@@ -119,8 +120,8 @@ def test_each_part_brings_back_what_it_needs_first() -> None:
     step = in_two_parts(graph)
     plan = random_plan(graph, on, 0, is_split=True)
     away = tuple(offloadable(step, on))
-    structure = msgspec.structs.replace(plan.structure, offloaded=away, reload_pace=1 << 4)
-    layout = parse_layout(graph, structure)
+    structure = redecided(plan.structure, offloaded=away, reload_pace=1 << 4)
+    layout = parse_layout(graph, structure.only)
     found = schedule(layout)
     border = layout.graph.second_part
     assert border is not None
@@ -144,8 +145,8 @@ def test_what_is_made_again_for_both_parts_is_held_between_them() -> None:
     graph = halves(1)[1]
     again = candidates(graph)
     plan = random_plan(with_again(graph, again), in_blocks(), 0, is_split=True)
-    structure = msgspec.structs.replace(plan.structure, again=tuple(again))
-    layout = parse_layout(graph, structure)
+    structure = redecided(plan.structure, again=tuple(again))
+    layout = parse_layout(graph, structure.only)
     border = layout.graph.second_part
     assert border is not None
     read = {

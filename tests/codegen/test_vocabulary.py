@@ -57,14 +57,14 @@ def test_a_cut_vocabulary_gathers_no_scores(mesh: str, tied: bool) -> None:
     ids[:2], targets[:4] = 3, 5
     traced: Traced = trace(model, (ids, targets), {})
     plan = plan_for(traced.graph, mesh, on_axes(PINS, mesh))
-    program = generate(traced.gm, traced.graph, plan)
+    program = generate(traced.gm, traced.graph, plan.structure.only)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     tensors |= {f"buffer:{n}": b for n, b in model.named_buffers()}
     tensors |= {"input:0": ids, "input:1": targets}
     laid = on_h100(mesh)[1]
     loss = model(ids, targets)
     loss.backward()
-    found = spmd.train_step(program, laid, traced.graph, plan.structure, tensors)
+    found = spmd.train_step(program, laid, traced.graph, plan.structure.only, tensors)
     torch.testing.assert_close(found.outputs["loss:0"], loss.detach(), rtol=1e-9, atol=0)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found.gradients[name], parameter.grad, rtol=1e-9, atol=1e-12)
@@ -85,12 +85,12 @@ def test_an_ignored_token_is_counted_by_no_rank() -> None:
     traced = trace(model, (ids, targets), {})
     plan = plan_for(traced.graph, "4", PINS)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
-    program = generate(traced.gm, traced.graph, plan)
+    program = generate(traced.gm, traced.graph, plan.structure.only)
     found = spmd.train_step(
         program,
         on_h100("4")[1],
         traced.graph,
-        plan.structure,
+        plan.structure.only,
         tensors | {"input:0": ids, "input:1": targets},
     )
     expected = model(ids, targets).detach()

@@ -74,7 +74,7 @@ def test_a_plan_says_it_and_its_gathers_keep_to_it(tmp_path: Path) -> None:
     graph, cluster = linear_step(4096, 4096, 4096, layers=6), parse_cluster("64x8xH100")
     options = make_options(mesh="512", constraints={"strategy": "fsdp"})
     search(ask(graph, cluster, options), silent).save(tmp_path / "plan.json")
-    layout = parse_layout(graph, Plan.load(tmp_path / "plan.json").structure)
+    layout = parse_layout(graph, Plan.load(tmp_path / "plan.json").structure.only)
     assert layout.mesh[0].bucket_bytes == 800 << 20
     events = schedule(layout).forward
     sent = [event.message.transfers for event in events if isinstance(event, Start)]

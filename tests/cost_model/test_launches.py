@@ -14,8 +14,8 @@ from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.ir.mesh import Cluster
 from autopar.ir.problem import Problem, Solution
-from autopar.plans.decisions import make_structure
-from autopar.plans.estimates import Estimates
+from autopar.plans.decisions import make_stage
+from autopar.plans.estimates import StageEstimates
 from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest, ask
 from autopar.solver import evaluate, solve
@@ -42,8 +42,8 @@ def wanted(cluster: Cluster, width: int, backend: str = "", layers: int = 3) -> 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slower_host_makes_no_step_shorter(seed: int) -> None:
     request = wanted(H100, 512)
-    structure = make_structure(request, *_drawn(request, seed))
-    steps: list[Estimates] = []
+    structure = make_stage(request, *_drawn(request, seed))
+    steps: list[StageEstimates] = []
     for launch_s in (0.0, 1e-6, 8e-6, 50e-6, 200e-6):
         asked = replace(request, cluster=behind(H100, launch_s))
         steps.append(account(asked, structure).estimates)
@@ -64,7 +64,7 @@ def _drawn(request: PlanRequest, seed: int) -> tuple[Problem, Solution]:
 def test_a_step_of_long_kernels_does_not_wait_for_its_host() -> None:
     """Ops of milliseconds: the host, which takes 8 us for each, is ahead of the device."""
     request = wanted(H100, 16384)
-    structure = make_structure(request, *_drawn(request, 0))
+    structure = make_stage(request, *_drawn(request, 0))
     alone = account(replace(request, cluster=behind(H100, 0.0)), structure).estimates
     found = account(request, structure).estimates
     assert (alone.host_ns, found.exposed_host_ns) == (0, 0)
@@ -86,7 +86,7 @@ def test_a_cpu_has_no_host_beside_it() -> None:
     request = wanted(cluster, 512)
     problem = price(request)
     assert not any(saving.resource == "host" for w in problem.windows for saving in w.savings)
-    structure = make_structure(request, problem, random_solution(problem, 0))
+    structure = make_stage(request, problem, random_solution(problem, 0))
     estimates = account(request, structure).estimates
     assert (estimates.host_ns, estimates.exposed_host_ns) == (0, 0)
     assert not any(op.host_ns for op in estimates.ops.values())
@@ -107,7 +107,7 @@ def test_what_is_fused_is_launched_once() -> None:
 
 def test_a_collective_takes_the_host_longer_than_a_kernel() -> None:
     request = wanted(H100, 512)
-    found = account(request, make_structure(request, *_drawn(request, 1))).estimates
+    found = account(request, make_stage(request, *_drawn(request, 1))).estimates
     least_ns = LAUNCHES_PER_COLLECTIVE * LAUNCH_NS
     activations = [sent for key, sent in found.sends.items() if key.startswith("dgrad")]
     assert activations

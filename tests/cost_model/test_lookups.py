@@ -44,7 +44,7 @@ PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_rows_are_priced_and_not_the_table(name: str, backend: str) -> None:
     at = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
     plan = autopar.plan(Picks(PICKS[name]), (at,), cluster="1xH100", backend=backend)
-    ops = plan.estimates.ops.values()
+    ops = plan.estimates.stages[0].ops.values()
     forward_ns = sum(op.compute_ns for op in ops if op.phase == Phase.FORWARD)
     backward_ns = sum(op.compute_ns for op in ops if op.phase == Phase.BACKWARD)
     table_ns = ROWS * WIDTH * 2 / H100_BYTES_PER_S * 1e9
@@ -64,7 +64,9 @@ def test_a_lookup_in_a_sharded_vocabulary_reads_no_more_than_it_finds(backend: s
         backend=backend,
         constraints={"pins": {"param:table": "S(0) on dp", "kept:table": "S(0) on dp"}},
     )
-    (lookup,) = (op for key, op in plan.estimates.ops.items() if key == ":forward:embedding.0")
+    (lookup,) = (
+        op for key, op in plan.estimates.stages[0].ops.items() if key == ":forward:embedding.0"
+    )
     rows_ns = TOKENS * WIDTH * 2 / (0.8 * H100_BYTES_PER_S) * 1e9
     # Eager masks the rows of other ranks by another kernel.
     passes = 4 if backend == "eager" else 2

@@ -22,7 +22,7 @@ from autopar.ir.moments import Moment, is_moment, moment_of
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.ir.schedule import Compute
 from autopar.ir.timeline import Timeline
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
@@ -73,7 +73,7 @@ def held_at_ops(request: PlanRequest, problem: Problem, solution: Solution) -> d
     with pytest.MonkeyPatch.context() as patch:
         play = bill.play
         patch.setattr(bill, "play", lambda *args: timelines.append(play(*args)) or timelines[-1])
-        structure = make_structure(settled, problem, solution)
+        structure = make_stage(settled, problem, solution)
         memory = account(settled, structure).estimates.memory
     (played,) = timelines
     static = memory.params + memory.gradients + memory.optimizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from autopar.ir.problem import Problem
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
 from autopar.plans.request import ask
@@ -71,7 +72,7 @@ def check_bill(seed: int, mesh: str) -> None:
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout)
     problem = price(request)
     solution = random_solution(problem, seed)
-    structure = make_structure(request, problem, solution)
+    structure = make_stage(request, problem, solution)
     costs = sum(int(c[i]) for c, i in zip(problem.costs, solution.choice, strict=True))
     moves = sum(
         int(flow.costs[list(used)].sum())
@@ -93,7 +94,7 @@ def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, me
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout_mesh)
     problem = price(request)
     solution = random_solution(problem, seed)
-    structure = make_structure(request, problem, solution)
+    structure = make_stage(request, problem, solution)
     counted, _ = peak_usage(problem, solution.choice)
     layout = parse_layout(graph, structure)
     held = 0
@@ -143,7 +144,7 @@ def test_a_plan_that_misses_a_decision_or_a_route_is_refused() -> None:
     mesh = parse_mesh("4", cluster)
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
     problem = price(request)
-    structure = make_structure(request, problem, random_solution(problem, 1))
+    structure = make_stage(request, problem, random_solution(problem, 1))
     without_op = replace_struct(structure, ops=dict(list(structure.ops.items())[1:]))
     with pytest.raises(PlanMismatchError, match="no decision for"):
         account(request, without_op)
@@ -154,7 +155,6 @@ def test_a_plan_that_misses_a_decision_or_a_route_is_refused() -> None:
 
 
 def replace_struct(structure, **changes):
-    import msgspec
 
     return msgspec.structs.replace(structure, **changes)
 

@@ -23,6 +23,7 @@ from autopar.plans.plan import Plan
 from autopar.tracer import trace
 from tests.grouped import grouped
 from tests.planned import hostless
+from tests.redone import repriced
 from tests.report.plans import staged_plan
 
 WORDS, WIDTH = 256, 32
@@ -73,7 +74,7 @@ def test_a_tied_weight_is_added_up_between_its_ranks() -> None:
     own_ns = sum(each.time_ns for each in estimates.shared)
     assert estimates.step_ns == busiest_ns + estimates.bubble_ns + own_ns
     # Without what is shared, the ranks of both plans do about the same.
-    table = tied.structure.schedule.made(4)
+    table = tied.structure.actions
     bare_ns = play_pipeline(table, estimates.stages, estimates.delays, ()).step_ns
     assert estimates.step_ns == bare_ns + own_ns > bare_ns + found.time_ns > bare_ns
 
@@ -81,7 +82,7 @@ def test_a_tied_weight_is_added_up_between_its_ranks() -> None:
 def test_stages_of_a_tied_weight_on_one_rank_share_nothing() -> None:
     """In a V, the first and the last stage are on the first rank."""
     plan = planned(tied=True, stages=4, schedule="zb-v", cluster="2xH100")
-    assert plan.structure.schedule.made(2).ranks[3] == 0
+    assert plan.structure.actions.ranks[3] == 0
     assert kinds(plan).keys() == {RESULTS}
 
 
@@ -125,7 +126,7 @@ def test_copies_in_several_nodes_are_joined_by_the_network(
 def test_ranks_that_a_plan_does_not_have_share_nothing(ranks: tuple[int, ...]) -> None:
     plan = staged_plan()
     wrong = (Shared("results", ranks, 1, 4, 1),)
-    estimates = msgspec.structs.replace(plan.estimates, shared=wrong)
+    estimates = repriced(plan.estimates, shared=wrong)
     stored = msgspec.structs.replace(plan, estimates=estimates).to_bytes()
     with pytest.raises(PlanError, match="shared: results of ranks"):
         Plan.from_bytes(stored)

@@ -15,8 +15,8 @@ from autopar.cost_model.account import account
 from autopar.cost_model.memory import MAX_MOMENTS
 from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
-from autopar.plans.decisions import make_structure
-from autopar.plans.estimates import CollectiveTotal, Estimates
+from autopar.plans.decisions import make_stage
+from autopar.plans.estimates import CollectiveTotal, StageEstimates
 from autopar.plans.options import Options
 from autopar.plans.order import CUT, OPTIMIZER, START, WITH, Item, repeated
 from autopar.plans.request import ask
@@ -24,16 +24,16 @@ from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step
 
 
-def bill(graph: Graph, mesh: str, seed: int) -> Estimates:
+def bill(graph: Graph, mesh: str, seed: int) -> StageEstimates:
     cluster = parse_cluster(f"{mesh}xH100")
     layout = parse_mesh(mesh, cluster)
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout)
     problem = price(request)
     solution = random_solution(problem, seed)
-    return account(request, make_structure(request, problem, solution)).estimates
+    return account(request, make_stage(request, problem, solution)).estimates
 
 
-def items(estimates: Estimates) -> Iterator[str]:
+def items(estimates: StageEstimates) -> Iterator[str]:
     for run in estimates.order:
         for _ in range(run.times):
             yield from run.items
@@ -90,7 +90,7 @@ def test_any_plan_is_told_as_it_is_billed(seed: int, mesh: str) -> None:
         assert by_holder[holder] == getattr(memory, holder)
 
 
-def _in_order(found: Estimates):
+def _in_order(found: StageEstimates):
     places = {(c.phase, c.axis, c.kind): k for k, c in enumerate(found.collectives)}
     return lambda entry: places[entry[0]]
 

@@ -14,7 +14,7 @@ from autopar.errors import AutoparError
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.sharding import Sharding
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.options import Options
 from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
@@ -110,7 +110,7 @@ def test_a_plan_is_priced_for_the_backend_that_it_is_asked_for_and_says_so() -> 
         asked = ask(chain(), cluster, options)
         problem = price(asked.on(mesh))
         estimates = account(
-            asked.on(mesh), make_structure(asked.on(mesh), problem, solve(problem))
+            asked.on(mesh), make_stage(asked.on(mesh), problem, solve(problem))
         ).estimates
         assert asked.on(mesh).describe_imposed() == (f"backend {backend}",)
         found.append(estimates.compute_ns)

@@ -9,7 +9,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.options import Options
 from autopar.plans.request import ask
 from autopar.solver import evaluate
@@ -27,7 +27,7 @@ def test_what_windows_hide_is_what_the_bill_says(mesh: str) -> None:
         request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
         problem = price(request)
         solution = random_solution(problem, seed)
-        estimates = account(request, make_structure(request, problem, solution)).estimates
+        estimates = account(request, make_stage(request, problem, solution)).estimates
         assert problem.windows
         in_windows = sum(estimates.hidden.values())
         found = evaluate(problem, solution.choice)

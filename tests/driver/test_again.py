@@ -20,9 +20,9 @@ from autopar.ir.again import with_options
 from autopar.ir.copies import is_copy, is_optional, original_key
 from autopar.ir.problem import Problem, Status
 from autopar.plans.options import Options
-from autopar.plans.plan import SavedDtype
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
+from autopar.plans.structure import SavedDtype
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.exact import WINDOWED_TOLERANCE

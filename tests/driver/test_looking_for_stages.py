@@ -31,6 +31,7 @@ from autopar.plans.request import Asked
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_segments import Chain, asked, chain
+from tests.redone import repriced
 
 
 def opened(graph: Any, devices: int, **options: Any) -> Plan:
@@ -44,7 +45,7 @@ def in_one(graph: Any, devices: int, **options: Any) -> Plan:
 
 @pytest.mark.parametrize(("layers", "devices"), [(4, 1), (2, 7), (1, 2)])
 def test_where_no_number_of_stages_is_possible_there_is_one(layers: int, devices: int) -> None:
-    assert not opened(chain(*[64] * (layers + 1)), devices).structure.stages
+    assert not opened(chain(*[64] * (layers + 1)), devices).structure.is_pipeline
 
 
 @pytest.mark.parametrize(("strategy", "stages"), [("fsdp", "auto"), ("ddp", 2)])
@@ -53,7 +54,7 @@ def test_where_a_microbatch_is_too_small_for_a_strategy_there_are_fewer(
 ) -> None:
     """Four for each of two ranks are all of a batch of eight."""
     plan = opened(chain(*[64] * 9), 4, strategy=strategy, stages=stages)
-    assert plan.structure.schedule.microbatches < 8
+    assert plan.structure.microbatches < 8
 
 
 def test_numbers_of_microbatches_that_have_no_order_are_left_out() -> None:
@@ -61,7 +62,7 @@ def test_numbers_of_microbatches_that_have_no_order_are_left_out() -> None:
     graph = trace(Chain([64] * 13), (torch.randn(16, 64),), {}).graph
     wanted = asked(graph, 3, stages=6, microbatches="auto", schedule="interleaved")
     assert 16 not in numbers_of_microbatches(wanted, 3)
-    assert search_stages(wanted, silent).structure.schedule.microbatches == 4
+    assert search_stages(wanted, silent).structure.microbatches == 4
 
 
 def test_numbers_of_ranks_that_share_nodes_unevenly_are_left_out() -> None:
@@ -111,7 +112,7 @@ def test_once_one_stage_is_planned_pipelines_that_take_longer_are_left_out() -> 
     said: list[str] = []
     graph = trace(Chain([256] * 13), (torch.randn(4096, 256),), {}).graph
     plan = search_stages(asked(graph, 8, stages="auto", microbatches="auto"), said.append)
-    assert not plan.structure.stages
+    assert not plan.structure.is_pipeline
     planned = said.index("solving for mesh dp=8")
     assert next(text for text in said[:planned] if ": about " in text).startswith("1 stages")
     assert sum(": about " in text for text in said[:planned]) == 1
@@ -205,9 +206,9 @@ class AsIs(Known):
 def plain_of(graph: Graph, step_ns: int, kernels: int) -> Plan:
     """In one stage; it takes so long, and launches so many kernels, one after the other."""
     plan = in_one(graph, 1)
-    (key, op), *_ = ((k, op) for k, op in plan.estimates.ops.items() if op.compute_ns)
+    (key, op), *_ = ((k, op) for k, op in plan.estimates.stages[0].ops.items() if op.compute_ns)
     one = {key: msgspec.structs.replace(op, count=kernels)}
-    estimates = msgspec.structs.replace(plan.estimates, step_ns=step_ns, ops=one, host_ns=0)
+    estimates = repriced(plan.estimates, step_ns=step_ns, ops=one, host_ns=0)
     return msgspec.structs.replace(plan, estimates=estimates)
 
 
@@ -269,7 +270,7 @@ def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ran
 
         def plan(self, _graph: object) -> Plan:
             planned.append(self.ranks)
-            estimates = msgspec.structs.replace(some.estimates, step_ns=takes[self.ranks])
+            estimates = repriced(some.estimates, step_ns=takes[self.ranks])
             return msgspec.structs.replace(some, estimates=estimates)
 
     monkeypatch.setattr(pipelining, "Promising", Promised)

@@ -76,7 +76,7 @@ def best(limit: int | None, chunks: int | str, *unread: str) -> Candidate:
 
 
 def chunks_of(found: Candidate) -> int:
-    return found.structure.schedule.loss_chunks
+    return found.structure.loss_chunks
 
 
 def test_only_where_memory_binds() -> None:
@@ -213,7 +213,7 @@ def test_a_frontier_has_a_plan_where_there_is_one_within_the_limit() -> None:
         assert point.plan is not None
         assert point.plan.estimates.memory.total <= point.limit_bytes
         assert point.plan.provenance.bound_ns <= alone.solution.objective
-        assert point.plan.estimates.modelled_ns <= alone.estimates.modelled_ns
+        assert point.plan.estimates.stages[0].modelled_ns <= alone.estimates.modelled_ns
 
 
 def test_a_step_without_a_head_says_so() -> None:
@@ -242,7 +242,7 @@ def test_the_one_of_two_losses_that_stays_whole_is_told() -> None:
     ids = torch.randint(0, 16, (24,))
     with pytest.warns(NotImposedWarning, match="loss_chunks=4: nll_loss.* stays whole") as told:
         plan = autopar.plan(TwoHeads(), ids, cluster="1xcpu", memory={"loss_chunks": 4})
-    assert len(told) == 1 and plan.structure.schedule.loss_chunks == 4
+    assert len(told) == 1 and plan.structure.loss_chunks == 4
 
 
 @pytest.mark.parametrize("name", ["logits", "1", "log*"])
@@ -288,12 +288,12 @@ def test_strategies_are_eager(cluster: str, mesh: str, strategy: str, backend: s
         mesh=mesh, constraints={"strategy": strategy}, backend=backend, memory={"loss_chunks": 3}
     )
     plan = planned(survey(ask(found.traced.graph, hostless(cluster), options), silent))
-    assert plan.structure.schedule.loss_chunks == 3
-    assert abs(plan.estimates.step_ns / plan.estimates.modelled_ns - 1) < 0.1
-    assert "lm_head:forward:scores_nll.0" in plan.structure.ops
-    program = generate(found.traced.gm, found.traced.graph, plan)
+    assert plan.structure.loss_chunks == 3
+    assert abs(plan.estimates.step_ns / plan.estimates.stages[0].modelled_ns - 1) < 0.1
+    assert "lm_head:forward:scores_nll.0" in plan.structure.only.ops
+    program = generate(found.traced.gm, found.traced.graph, plan.structure.only)
     step = train_step(
-        program, plan.structure.mesh, found.traced.graph, plan.structure, found.tensors,
+        program, plan.structure.only.mesh, found.traced.graph, plan.structure.only, found.tensors,
         tolerance=1e-5,
     )  # fmt: skip
     worst = {n: difference(g, found.gradients[n]) for n, g in step.gradients.items()}
@@ -313,6 +313,6 @@ def test_the_last_stage_of_a_pipeline_has_it() -> None:
         microbatches=2,
         memory={"loss_chunks": 3},
     )
-    parts = [part.schedule.loss_chunks for part in plan.structure.parts]
+    parts = [part.loss_chunks for part in plan.structure.stages]
     assert parts == [1, 3]
     autopar.verify(plan, model, inputs)

@@ -19,7 +19,7 @@ from autopar.ir.copies import is_optional, original_key
 from autopar.ir.mesh import Cluster
 from autopar.ir.offloading import offloadable
 from autopar.ir.problem import Problem, Status
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.options import Options
 from autopar.plans.plan import PROVEN
 from autopar.plans.request import PlanRequest, ask
@@ -128,7 +128,7 @@ def test_equal_to_the_best_of_all_that_can_be_done(
     assert bool(settled.again) == (gb_per_s < 100) != bool(settled.offloaded)
     if hides:
         solution = replace(found, choice=choice, arcs=final.arcs, objective=final.objective)
-        bill = account(settled, make_structure(settled, again, solution))
+        bill = account(settled, make_stage(settled, again, solution))
         assert bill.estimates.modelled_ns == found.objective
 
 

@@ -78,7 +78,7 @@ def storages(plan: Plan, name: str) -> set[str]:
 
 def states(plan: Plan, key: str) -> set[Sharding]:
     """Every state that a group's tensor goes through."""
-    steps = [s for k, some in plan.structure.routes.items() if k.startswith(key) for s in some]
+    steps = [s for k, some in plan.structure.only.routes.items() if k.startswith(key) for s in some]
     return {Sharding.parse(text) for step in steps for text in step.split(" -> ")}
 
 
@@ -114,10 +114,10 @@ def test_what_a_module_returns_is_pinned(case: ZooCase) -> None:
     plan = checked(case, asked("layers.*.norm=S(1) on tp", "layers.*.down=S(2) on tp"))
     assert {
         label.split(",")[1]
-        for key, label in plan.structure.ops.items()
+        for key, label in plan.structure.only.ops.items()
         if "norm:forward:nat" in key
     } == {"d1"}
-    (made,) = (label for key, label in plan.structure.ops.items() if "down:forward:mm" in key)
+    (made,) = (label for key, label in plan.structure.only.ops.items() if "down:forward:mm" in key)
     seen = states(plan, "layers.*.down:forward:mm.0@forward")
     assert made.split(",")[1] == "n" or all(str(s[1]) in ("P", "S(1)") for s in seen)
 
@@ -125,9 +125,9 @@ def test_what_a_module_returns_is_pinned(case: ZooCase) -> None:
 def test_sums_of_a_module_are_scattered_where_they_are_pinned(case: ZooCase) -> None:
     pins = ("layers.*.down=S(1) on tp", "*.down.weight=S(1) on tp", "param:*.up.weight=S(0) on tp")
     plan = checked(case, asked(*pins, "product:layers = in on tp or out on tp", forbid=()))
-    (made,) = (label for key, label in plan.structure.ops.items() if "down:forward:mm" in key)
+    (made,) = (label for key, label in plan.structure.only.ops.items() if "down:forward:mm" in key)
     assert made.split(",")[1] == "k"
-    steps = plan.structure.routes["layers.*.down:forward:mm.0@forward"]
+    steps = plan.structure.only.routes["layers.*.down:forward:mm.0@forward"]
     pairs = [tuple(map(Sharding.parse, step.split(" -> "))) for step in steps]
     assert {b[1] for a, b in pairs if a[1] == P and b[1] != P} == {S(0, 1)}
 
@@ -142,7 +142,7 @@ def test_inputs_are_used_as_they_are_pinned(case: ZooCase) -> None:
 
 def test_outputs_are_returned_as_they_are_pinned(case: ZooCase) -> None:
     plan = checked(case, asked("output:1=[S(1), S(0)]"))
-    assert plan.structure.outputs == {"detached:1": "[S(1), S(0)]"}
+    assert plan.structure.only.outputs == {"detached:1": "[S(1), S(0)]"}
     with pytest.raises(InfeasibleError, match=r"output:0=S\(0\) on dp.*loss 0 on mesh"):
         planned(case, asked("output:0=R", "output:0=S(0) on dp"))
 
@@ -151,11 +151,11 @@ def test_outputs_are_returned_as_they_are_pinned(case: ZooCase) -> None:
 @pytest.mark.parametrize("pattern", ["head", "layers"])
 def test_nothing_is_sharded_on_an_axis_that_is_forbidden(case: ZooCase, pattern: str) -> None:
     plan = checked(case, asked(forbid=(f"tp:{pattern}",)))
-    ops = [label for key, label in plan.structure.ops.items() if key.startswith(pattern)]
+    ops = [label for key, label in plan.structure.only.ops.items() if key.startswith(pattern)]
     assert ops and all(label.split(",")[1][0] in "-+" for label in ops)
     params = [p for n, p in plan.structure.params.items() if n.startswith(pattern)]
     assert all(Sharding.parse(text)[1] == R for p in params for text in (p.storage, p.kept))
-    free = planned(case, asked()).structure.ops
+    free = planned(case, asked()).structure.only.ops
     assert any(label.split(",")[1][0] not in "-+" for k, label in free.items() if pattern in k)
 
 
@@ -167,7 +167,7 @@ def test_storage_alone_is_forbidden_an_axis(case: ZooCase) -> None:
 
 def test_an_axis_is_forbidden_to_all(case: ZooCase) -> None:
     one = planned(case, asked(forbid=("tp:*",)))
-    assert all(label.split(",")[1][0] in "-+" for label in one.structure.ops.values())
+    assert all(label.split(",")[1][0] in "-+" for label in one.structure.only.ops.values())
 
 
 @pytest.mark.parametrize(

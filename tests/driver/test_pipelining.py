@@ -87,7 +87,7 @@ def test_chosen_stages_are_eager(options: dict[str, Any], tmp_path: Path) -> Non
 
 def test_the_step_is_that_of_all_stages_together() -> None:
     plan = planned(stages=2, microbatches=4)
-    estimates, table = plan.estimates, plan.structure.schedule.made(2)
+    estimates, table = plan.estimates, plan.structure.actions
     played = play_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
     assert played.step_ns == estimates.step_ns
     first, second = (stage.estimates.turn for stage in plan.stages)
@@ -101,12 +101,8 @@ def test_the_step_is_that_of_all_stages_together() -> None:
 
 def test_a_device_that_has_all_stages_waits_for_none() -> None:
     """Its parts take a little less in the pipeline than each stage's own step of them does."""
-    plan = autopar.plan(
-        *llama(),
-        cluster="1xH100",
-        pipeline={"stages": 2, "schedule": "interleaved:2"},
-        microbatches=4,
-    )
+    order = {"stages": 2, "schedule": "interleaved:2"}
+    plan = autopar.plan(*llama(), cluster="1xH100", pipeline=order, microbatches=4)
     estimates = plan.estimates
     assert sum(stage.estimates.step_ns for stage in plan.stages) > estimates.step_ns
     assert estimates.bubble_ns == 0
@@ -118,8 +114,7 @@ def test_a_tied_weight_lies_alike_in_all_its_stages() -> None:
         *llama(tied=True), cluster=hostless("4xH100"), pipeline={"stages": 2}, microbatches=4
     )
     first, last = (
-        stage.structure.params["model.embed_tokens.weight"].choice
-        for stage in found.structure.stages
+        stage.params["model.embed_tokens.weight"].choice for stage in found.structure.stages
     )
     assert first.storage == last.storage == Sharding.parse("[S(1)]")
     assert str(last) == "[S(1)]|[R]"
@@ -170,16 +165,12 @@ def test_a_tied_weight_lives_on_the_host_in_all_its_stages_or_in_none() -> None:
             Tied(), inputs, **grouped(**options, residency="auto", memory_limit=limit)
         )
         for stage, own in zip(found.structure.stages, found.stages, strict=True):
-            assert bool(stage.structure.params["embed.weight"].choice.hosted) == is_hosted
+            assert bool(stage.params["embed.weight"].choice.hosted) == is_hosted
             assert own.estimates.memory.total <= limit
         autopar.verify(found, Tied(), inputs)
     with pytest.raises(InfeasibleError, match="the leanest plan needs"):
-        autopar.plan(
-            Tied(),
-            inputs,
-            optimizer="adafactor",
-            **grouped(**options, residency="auto", memory_limit=int(0.4 * fullest)),
-        )
+        little = grouped(**options, residency="auto", memory_limit=int(0.4 * fullest))
+        autopar.plan(Tied(), inputs, optimizer="adafactor", **little)
 
 
 @pytest.mark.nightly
@@ -236,10 +227,8 @@ def test_stages_that_differ_in_names_alone_are_planned_once() -> None:
     plan = search_stages(ask(graph, hostless("4xH100"), options), said.append)
     assert sum(line.startswith("planning stage") for line in said) == 3
     second, third = plan.structure.stages[1:3]
-    assert second.structure.ops == third.structure.ops
-    assert [n.replace("layers.1", "layers.2") for n in second.structure.params] == [
-        *third.structure.params
-    ]
+    assert second.ops == third.ops
+    assert [n.replace("layers.1", "layers.2") for n in second.params] == [*third.params]
 
 
 def test_what_differs_between_pipelines_is_told() -> None:
@@ -247,7 +236,7 @@ def test_what_differs_between_pipelines_is_told() -> None:
     assert not compare(a, a).differs
     topics = {topic.title: topic for topic in compare(a, b).topics}
     changed = {change.what for change in topics["pipeline"].changes}
-    assert changed == {"schedule", "stages begin with"}
+    assert changed == {"schedule", "microbatches", "stages begin with"}
     found = compare(a, planned(microbatches=1))
     assert not {
         change.what
@@ -295,7 +284,7 @@ def test_what_cannot_be_is_an_error() -> None:
     with pytest.raises(StageError, match="2 stages are more than the model has parts: 1"):
         autopar.plan(nn.Linear(4, 4), (torch.zeros(8, 4),), cluster="4xcpu", pipeline={"stages": 2})
     found = planned(stages=2, microbatches=4).structure
-    with pytest.raises(PlanMismatchError, match=r"\(mesh stage=2\), but 1 process"):
+    with pytest.raises(PlanMismatchError, match=r"\(mesh dp=2 of each of 2 ranks\), but 1 process"):
         check_world(found, 1)
 
 
@@ -334,7 +323,7 @@ def test_as_many_stages_as_are_best() -> None:
     cluster = replace(cluster, levels=(replace(cluster.levels[0], link=slow), *cluster.levels[1:]))
     auto = autopar.plan(model, inputs, cluster=cluster, pipeline={"stages": "auto"})
     plain = autopar.plan(model, inputs, cluster=cluster, pipeline={"stages": 1})
-    assert auto.structure.stages and not plain.structure.stages
+    assert auto.structure.is_pipeline and not plain.structure.is_pipeline
     assert auto.estimates.step_ns < plain.estimates.step_ns
 
 
@@ -387,7 +376,7 @@ def test_a_weight_tied_within_a_list_is_stored_as_others_of_the_list() -> None:
         pipeline={"stages": 2, "cuts": "layers.2"},
         microbatches=2,
     )
-    assert {stage.structure.num_devices for stage in found.structure.stages} == {2}
+    assert {stage.num_devices for stage in found.structure.stages} == {2}
     autopar.verify(found, TiedInList(), inputs)
 
 

@@ -17,10 +17,11 @@ PLUGIN = "autopar.driver.pytest_plugin"
 CHECKS = """
 import msgspec, pytest
 from autopar.plans.plan import Plan
+from tests.redone import repriced
 
 def changed(plan, step_ns):
     return msgspec.structs.replace(
-        plan, estimates=msgspec.structs.replace(plan.estimates, step_ns=step_ns))
+        plan, estimates=repriced(plan.estimates, step_ns=step_ns))
 """
 
 

@@ -19,7 +19,7 @@ from autopar.errors import ArgumentError, AutoparError, InfeasibleError
 from autopar.ir.mesh import Cluster
 from autopar.ir.problem import Problem
 from autopar.ir.residency import Hosting, can_be_hosted
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.options import Options
 from autopar.plans.plan import PROVEN
 from autopar.plans.read_options import make_options
@@ -114,7 +114,7 @@ def test_equal_to_the_best_of_all_that_can_be_done(gb_per_s: float, part: float)
     final = evaluate(plain, choice)
     assert final.objective == found.objective
     solution = replace(found, choice=choice, arcs=final.arcs, objective=final.objective)
-    bill = account(settled, make_structure(settled, plain, solution))
+    bill = account(settled, make_stage(settled, plain, solution))
     assert bill.estimates.modelled_ns == found.objective
 
 

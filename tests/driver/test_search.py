@@ -44,7 +44,7 @@ def test_the_best_mesh_wins_and_its_bound_holds_on_all(mesh: str, max_axes: int)
     single = {str(each): planned(str(each)).provenance for each in meshes}
     assert found.provenance.meshes_tried == tuple(single)
     best = min(single, key=lambda each: single[each].objective_ns)
-    assert found.structure.mesh == planned(best).structure.mesh
+    assert found.structure.only.mesh == planned(best).structure.only.mesh
     assert found.provenance.objective_ns == single[best].objective_ns
     assert found.provenance.bound_ns == single[best].objective_ns
     assert found.provenance.status == "optimal"
@@ -63,7 +63,7 @@ def test_three_axes_are_found_where_nobody_asks_for_them() -> None:
     found = planned("auto", cluster="4x4xA100", rows=1024)
     best = planned("auto:3", cluster="4x4xA100", rows=1024)
     two = planned("auto:2", cluster="4x4xA100", rows=1024)
-    assert len(found.structure.mesh.sizes) == 3
+    assert len(found.structure.only.mesh.sizes) == 3
     assert found.structure == best.structure
     assert found.provenance.objective_ns < 0.995 * two.provenance.objective_ns
 

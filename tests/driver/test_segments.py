@@ -172,9 +172,9 @@ def test_stages_that_fit_are_found_where_those_thought_best_do_not() -> None:
     limit = max(stage.estimates.memory.total for stage in eight.stages) + (1 << 16)
     with pytest.raises(InfeasibleError):
         found(microbatches=4, memory_limit=limit)
-    assert found(microbatches=None).structure.schedule.microbatches == 2
+    assert found(microbatches=None).structure.microbatches == 2
     plan = found(microbatches=None, memory_limit=limit)
-    assert plan.structure.schedule.microbatches == 8
+    assert plan.structure.microbatches == 8
     assert all(stage.estimates.memory.total <= limit for stage in plan.stages)
 
 
@@ -235,7 +235,7 @@ def test_each_segment_makes_again_what_the_model_wraps() -> None:
 
     graph = trace(Wrapped([16, 16, 16, 64, 16, 16]), (torch.randn(8, 16),), {}).graph
     plan = search_stages(asked(graph, 2, stages=2, microbatches=2, checkpoint="as written"), silent)
-    again = [stage.structure.again for stage in plan.structure.stages]
+    again = [stage.again for stage in plan.structure.stages]
     assert all(again) and again[0] != again[1]
 
 
@@ -255,13 +255,13 @@ def test_no_more_is_held_than_there_are_microbatches() -> None:
 def test_microbatches_that_are_asked_for_hold_of_one_stage_too() -> None:
     """Where their number is given and that of stages is open."""
     wanted = asked(chain(*[16] * 4), 2, stages="auto", microbatches=4)
-    assert search_stages(wanted, silent).structure.schedule.microbatches == 4
+    assert search_stages(wanted, silent).structure.microbatches == 4
 
 
 def test_a_strategy_may_have_nothing_to_say_of_some_segments() -> None:
     """An embedding has no layer that Megatron's way would share."""
     wanted = asked(case("llama").traced.graph, 4, stages=2, microbatches=2, strategy="megatron")
-    assert search_stages(wanted, silent).structure.stages
+    assert search_stages(wanted, silent).structure.is_pipeline
 
 
 def test_one_stage_is_planned_where_no_other_number_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_one_stage_is_planned_where_no_other_number_fits(monkeypatch: pytest.Mon
     monkeypatch.setattr(pipelining, "plan_stages", nothing_fits)
     monkeypatch.setattr(promising_shapes, "NEAR", 0.0)
     plan = search_stages(asked(chain(*[64] * 5), 2, stages="auto", microbatches=2), silent)
-    assert not plan.structure.stages
+    assert not plan.structure.is_pipeline
 
 
 def test_where_no_stage_can_begin_segments_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

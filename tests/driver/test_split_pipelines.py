@@ -27,19 +27,21 @@ from autopar.plans.estimates import TurnTimes
 from autopar.plans.fitting import Candidate
 from autopar.plans.layout import parse_layout
 from autopar.plans.pipelines import play_pipeline
-from autopar.plans.plan import PipelineSchedule, Plan, Stage
+from autopar.plans.plan import Plan
 from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from autopar.plans.scheduling import schedule
 from autopar.report.difference import compare
-from autopar.report.pipeline import summarize_pipeline
+from autopar.report.pipeline import pipeline_content
+from autopar.report.shown import shown
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_pipelining import llama, planned
 from tests.driver.test_segments import Chain, asked
 from tests.grouped import grouped
 from tests.planned import hostless
-from tests.report.plans import two_axis_plan
+from tests.redone import redecided
+from tests.report.plans import Order, in_order, two_axis_plan
 
 TABLE = """
 0F0 0F1 2F0 0F2 2B0 0B0 2F1 2W0 2B1 0W0 0B1 2F2 2B2 0B2 0W1 2W1 0W2 2W2
@@ -69,9 +71,8 @@ def test_chosen_stages_are_eager(options: dict[str, Any], tmp_path: Path) -> Non
     assert autopar.verify(stored, *llama()).differences
     is_split = options["schedule"] != UNSPLIT
     for stage in stored.stages:
-        assert stage.structure.schedule.is_split == is_split
+        assert stage.structure.is_split == is_split
         assert (stage.estimates.turn.weights_ns > 0) == is_split
-    assert stored.structure.schedule.is_split is False, "that is told by the table"
 
 
 @pytest.mark.nightly
@@ -93,20 +94,22 @@ def test_a_table_is_planned_stored_replayed_and_drawn(tmp_path: Path) -> None:
     plan.save(tmp_path / "own.plan.json")
     stored = Plan.load(tmp_path / "own.plan.json")
     assert stored == plan and autopar.verify(stored, model, inputs).differences
-    order = stored.structure.schedule
-    assert order == PipelineSchedule("table", 3, table=tuple(TABLE.strip().splitlines()))
+    structure = stored.structure
+    assert (structure.schedule, structure.microbatches) == ("table", 3)
+    assert structure.table == tuple(TABLE.strip().splitlines())
     assert [stage.first_rank for stage in stored.structure.stages] == [0, 2, 0]
     assert stored.estimates.step_ns == stepped(stored)
-    drawn = summarize_pipeline(stored)
-    assert "table of 3 microbatches" in str(drawn) and "in capitals" in str(drawn)
-    assert all("A" in row and "C" in row for row in drawn.picture)
+    drawn = str(shown(stored))
+    assert "table of 3 microbatches" in drawn and "in capitals" in drawn
+    picture = pipeline_content(stored).picture
+    assert all("A" in row and "C" in row for row in picture)
     # Two stages are on one device, which is to hold both.
     assert {stage.estimates.memory_limit for stage in stored.stages} == {80 * 10**9}
     assert len(stored.estimates.devices) == 2
 
 
 def stepped(plan: Plan) -> int:
-    table = plan.structure.schedule.made(plan.structure.num_ranks)
+    table = plan.structure.actions
     own = plan.estimates
     return play_pipeline(table, own.stages, own.delays, own.shared).step_ns
 
@@ -139,17 +142,14 @@ def test_contradictions_are_told() -> None:
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        (PipelineSchedule("table", 4, table=("0F0 0B0", "1F0 1B0")), "of 1 microbatches, where"),
-        (PipelineSchedule("table", 1, table=("0F0 1F0 1B0 0B0",)), "stage 1 is on rank 0, and not"),
-        (PipelineSchedule("zb-h1", 4), "two parts, and otherwise in stage 0"),
+        (Order("table", 4, ("0F0 0B0", "1F0 1B0")), "of 1 microbatches, where"),
+        (Order("table", 1, ("0F0 1F0 1B0 0B0",)), "stage 1 is on rank 0, and not"),
+        (Order("zb-h1", 4), "two parts, and otherwise in stage 0"),
     ],
 )
-def test_a_file_whose_schedule_is_of_something_else_is_no_plan(
-    order: PipelineSchedule, words: str
-) -> None:
+def test_a_file_whose_schedule_is_of_something_else_is_no_plan(order: Order, words: str) -> None:
     plan = planned(stages=2, microbatches=4, schedule="1f1b")
-    structure = msgspec.structs.replace(plan.structure, schedule=order)
-    broken = msgspec.structs.replace(plan, structure=structure)
+    broken = in_order(plan, order)
     with pytest.raises(ValueError, match=words):
         broken.check()
     with pytest.raises(PlanError, match=words):
@@ -159,19 +159,21 @@ def test_a_file_whose_schedule_is_of_something_else_is_no_plan(
 def equal_stages(name: str, ranks: int, microbatches: int, turn: TurnTimes) -> Plan:
     """A plan of stages that take equally long, whose messages take no time."""
     one = two_axis_plan()
-    order = PipelineSchedule(name, microbatches)
-    table = order.made(ranks)
-    own = PipelineSchedule(microbatches=microbatches, is_split=table.is_split)
-    part = msgspec.structs.replace(one.structure, schedule=own)
+    part = one.structure.only
+    table = Order(name, microbatches).actions(ranks)
     stages = tuple(
-        Stage(f"layers.{k}" * bool(k), table.ranks[k] * part.num_devices, part)
+        msgspec.structs.replace(
+            part,
+            microbatches=microbatches,
+            is_split=table.is_split,
+            start=f"layers.{k}" * bool(k),
+            first_rank=table.ranks[k] * part.num_devices,
+        )
         for k in range(table.num_stages)
     )
     busy = microbatches * (turn.forward_ns + turn.backward_ns + turn.weights_ns)
-    each = msgspec.structs.replace(one.estimates, turn=turn, step_ns=busy)
-    structure = msgspec.structs.replace(
-        one.structure, stages=stages, schedule=order, axes=(), params={}, ops={}, routes={}
-    )
+    each = msgspec.structs.replace(one.estimates.stages[0], turn=turn, step_ns=busy)
+    structure = redecided(one.structure, stages=stages, schedule=name)
     cluster = hostless("4xH100")
     stages, held = [each] * table.num_stages, [each.memory] * len(table.rows)
     estimates = add_up(table, stages, [1] * table.num_stages, (), (), held, cluster)
@@ -188,13 +190,13 @@ def takes(forward: int, backward: int, weights: int) -> TurnTimes:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_zb_v_has_no_bubble_where_parts_are_equally_long(ranks: int) -> None:
     plan = equal_stages("zb-v", ranks, 2 * ranks, takes(7, 7, 7))
-    table = plan.structure.schedule.made(ranks)
+    table = plan.structure.actions
     spans = play_pipeline(table, plan.estimates.stages, (), ()).spans
     for row in table.rows:
         assert all(spans[a].end == spans[b].start for a, b in pairwise(row))
     whole = 2 * 2 * ranks * 3 * 7
     assert plan.estimates.step_ns == whole + (ranks - 1) * 7
-    assert all(" " not in line.strip() for line in summarize_pipeline(plan).picture)
+    assert all(" " not in line.strip() for line in pipeline_content(plan).picture)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -278,7 +280,7 @@ def test_what_waits_is_kept_within_the_limit() -> None:
     found = second_stage((Waiting(1, 2),), limit)
     assert found.is_tight and found.structure.again
     assert found.estimates.memory.total <= limit
-    assert found.structure.schedule.is_split
+    assert found.structure.is_split
     step = found.request.step
     assert step.second_part is not None and in_two_parts(step) is not step
 
@@ -347,6 +349,5 @@ def test_fewer_microbatches_follow_the_same_table() -> None:
     assert Action.parse("1B1") in table.rows[1]
     assert str(table.first(1)) == "0F0 0B0\n1F0 1B0"
     for name in ("zb-h1", "zb-v", "interleaved:2"):
-        made = PipelineSchedule(name.partition(":")[0], 4, 2 if ":" in name else 1)
-        found = msgspec.structs.replace(structure, schedule=made)
+        found = redecided(structure, schedule=name, table=())
         assert options.in_stages_of(found).schedule == name

@@ -19,6 +19,7 @@ from autopar.plans.plan import IN_STAGES, Plan
 from tests.driver.test_segments import Chain
 from tests.grouped import grouped
 from tests.planned import whatever_asked
+from tests.redone import repriced
 
 LOOKING = "looking for stages"
 
@@ -45,7 +46,7 @@ def planned(
 def test_slow_links_mean_stages() -> None:
     slow = joined_by(4e8)
     found, _ = planned(slow)
-    assert found.structure.stages
+    assert found.structure.is_pipeline
     assert whatever_asked(found) == whatever_asked(planned(slow, stages="auto")[0])
 
 
@@ -64,18 +65,18 @@ def test_slow_links_mean_stages() -> None:
 )
 def test_who_arranges_a_plan_has_one_stage(options: dict[str, Any]) -> None:
     found, has_looked = planned(joined_by(4e8), **options)
-    assert not found.structure.stages and not has_looked
+    assert not found.structure.is_pipeline and not has_looked
 
 
 def test_fast_links_are_no_reason_to_look() -> None:
     found, has_looked = planned(joined_by(1e12))
-    assert not found.structure.stages and not has_looked
+    assert not found.structure.is_pipeline and not has_looked
 
 
 def test_a_short_step_is_not_worth_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages_if_needed, "WORTH_LOOKING_NS", 10**12)
     found, has_looked = planned(joined_by(4e8))
-    assert not found.structure.stages and not has_looked
+    assert not found.structure.is_pipeline and not has_looked
 
 
 @pytest.mark.parametrize(("part", "is_taken"), [(0.85, True), (0.95, False)])
@@ -84,7 +85,7 @@ def test_stages_are_to_win_more_than_prices_err(
 ) -> None:
     def search_stages(_asked: object, _say: object, known: Plan, **_options: object) -> Plan:
         step_ns = int(part * known.estimates.step_ns)
-        estimates = msgspec.structs.replace(known.estimates, step_ns=step_ns)
+        estimates = repriced(known.estimates, step_ns=step_ns)
         return msgspec.structs.replace(known, estimates=estimates)
 
     plain, _ = planned(joined_by(4e8), stages=1)
@@ -103,7 +104,7 @@ def test_stages_that_cannot_be_are_no_failure(
 
     monkeypatch.setattr(stages_if_needed, "search_stages", search_stages)
     found, has_looked = planned(joined_by(4e8))
-    assert has_looked and not found.structure.stages
+    assert has_looked and not found.structure.is_pipeline
     told = "what they take is not known" if kind is SolverError else "none is better"
     assert found.provenance.statistics[IN_STAGES] == told
 
@@ -113,7 +114,7 @@ def test_microbatches_where_nothing_fits_at_once() -> None:
     with pytest.raises(InfeasibleError, match=r"--microbatches 2 "):
         planned(joined_by(1e12), microbatches=1, **few)
     found, _ = planned(joined_by(1e12), **few)
-    assert not found.structure.stages
+    assert not found.structure.is_pipeline
     assert whatever_asked(found) == whatever_asked(
         planned(joined_by(1e12), microbatches="auto", **few)[0]
     )

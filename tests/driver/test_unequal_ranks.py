@@ -15,7 +15,7 @@ import autopar
 from autopar.cluster.parts import add_up_to, sizes_of_parts
 from autopar.errors import ArgumentError, ClusterError, StageError
 from autopar.plans.plan import Plan
-from autopar.report.staged_reasons import pipeline_reasons
+from autopar.report.pipeline_reasons import pipeline_reasons
 from tests.grouped import grouped
 from tests.planned import hostless
 from tests.zoo import ZOO
@@ -51,7 +51,7 @@ def chain(devices: int = 8, widths: Sequence[int] = UNEVEN, **how: Any) -> Plan:
 
 def placed(plan: Plan) -> list[tuple[int, int]]:
     """The first device of each stage, and how many it has."""
-    return [(s.first_rank, s.structure.num_devices) for s in plan.structure.stages]
+    return [(s.first_rank, s.num_devices) for s in plan.structure.stages]
 
 
 def test_more_devices_where_there_is_more_to_do() -> None:
@@ -91,7 +91,9 @@ def test_what_cannot_be_shared_is_an_error() -> None:
         chain(stages=2, mesh="4/2/2")
     with pytest.raises(ClusterError, match="parts of 4, 2 devices are 6, but cluster 8xH100"):
         chain(mesh="4/2")
-    with pytest.raises(ArgumentError, match=r"'4/4': that is of a pipeline, and pipeline\.stages=1"):
+    with pytest.raises(
+        ArgumentError, match=r"'4/4': that is of a pipeline, and pipeline\.stages=1"
+    ):
         chain(mesh="4/4", stages=1)
 
 
@@ -109,7 +111,7 @@ def test_weights_that_stages_share_are_on_equal_meshes() -> None:
     model, inputs = ZOO["gpt2"]()
     cluster = hostless("4xH100")
     plan = autopar.plan(model, inputs, cluster=cluster, mesh="1/2/1", microbatches=2)
-    tied = [s for s in plan.structure.stages if "transformer.wte.weight" in s.structure.params]
+    tied = [s for s in plan.structure.stages if "transformer.wte.weight" in s.params]
     assert len(tied) == 2
     with pytest.raises(StageError, match="stages that share a weight have to be on equal meshes"):
         autopar.plan(model, inputs, cluster=cluster, mesh="2/1/1", microbatches=2)

@@ -25,7 +25,7 @@ from autopar.ir.microbatches import in_microbatches
 from autopar.ir.sharding import Handed, Sharding
 from autopar.ir.stages import in_stages
 from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, STAGES_PER_RANK
-from autopar.plans.plan import PipelineSchedule, Plan, Stage
+from autopar.plans.plan import Plan
 from autopar.runtime.program.program import Program as Step
 from autopar.runtime.simulator.differences import differences
 from autopar.tracer import Traced, trace
@@ -34,6 +34,8 @@ from tests.codegen.random_plans import random_plan
 from tests.fuzz.drawn import SENT, Drawn, On, facts_of_model, facts_of_plan
 from tests.fuzz.programs import Program
 from tests.planned import plan_for
+from tests.redone import redecided
+from tests.report.plans import Order, in_order
 from tests.zoo.staging import any_table
 
 TOLERANCE = 1e-9
@@ -91,12 +93,12 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
         ranks, chunks, name = 2, 1, "1f1b"
     if not starts:
         return set()
-    schedule = PipelineSchedule(name, turns, chunks if name in IN_CHUNKS else 1)
-    table = schedule.made(ranks)
+    order = Order(f"{name}:{chunks}" if name in IN_CHUNKS else name, turns)
+    table = order.actions(ranks)
     is_own = turns > 1 and draw.choice((False, True))
     if is_own:
         table = any_table(table.ranks, turns, draw.randrange(10**6), is_split=table.is_split)
-        schedule = PipelineSchedule("table", turns, table=tuple(str(table).splitlines()))
+        order = Order("table", turns, tuple(str(table).splitlines()))
     try:
         graphs = in_stages(whole, sorted(draw.sample(starts, ranks * chunks - 1)))
     except StageError:
@@ -111,12 +113,15 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
         for graph, own in zip(graphs, sizes, strict=True)
     ]  # fmt: skip
     pairs = zip(plans, graphs, strict=True)
-    steps = tuple(generate(traced.gm, traced.graph, plan, graph) for plan, graph in pairs)
-    stages = tuple(
-        Stage("", firsts[table.ranks[k]], plan.structure) for k, plan in enumerate(plans)
+    steps = tuple(
+        generate(traced.gm, traced.graph, plan.structure.only, graph) for plan, graph in pairs
     )
-    structure = msgspec.structs.replace(plans[0].structure, stages=stages, schedule=schedule)
-    planned = msgspec.structs.replace(plans[0], structure=structure)
+    stages = tuple(
+        msgspec.structs.replace(plan.structure.only, first_rank=firsts[table.ranks[k]])
+        for k, plan in enumerate(plans)
+    )
+    structure = redecided(plans[0].structure, stages=stages)
+    planned = in_order(msgspec.structs.replace(plans[0], structure=structure), order)
     compare_program(
         Compiled(traced, planned, steps, graphs), ModelCall(model, args, {}), tolerance=TOLERANCE
     ).check()
@@ -136,7 +141,7 @@ def _is_forward_op(node: Node) -> bool:
 
 def run(traced: Traced, model: nn.Module, args: tuple[Any, ...], plan: Plan) -> Step:
     """What `plan` is made into; VerificationError if it is not equal to eager."""
-    step = generate(traced.gm, traced.graph, plan)
+    step = generate(traced.gm, traced.graph, plan.structure.only)
     compare_program(
         Compiled(traced, plan, (step,), (traced.graph,)),
         ModelCall(model, args, {}),

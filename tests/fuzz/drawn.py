@@ -107,10 +107,10 @@ def facts_of_plan(graph: Graph, plan: Plan, step: Step, place: On) -> set[str]:
     kinds = {kind for graph in sent for kind, _ in graph}
     stored = [param.storage for param in structure.params.values()]
     found = {
-        "sharded ops": any(set(choice) - set("-,") for choice in structure.ops.values()),
+        "sharded ops": any(set(choice) - set("-,") for choice in structure.only.ops.values()),
         "sharded parameters": any("S" in text or "C" in text for text in stored),
         "uneven shards": any("C" in text for text in stored),
-        "partial sums passed on": any("+" in choice for choice in structure.ops.values()),
+        "partial sums passed on": any("+" in choice for choice in structure.only.ops.values()),
         "any collective": bool(kinds),
         "plans chosen": place.seed is None,
         "inputs in pieces": any(

@@ -131,7 +131,7 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
     plan = found(graph, cluster, mesh, gap_ppm)
     is_h100 = cluster == "16x8xH100"
     check_text(name, graph, plan)
-    layout = parse_layout(graph, plan.structure)
+    layout = parse_layout(graph, plan.structure.only)
     for module in NORMS:
         # Batch over the nodes, sequence within. On H100, of whole sequences: a fused norm is made
         # again for next to nothing, and backward need not gather its input.
@@ -146,7 +146,7 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
         is_tokens = not (is_h100 and module == "q_proj")
         wanted = Sharding((S(0), S(0, 1) if is_tokens else S(1)))
         assert made(layout, module, "mm") == {wanted}, module
-    sdpa = [v for k, v in plan.structure.ops.items() if k.endswith("self_attn:forward:sdpa.0")]
+    sdpa = [v for k, v in plan.structure.only.ops.items() if k.endswith("self_attn:forward:sdpa.0")]
     assert sdpa == ["b,kv"]
     assert made(layout, "lm_head", "mm") == {Sharding((S(0), S(1)))}
     # The loss is computed of shards of the vocabulary: dim 1 of [tokens, vocabulary].
@@ -172,12 +172,12 @@ def test_one_slow_link_and_a_small_model_give_data_parallelism() -> None:
     plan = found(graph, "4x1xL4", "4")
     check_text("tiny-llama-4x1xL4", graph, plan)
     assert {(p.storage, p.kept) for p in plan.structure.params.values()} == {("[R]", "[R]")}
-    layout = parse_layout(graph, plan.structure)
+    layout = parse_layout(graph, plan.structure.only)
     for module in (*NORMS, *ATTENTION, *COLUMNS, *ROWS):
         op = "mul" if module in NORMS else "mm"
         assert made(layout, module, op) == {Sharding((S(0),))}, module
     # The sum of the loss and the count of its terms, and one message for all gradients.
-    sent = {c.phase: c for c in plan.estimates.collectives if c.kind != "slice"}
+    sent = {c.phase: c for c in plan.estimates.stages[0].collectives if c.kind != "slice"}
     assert {(phase, c.kind, c.count) for phase, c in sent.items()} == {
         ("forward", "all_reduce", 2),
         ("backward", "all_reduce", len(plan.structure.params)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from autopar.ir.offloading import offloadable
@@ -13,6 +12,7 @@ from autopar.plans.scheduling import schedule
 from tests.graphs import linear_step
 from tests.planned import on_h100, plan_for
 from tests.plans.test_scheduling import SHARDED, check
+from tests.redone import redecided
 
 LAYERS = 8
 PIECE = 64 * 32 * 4 // 2
@@ -25,10 +25,10 @@ def told(pace: int) -> tuple[list[str], list[str]]:
     """Ops and copies of forward and of backward, by name."""
     graph = linear_step(64, 32, 32, layers=LAYERS)
     plan = plan_for(graph, "2", SHARDED, bucket_bytes=1)
-    keys = (*offloadable(graph, plan.structure.mesh),)
+    keys = (*offloadable(graph, plan.structure.only.mesh),)
     assert keys == tuple(f"forward.{k}" for k in range(LAYERS - 3))
-    structure = msgspec.structs.replace(plan.structure, offloaded=keys, reload_pace=pace)
-    found = schedule(parse_layout(graph, structure))
+    structure = redecided(plan.structure, offloaded=keys, reload_pace=pace)
+    found = schedule(parse_layout(graph, structure.only))
     check(graph, found)
 
     def text(event: Event) -> str:

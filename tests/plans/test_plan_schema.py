@@ -15,7 +15,8 @@ from hypothesis import given, settings
 
 from autopar.ir.canonical import written
 from autopar.plans.plan import Plan
-from tests.report.plans import plans, two_axis_plan
+from tests.report.any_plans import plans
+from tests.report.plans import two_axis_plan
 
 REWRITE = bool(os.environ.get("AUTOPAR_REWRITE_GOLDEN"))
 
@@ -41,10 +42,10 @@ def test_plan_files_fulfil_it(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("way", "value"),
     [
-        (("structure", "mesh", 0, "size"), 0),
+        (("structure", "stages", 0, "mesh", 0, "size"), 0),
         (("estimates", "flops"), -1),
         (("structure", "strategy"), "x"),
-        (("structure", "params", "lm_head.weight", "residency"), "disk"),
+        (("structure", "stages", 0, "params", "lm_head.weight", "residency"), "disk"),
     ],
 )
 def test_what_is_no_plan_does_not(way: tuple[Any, ...], value: Any) -> None:

@@ -24,7 +24,7 @@ from autopar.ir.schedule import (
     Value,
     Wait,
 )
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.last_uses import with_frees
 from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
@@ -47,7 +47,7 @@ def step(pins: dict[str, str], bucket_bytes: int) -> tuple[Graph, Schedule]:
     """A stack of layers on four devices, with buckets of at most so many bytes."""
     graph = linear_step(64, 32, 32, layers=LAYERS)
     plan = plan_for(graph, "4", pins, bucket_bytes)
-    return graph, schedule(parse_layout(graph, plan.structure))
+    return graph, schedule(parse_layout(graph, plan.structure.only))
 
 
 def texts(graph: Graph, events: tuple[Event, ...]) -> Iterator[str]:
@@ -180,7 +180,7 @@ def scheduled(seed: int, mesh: str, bucket_bytes: int) -> tuple[Graph, Schedule]
     cluster, laid = on_h100(mesh, bucket_bytes)
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
     problem = price(request)
-    structure = make_structure(request, problem, random_solution(problem, seed))
+    structure = make_stage(request, problem, random_solution(problem, seed))
     return graph, schedule(parse_layout(graph, structure))
 
 
@@ -244,7 +244,7 @@ def test_a_schedule_without_an_event_is_seen(kind: type[Event]) -> None:
 def test_what_forward_does_not_use_cannot_be_kept_otherwise() -> None:
     """A saved state that no forward op could have brought about names the tensor."""
     graph = linear_step(64, 32, 32, layers=2)
-    layout = parse_layout(graph, plan_for(graph, "4", SHARDED).structure)
+    layout = parse_layout(graph, plan_for(graph, "4", SHARDED).structure.only)
     object.__setattr__(layout, "routes", {})
     with pytest.raises(PlanMismatchError, match="never leads from"):
         schedule(layout)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from autopar.errors import ArgumentError
 from autopar.plans.compatibility import stored_options
-from autopar.plans.plan import PipelineSchedule, Plan
+from autopar.plans.plan import Plan
 from autopar.plans.read_options import make_options
 from tests.grouped import grouped
-from tests.report.plans import staged_plan, two_axis_plan
+from tests.report.plans import Order, staged_plan, two_axis_plan, with_stage
 
 OPEN: dict[str, Any] = {"microbatches": "auto", "stages": "auto"}
-INTERLEAVED = staged_plan(PipelineSchedule("interleaved", 2, 2))
+INTERLEAVED = staged_plan(Order("interleaved:2", 2))
 
 
 def one_stage(microbatches: int = 4) -> Plan:
-    plan = two_axis_plan()
-    order = PipelineSchedule(microbatches=microbatches)
-    structure = msgspec.structs.replace(plan.structure, schedule=order)
-    return msgspec.structs.replace(plan, structure=structure)
+    return with_stage(two_axis_plan(), microbatches=microbatches)
 
 
 def asked(plan: Plan, **options: Any) -> Any:
@@ -35,7 +31,7 @@ def test_what_is_open_is_as_the_plan_has_it() -> None:
     found = asked(INTERLEAVED)
     assert (found.stages, found.microbatches, found.schedule) == (4, 2, "interleaved:2")
     assert found.cuts == ("model.layers.4", "model.layers.8", "model.layers.12")
-    one = staged_plan(PipelineSchedule("interleaved", 2, 1))
+    one = staged_plan(Order("interleaved:1", 2))
     assert asked(one).schedule == "interleaved:1", "not two stages on each rank"
 
 
@@ -80,7 +76,7 @@ def test_what_contradicts_the_plan_is_refused(options: dict[str, Any], words: st
     [
         ({"microbatches": 8}, "microbatches=8: the plan has 4, "),
         ({"stages": 2}, "stages=2: the plan has 1, "),
-        ({"schedule": "gpipe"}, "schedule='gpipe': the plan has none, "),
+        ({"schedule": "gpipe"}, "schedule='gpipe': the plan has 1f1b, "),
         ({"cuts": "layers.5"}, "cuts='layers.5': the plan has none, "),
     ],
     ids=str,

@@ -69,7 +69,7 @@ def planned(name: str, strategy: str, mesh: str = "") -> Plan:
 
 def program(name: str, strategy: str) -> Program:
     traced = case(name).traced
-    return generate(traced.gm, traced.graph, planned(name, strategy))
+    return generate(traced.gm, traced.graph, planned(name, strategy).structure.only)
 
 
 def kinds(found: Counter[tuple[str, str]]) -> set[str]:
@@ -91,7 +91,7 @@ def kinds(found: Counter[tuple[str, str]]) -> set[str]:
 )
 def test_a_strategy_computes_what_eager_computes(name: str, strategy: str) -> None:
     plan = planned(name, strategy)
-    assert_equal_to_eager(case(name), plan, slow([a.size for a in plan.structure.mesh])[1])
+    assert_equal_to_eager(case(name), plan, slow([a.size for a in plan.structure.only.mesh])[1])
 
 
 @pytest.mark.breadth(3)
@@ -122,7 +122,7 @@ def test_a_strategy_sends_and_saves_what_the_formulas_of_its_scheme_say(
     options = make_options(mesh=wanted.mesh, constraints={"strategy": strategy})
     plan = search(ask(traced.graph, cluster, options), lambda _: None)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()} | {"input:0": x}
-    made = generate(traced.gm, traced.graph, plan)
+    made = generate(traced.gm, traced.graph, plan.structure.only)
     step = observed(made, mesh, traced.graph, plan.structure, tensors)
     assert received(step.forward, mesh) == wanted.forward
     assert received(step.backward, mesh) == wanted.backward
@@ -144,7 +144,7 @@ def test_ddp_reduces_gradients_and_nothing_else(name: str) -> None:
 def test_ddp_sends_no_token_to_an_expert() -> None:
     plan = planned("mixtral", "ddp")
     assert_equal_to_eager(case("mixtral"), plan, slow((2, 2))[1])
-    experts = {label for key, label in plan.structure.ops.items() if ":experts" in key}
+    experts = {label for key, label in plan.structure.only.ops.items() if ":experts" in key}
     assert experts == {"n.0,n.0"}
 
 
@@ -180,10 +180,12 @@ def test_megatron_cuts_every_layer_in_columns_then_rows() -> None:
         inner[name] == "S(1)" for name in inner if name.split(".")[-2] in ("o_proj", "down_proj")
     )
     assert str(Sharding.parse(params["lm_head.weight"].storage)[1]) == "S(0)", "vocabulary"
-    for key, steps in plan.structure.routes.items():
+    for key, steps in plan.structure.only.routes.items():
         if key.startswith("param:"):
             assert all(_axes_moved(text) == [0] for text in steps), "only on the outer axis"
-    sums = [key for key, steps in plan.structure.routes.items() if any("P] ->" in s for s in steps)]
+    sums = [
+        key for key, steps in plan.structure.only.routes.items() if any("P] ->" in s for s in steps)
+    ]
     layers = [key for key in sums if (".layers." in key and ":mm." in key) or ":add." in key]
     assert [key.partition("@")[2] for key in layers].count("forward") == 2
     assert [key.partition("@")[2] for key in layers].count("backward") == 2

@@ -1,37 +1,31 @@
-"""Plans written by hand, and a hypothesis strategy of valid ones."""
+"""Plans written by hand."""
 
 from __future__ import annotations
 
-from typing import get_type_hints
+from typing import Any, NamedTuple
 
 import msgspec
-from hypothesis import strategies as st
 
+from autopar.ir.pipeline import ActionTable
 from autopar.plans.cluster_rates import ClusterRates, CollectiveRates, LinkRates
 from autopar.plans.estimates import (
     CollectiveTotal,
     Delay,
-    Estimates,
     Held,
     Memory,
     MemoryCurve,
     OpTotal,
     Shared,
+    StageEstimates,
     TurnTimes,
+    of_one_stage,
 )
 from autopar.plans.order import OPTIMIZER, Run
+from autopar.plans.pipeline_orders import made_table
 from autopar.plans.pipelines import play_pipeline
-from autopar.plans.plan import (
-    SCHEMA_VERSION,
-    Margin,
-    MeshAxis,
-    Param,
-    PipelineSchedule,
-    Plan,
-    Provenance,
-    Stage,
-    Structure,
-)
+from autopar.plans.plan import SCHEMA_VERSION, Margin, Plan, Provenance
+from autopar.plans.structure import MeshAxis, Param, Stage, Structure
+from tests.redone import redecided, repriced
 
 MS = 10**6
 MIB = 2**20
@@ -48,20 +42,28 @@ NO_STEP = {
     "tokens": 0,
     "tokens_per_s": 0,
     "mfu_ppm": 0,
-    "stages": (),
     "cluster": ClusterRates("A100", "datasheet", 80 << 30, 10**12, {}, {}, ()),
     "sends": {},
     "order": (),
     "memory_curve": MemoryCurve(),
     "peak_holders": (),
 }
-"""Fields of `Estimates` for plans that say nothing of when their step does what."""
+"""Fields of `StageEstimates` for plans that say nothing of when their step does what."""
+
+
+def with_stage(plan: Plan, **changed: Any) -> Plan:
+    """A plan of one stage with other decisions for it."""
+    return msgspec.structs.replace(plan, structure=redecided(plan.structure, **changed))
+
+
+def with_estimates(plan: Plan, **changed: Any) -> Plan:
+    """A plan of one stage with other estimates of it."""
+    return msgspec.structs.replace(plan, estimates=repriced(plan.estimates, **changed))
 
 
 def undisturbed(plan: Plan) -> Plan:
     """The plan where device and links do not slow each other down: all takes what the bill says."""
-    estimates = msgspec.structs.replace(plan.estimates, contention={})
-    return msgspec.structs.replace(plan, estimates=estimates)
+    return with_estimates(plan, contention={})
 
 
 def _op(
@@ -79,45 +81,54 @@ def two_axis_plan() -> Plan:
     params |= {f"model.layers.{i}.mlp.down.weight": down for i in range(1, 4)}
     params["model.layers.0.mlp.down.weight"] = Param((1024, 256), "bfloat16", "[R, R]", "[R, R]")
     params["lm_head.weight"] = Param((256, 4097), "bfloat16", "[S(1), S(1)]", "[S(1), S(1)]")
+    stage = Stage(
+        axes=(MeshAxis("dp", 2), MeshAxis("tp", 4)),
+        params=params,
+        ops={"model.layers.*.mlp.up/mm": "b,n"},
+        outputs={},
+        routes={"model.layers.*.mlp.down/mm@forward": ("[S(0), P] -> [S(0), R]",)},
+        replicated_unknown_ops=("mylib.twist.default",),
+    )
     return Plan(
         SCHEMA_VERSION,
         Structure(
             model="Toy",
             fingerprint="f" * 32,
             cluster="2x4xA100",
-            axes=(MeshAxis("dp", 2), MeshAxis("tp", 4)),
             optimizer="adamw",
             inputs=("input_ids: int64[8, 128]",),
-            params=params,
-            ops={"model.layers.*.mlp.up/mm": "b,n"},
-            outputs={},
-            routes={"model.layers.*.mlp.down/mm@forward": ("[S(0), P] -> [S(0), R]",)},
-            replicated_unknown_ops=("mylib.twist.default",),
+            stages=(stage,),
         ),
-        Estimates(
-            step_ns=31 * MS,
-            compute_ns=21 * MS,
-            communication_ns=9 * MS,
-            optimizer_ns=4 * MS,
-            flops=10**12,
-            memory=Memory(4 * MIB, 4 * MIB, 16 * MIB, MIB, 12 * MIB, 3 * MIB),
-            memory_limit=50 * MIB,
-            collectives=(
-                CollectiveTotal("all_gather", "dp", "forward", 4, 2 * MIB, 1 * MS),
-                CollectiveTotal("all_reduce", "tp", "forward", 4, 8 * MIB, 3 * MS),
-                CollectiveTotal("all_reduce", "tp", "backward", 4, 8 * MIB, 5 * MS),
-            ),
-            ops={
-                "model.layers.*.mlp.up/mm": _op("model.layers.*.mlp.up", "forward", 4, saved=4),
-                "model.layers.*.mlp.down/mm": _op("model.layers.*.mlp.down", "forward", 3, 3, 8),
-                "model.layers.*.mlp.down/mm_b": _op("model.layers.*.mlp.down", "backward", 6, 5),
-                "model.layers.*.norm/mul": _op("model.layers.*.norm", "forward", 1),
-                "lm_head/mm": _op("lm_head", "forward", 2, 1, n=1),
-                "lm_head/mm_b": _op("lm_head", "backward", 4, n=1),
-                "loss": _op("", "forward", 1, n=1),
-                "param:up": OpTotal("model.layers.*.mlp.up", "", "forward", 0, 0, 0, 0, 4 * MS),
-            },
-            **NO_STEP | {"exposed_communication_ns": 6 * MS, "hidden_communication_ns": 3 * MS},
+        of_one_stage(
+            StageEstimates(
+                step_ns=31 * MS,
+                compute_ns=21 * MS,
+                communication_ns=9 * MS,
+                optimizer_ns=4 * MS,
+                flops=10**12,
+                memory=Memory(4 * MIB, 4 * MIB, 16 * MIB, MIB, 12 * MIB, 3 * MIB),
+                memory_limit=50 * MIB,
+                collectives=(
+                    CollectiveTotal("all_gather", "dp", "forward", 4, 2 * MIB, 1 * MS),
+                    CollectiveTotal("all_reduce", "tp", "forward", 4, 8 * MIB, 3 * MS),
+                    CollectiveTotal("all_reduce", "tp", "backward", 4, 8 * MIB, 5 * MS),
+                ),
+                ops={
+                    "model.layers.*.mlp.up/mm": _op("model.layers.*.mlp.up", "forward", 4, saved=4),
+                    "model.layers.*.mlp.down/mm": _op(
+                        "model.layers.*.mlp.down", "forward", 3, 3, 8
+                    ),
+                    "model.layers.*.mlp.down/mm_b": _op(
+                        "model.layers.*.mlp.down", "backward", 6, 5
+                    ),
+                    "model.layers.*.norm/mul": _op("model.layers.*.norm", "forward", 1),
+                    "lm_head/mm": _op("lm_head", "forward", 2, 1, n=1),
+                    "lm_head/mm_b": _op("lm_head", "backward", 4, n=1),
+                    "loss": _op("", "forward", 1, n=1),
+                    "param:up": OpTotal("model.layers.*.mlp.up", "", "forward", 0, 0, 0, 0, 4 * MS),
+                },
+                **NO_STEP | {"exposed_communication_ns": 6 * MS, "hidden_communication_ns": 3 * MS},
+            )
         ),
         Provenance(
             autopar="0.1.0",
@@ -152,7 +163,7 @@ def stepped_plan() -> Plan:
             inputs=between.get(key, ()),
             outputs=((("bfloat16[8, 1024]", makes[key]),) if key in makes else ()),
         )
-        for key, op in estimates.ops.items()
+        for key, op in estimates.stages[0].ops.items()
     }
     gathered = CollectiveTotal("all_gather", "dp", "forward", 4, 2 * MIB, 1 * MS)
     reduced = CollectiveTotal("all_reduce", "tp", "forward", 4, 8 * MIB, 3 * MS + 1)
@@ -161,7 +172,7 @@ def stepped_plan() -> Plan:
     forward = (*sent(weight), f"{block}.norm/mul", up, down, *sent(f"{down}@forward"))
     return msgspec.structs.replace(
         plan,
-        estimates=msgspec.structs.replace(
+        estimates=repriced(
             estimates,
             ops=ops,
             step_ns=34 * MS,
@@ -203,72 +214,88 @@ def half_hidden_plan() -> Plan:
     and the next block computes for 6/4, so that only the last is exposed."""
     plan = stepped_plan()
     hidden_ns = 3 * (5 * MS - 1) // 4
-    forward, head, backward, update = plan.estimates.order
+    forward, head, backward, update = plan.estimates.stages[0].order
     back, start, wait = backward.items
-    estimates = msgspec.structs.replace(
-        plan.estimates,
+    return with_estimates(
+        plan,
         step_ns=plan.estimates.step_ns - hidden_ns,
         exposed_communication_ns=plan.estimates.exposed_communication_ns - hidden_ns,
         hidden_communication_ns=hidden_ns,
         order=(forward, head, Run(4, (back, start)), Run(4, (wait,)), update),
     )
-    return msgspec.structs.replace(plan, estimates=estimates)
 
 
-def staged_plan(schedule: PipelineSchedule | None = None, ranks: int = 2) -> Plan:
+class Order(NamedTuple):
+    """In which order ranks work on how many microbatches: of a schedule, or of a table."""
+
+    schedule: str = "1f1b"
+    microbatches: int = 2
+    table: tuple[str, ...] = ()
+
+    def actions(self, ranks: int) -> ActionTable:
+        """What each of so many ranks does."""
+        if self.table:
+            return ActionTable.parse("\n".join(self.table))
+        return made_table(self.schedule, ranks, self.microbatches)
+
+
+def staged_plan(order: Order = Order(), ranks: int = 2) -> Plan:  # noqa: B008
     """Stages of four layers on eight devices each, of which every second takes twice as long; as
     many as the schedule, 1F1B of two microbatches, has. Messages take 5 ms. In two stages a step is
     165 ms, of which the second rank works for 125."""
     replace = msgspec.structs.replace
-    order = schedule or PipelineSchedule("1f1b", 2)
-    one, table = stepped_plan(), order.made(ranks)
-    ops = {
-        key: replace(op, count=order.microbatches * op.count)
-        for key, op in one.estimates.ops.items()
-    }
+    one, actions = stepped_plan(), order.actions(ranks)
+    schedule, microbatches, table = order
+    alone, its = one.structure.only, one.estimates.stages[0]
+    ops = {key: replace(op, count=microbatches * op.count) for key, op in its.ops.items()}
     stages: list[Stage] = []
-    each: list[Estimates] = []
-    for k in range(table.num_stages):
+    each: list[StageEstimates] = []
+    for k in range(actions.num_stages):
         params = {
             name.replace(f".{i}.", f".{i + 4 * k}."): param
-            for name, param in one.structure.params.items()
+            for name, param in alone.params.items()
             for i in range(4)
             if f".{i}." in name
         }
-        if k == table.num_stages - 1:
-            params["lm_head.weight"] = one.structure.params["lm_head.weight"]
-        structure = replace(one.structure, params=params)
-        start = f"model.layers.{4 * k}" if k else ""
-        stages.append(Stage(start, 8 * table.ranks[k], structure))
+        if k == actions.num_stages - 1:
+            params["lm_head.weight"] = alone.params["lm_head.weight"]
+        start, first_rank = f"model.layers.{4 * k}" if k else "", 8 * actions.ranks[k]
+        stages.append(
+            replace(
+                alone, params=params, start=start, first_rank=first_rank,
+                microbatches=microbatches, is_split=actions.is_split,
+            )
+        )  # fmt: skip
         ns = 10 * MS * (1 + k % 2)
-        turn = TurnTimes(ns, 2 * ns, ns, 2 * ns, 5 * MS, *[ns] * (2 * table.is_split))
+        turn = TurnTimes(ns, 2 * ns, ns, 2 * ns, 5 * MS, *[ns] * (2 * actions.is_split))
         own = {
             "step_ns": 6 * ns + 5 * MS,
-            "memory": replace(one.estimates.memory, transient=(3 + k) * MIB),
+            "memory": replace(its.memory, transient=(3 + k) * MIB),
         }
-        each.append(replace(one.estimates, turn=turn, ops=ops, **own))
+        each.append(replace(its, turn=turn, ops=ops, **own))
     hops = [(k, k + 1, "forward") for k in range(len(stages) - 1)]
     hops += [(b, a, "backward") for a, b, _ in hops]
-    bare = {"ops": {}, "sends": {}, "order": (), "collectives": (), "peak_holders": ()}
     busy_ns = max(
-        sum(each[s].step_ns for s in table.ranks if table.ranks[s] == r) for r in range(ranks)
+        sum(each[s].step_ns for s in actions.ranks if actions.ranks[s] == r) for r in range(ranks)
     )
     delays = tuple(Delay(*hop, MIB, 5 * MS if ranks > 1 else 0) for hop in sorted(hops))
     shared = (Shared("results", tuple(range(ranks)), 1, 4, 2 * MS),) if ranks > 1 else ()
-    step_ns = play_pipeline(table, each, delays, shared).step_ns
+    step_ns = play_pipeline(actions, each, delays, shared).step_ns
     estimates = replace(
         one.estimates, stages=tuple(each), delays=delays, shared=shared, step_ns=step_ns,
         bubble_ns=step_ns - busy_ns - sum(s.time_ns for s in shared), memory=each[-1].memory,
-        memory_curve=MemoryCurve(), **bare,
     )  # fmt: skip
-    structure = replace(
-        one.structure,
-        stages=tuple(stages),
-        schedule=order,
-        axes=(MeshAxis("stage", ranks),) if ranks > 1 else (),
-        params={}, ops={}, routes={}, replicated_unknown_ops=(),
-    )  # fmt: skip
+    structure = replace(one.structure, stages=tuple(stages), schedule=schedule, table=table)
     return replace(one, structure=structure, estimates=estimates)
+
+
+def in_order(plan: Plan, order: Order) -> Plan:
+    """The plan with another order of microbatches."""
+    replace = msgspec.structs.replace
+    schedule, count, table = order
+    stages = tuple(replace(stage, microbatches=count) for stage in plan.structure.stages)
+    structure = replace(plan.structure, stages=stages, schedule=schedule, table=table)
+    return replace(plan, structure=structure)
 
 
 def sent(key: str) -> tuple[str, str]:
@@ -278,7 +305,7 @@ def sent(key: str) -> tuple[str, str]:
 
 def renamed(plan: Plan, name: str) -> Plan:
     """`plan` with `name` in the place of every name that a file can hold."""
-    structure, estimates = plan.structure, plan.estimates
+    structure, estimates = plan.structure, plan.estimates.stages[0]
     param = next(iter(structure.params.values()))
     return msgspec.structs.replace(
         plan,
@@ -287,39 +314,46 @@ def renamed(plan: Plan, name: str) -> Plan:
             model=name,
             cluster=name,
             optimizer=name,
-            axes=(MeshAxis(name, 2), MeshAxis("tp", 4)),
             inputs=(name,),
-            params={name: param, f"{name}.0.w": param, f"{name}.1.w": param},
-            replicated_unknown_ops=(name,),
-            ops={f"{name}.x": name},
-            outputs={name: name},
-            saved={name: name},
-            routes={f"{name}@{name}": (name,)},
-        ),
-        estimates=msgspec.structs.replace(
-            estimates,
-            ops={
-                "x": OpTotal(
-                    name, name, "forward", 2, 4, 1, 1, 1, ((name, name),), ((name, name),)
+            stages=(
+                msgspec.structs.replace(
+                    structure.only,
+                    axes=(MeshAxis(name, 2), MeshAxis("tp", 4)),
+                    params={name: param, f"{name}.0.w": param, f"{name}.1.w": param},
+                    replicated_unknown_ops=(name,),
+                    ops={f"{name}.x": name},
+                    outputs={name: name},
+                    saved={name: name},
+                    routes={f"{name}@{name}": (name,)},
                 ),
-                f"{name}.x": OpTotal(
-                    f"{name}.0", name, "forward", 2, 4, 1, 1, 1, (("x", name),), ((name, name),)
-                ),
-            },
-            collectives=(CollectiveTotal(name, name, name, 1, 1, 1),),
-            sends={f"{name}@{name}": (CollectiveTotal(name, name, name, 1, 1, 1),)},
-            order=(Run(2, ("x", f"{name}.x", *sent(f"{name}@{name}"))), Run(1, (OPTIMIZER,))),
-            memory_curve=MemoryCurve((1, 2), (1, 1), (1, 2), (3, 4)),
-            peak_holders=(Held(name, name, name, 1, 1),),
-            cluster=ClusterRates(
-                name,
-                name,
-                1,
-                1,
-                {name: 1},
-                {name: 1},
-                (LinkRates(name, 1, 1, 1, 1, 1, (CollectiveRates(name, 1, 1, 1, 1),)),),
             ),
+        ),
+        estimates=of_one_stage(
+            msgspec.structs.replace(
+                estimates,
+                ops={
+                    "x": OpTotal(
+                        name, name, "forward", 2, 4, 1, 1, 1, ((name, name),), ((name, name),)
+                    ),
+                    f"{name}.x": OpTotal(
+                        f"{name}.0", name, "forward", 2, 4, 1, 1, 1, (("x", name),), ((name, name),)
+                    ),
+                },
+                collectives=(CollectiveTotal(name, name, name, 1, 1, 1),),
+                sends={f"{name}@{name}": (CollectiveTotal(name, name, name, 1, 1, 1),)},
+                order=(Run(2, ("x", f"{name}.x", *sent(f"{name}@{name}"))), Run(1, (OPTIMIZER,))),
+                memory_curve=MemoryCurve((1, 2), (1, 1), (1, 2), (3, 4)),
+                peak_holders=(Held(name, name, name, 1, 1),),
+                cluster=ClusterRates(
+                    name,
+                    name,
+                    1,
+                    1,
+                    {name: 1},
+                    {name: 1},
+                    (LinkRates(name, 1, 1, 1, 1, 1, (CollectiveRates(name, 1, 1, 1, 1),)),),
+                ),
+            )
         ),
         provenance=msgspec.structs.replace(
             plan.provenance,
@@ -330,68 +364,5 @@ def renamed(plan: Plan, name: str) -> Plan:
             imposed=(name,),
             meshes_tried=(name, name),
             margin=Margin(1, None, name),
-        ),
-    )
-
-
-_names = st.text(st.characters(codec="utf-8"), max_size=12)
-_counts = st.integers(0, 2**62)
-COUNTS = [name for name, kind in get_type_hints(Estimates).items() if kind is int]
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    """Any plan that may be in a file."""
-    axes = draw(st.lists(_names, unique=True, max_size=3))
-    mesh = tuple(MeshAxis(name, draw(st.integers(1, 8))) for name in axes)
-
-    def param() -> Param:
-        shape = tuple(draw(st.lists(st.integers(0, 64), max_size=3)))
-        places = ["R", *(f"S({d})" for d in range(len(shape)))]
-        storage, kept = (
-            f"[{', '.join(draw(st.sampled_from(places)) for _ in mesh)}]" for _ in range(2)
-        )
-        return Param(shape, draw(st.sampled_from(["float32", "bfloat16"])), storage, kept)
-
-    texts = st.lists(_names, max_size=3).map(tuple)
-    pairs = st.lists(st.tuples(_names, _names), max_size=2).map(tuple)
-    totals = st.builds(OpTotal, _names, _names, _names, *[_counts] * 5, pairs, pairs)
-    sent = st.builds(CollectiveTotal, *[_names] * 3, *[_counts] * 3)
-    ops = draw(st.dictionaries(_names, totals, max_size=4))
-    sends = draw(st.dictionaries(_names, st.lists(sent, max_size=2).map(tuple), max_size=2))
-    words = [f"{word} {k} {key}" for key, found in sends.items() for k in range(len(found))
-             for word in ("start", "with", "wait", "cut")]  # fmt: skip
-    items = st.lists(st.sampled_from([*ops, *words, OPTIMIZER]), max_size=5).map(tuple)
-    moments = draw(st.lists(st.tuples(*[_counts] * 4), max_size=5))
-    return Plan(
-        SCHEMA_VERSION,
-        Structure(
-            model=draw(_names),
-            fingerprint=draw(_names),
-            cluster=draw(_names),
-            axes=mesh,
-            optimizer=draw(_names),
-            inputs=draw(texts),
-            params={name: param() for name in draw(st.lists(_names, unique=True, max_size=4))},
-            ops=draw(st.dictionaries(_names, _names, max_size=3)),
-            outputs=draw(st.dictionaries(_names, _names, max_size=3)),
-            routes=draw(st.dictionaries(_names, texts, max_size=3)),
-            replicated_unknown_ops=draw(texts),
-        ),
-        msgspec.structs.replace(
-            two_axis_plan().estimates,
-            **{name: draw(_counts) for name in COUNTS},
-            memory=draw(st.builds(Memory, *[_counts] * 6)),
-            collectives=tuple(draw(st.lists(sent, max_size=3))),
-            ops=ops,
-            sends=sends,
-            order=draw(st.lists(st.builds(Run, st.integers(1, 9), items), max_size=3).map(tuple)),
-            memory_curve=MemoryCurve(*(zip(*moments) if moments else ())),
-            peak_holders=tuple(
-                draw(st.lists(st.builds(Held, *[_names] * 3, *[_counts] * 2), max_size=2))
-            ),
-        ),
-        Provenance(
-            *(draw(_names) for _ in range(4)), *(draw(_counts) for _ in range(3)), draw(texts)
         ),
     )

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from autopar.plans.plan import PipelineSchedule, Plan
+from autopar.plans.plan import Plan
 from autopar.report.html.page import html
 from autopar.report.timeline import timeline
 from autopar.report.trace import chrome_trace
 from tests.conftest import NO_BROWSER
-from tests.report.plans import renamed, staged_plan, stepped_plan, two_axis_plan
+from tests.report.plans import Order, renamed, staged_plan, stepped_plan, two_axis_plan
 from tools.browser import chromium, installed, look, perfetto, requests, show_tracks, wait
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ return [document.querySelectorAll("svg text").length, spilt];
 @pytest.mark.parametrize("width", [600, 1280])
 def test_page_of_all_stages(driver: Chrome, width: int, dark: bool, tmp_path: Path) -> None:
     look(driver, width, dark=dark)
-    address = show(driver, staged_plan(PipelineSchedule("interleaved", 2, 2)), tmp_path)
+    address = show(driver, staged_plan(Order("interleaved:2", 2)), tmp_path)
     assert [url for url in requests(driver) if url != "data:,"] == [address]
     assert driver.get_log("browser") == []
     boxes = driver.execute_script(
@@ -147,7 +147,7 @@ def test_each_stage_unfolds_and_filters_its_own_rows(driver: Chrome, tmp_path: P
     [
         Plan.load(EXAMPLE),
         renamed(stepped_plan(), "Ẅ" * 300),
-        staged_plan(PipelineSchedule("interleaved", 4, 2), ranks=4),
+        staged_plan(Order("interleaved:2", 4), ranks=4),
     ],
     ids=["405B", "long names", "stages"],
 )
@@ -222,7 +222,7 @@ def test_nothing_runs_but_our_script(driver: Chrome, plan: Plan, tmp_path: Path)
 def example(driver: Chrome) -> Generator[Chrome]:
     """Perfetto's viewer, with the trace of the example open."""
     look(driver, 1400)
-    with perfetto(driver, chrome_trace(Plan.load(EXAMPLE))):
+    with perfetto(driver, chrome_trace(Plan.load(EXAMPLE).stages[0])):
         yield driver
 
 
@@ -249,7 +249,7 @@ def ask(driver: Chrome, sql: str, *columns: str) -> list[list[Any]]:
 
 def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
     plan = Plan.load(EXAMPLE)
-    step, estimates = timeline(plan), plan.estimates
+    step, estimates = timeline(plan.stages[0]), plan.estimates
     busy = dict.fromkeys(("compute", "network dp", "network tp", "host"), 0)
     for bar in step.bars:
         track = bar.part.track.name
@@ -275,7 +275,7 @@ def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
     assert [name.split()[-1] for name, _ in counters] == [
         "gradients", "kept", "optimizer", "params", "saved", "transient",
     ]  # fmt: skip
-    assert dict(counters)["memory (bytes) saved"] == max(estimates.memory_curve.saved)
+    assert dict(counters)["memory (bytes) saved"] == max(estimates.stages[0].memory_curve.saved)
     complaints = "select name from stats where severity != 'info' and value > 0"
     assert ask(example, complaints, "name") == []
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.ir.stages import SEND
 from autopar.plans.estimates import OpTotal
 from autopar.plans.plan import IN_STAGES, Plan
 from autopar.report.cautions import type_bytes
 from autopar.report.summary import summarize
-from tests.report.plans import MIB, two_axis_plan
+from tests.redone import repriced
+from tests.report.plans import MIB, staged_plan, two_axis_plan
 
 
 def making(state: str, count: int = 1) -> Plan:
@@ -20,8 +20,8 @@ def making(state: str, count: int = 1) -> Plan:
     made = (("float32[2048, 2048]", state),)
     op = OpTotal("layers.*.mix", "aten.mm.default", "forward", count, 1, 0, 0, 0, (), made)
     plan = two_axis_plan()
-    ops = plan.estimates.ops | {"mix": op}
-    return msgspec.structs.replace(plan, estimates=msgspec.structs.replace(plan.estimates, ops=ops))
+    ops = plan.estimates.stages[0].ops | {"mix": op}
+    return msgspec.structs.replace(plan, estimates=repriced(plan.estimates, ops=ops))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_large_tensor_that_every_device_makes_is_named(
 
 def test_small_ones_and_single_devices_are_not() -> None:
     plan = making("[R, R]")
-    roomy = msgspec.structs.replace(plan.estimates, memory_limit=2000 * MIB)
+    roomy = repriced(plan.estimates, memory_limit=2000 * MIB)
     assert not any(
         "makes all" in text
         for text in summarize(msgspec.structs.replace(plan, estimates=roomy)).warnings
@@ -60,19 +60,14 @@ def test_bytes_of_no_type(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "op", "warned"),
-    [(0.4, "aten.mm.default", True), (0.3, "aten.mm.default", False), (0.4, SEND, False)],
+    ("plan", "part", "warned"),
+    [(two_axis_plan(), 0.4, True), (two_axis_plan(), 0.3, False), (staged_plan(), 0.4, False)],
+    ids=["waits", "does not", "in stages"],
 )
-def test_a_plan_in_one_stage_that_waits_names_stages(part: float, op: str, warned: bool) -> None:
-    """A stage of a pipeline is not told of pipelines."""
-    plan = two_axis_plan()
-    own = OpTotal("layers.*.mix", op, "forward", 1, 1, 0, 0, 0)
+def test_a_plan_in_one_stage_that_waits_names_stages(plan: Plan, part: float, warned: bool) -> None:
+    """A pipeline is not told of pipelines."""
     waits_ns = int(part * plan.estimates.step_ns)
-    estimates = msgspec.structs.replace(
-        plan.estimates,
-        exposed_communication_ns=waits_ns,
-        ops=plan.estimates.ops | {"layers.*.mix:forward:0": own},
-    )
+    estimates = repriced(plan.estimates, exposed_communication_ns=waits_ns)
     plan = msgspec.structs.replace(plan, estimates=estimates)
     found = summarize(plan).warnings
     assert any("--pipeline-stages auto looks for them" in text for text in found) is warned
@@ -85,7 +80,7 @@ def test_a_plan_in_one_stage_that_waits_names_stages(part: float, op: str, warne
 @pytest.mark.parametrize(("longer", "warned"), [(1.2, True), (1.1, False)])
 def test_a_step_that_takes_longer_than_as_modelled_is_told(longer: float, warned: bool) -> None:
     plan = two_axis_plan()
-    step_ns = int(longer * plan.estimates.modelled_ns)
-    estimates = msgspec.structs.replace(plan.estimates, step_ns=step_ns)
+    step_ns = int(longer * plan.estimates.stages[0].modelled_ns)
+    estimates = repriced(plan.estimates, step_ns=step_ns)
     found = summarize(msgspec.structs.replace(plan, estimates=estimates)).warnings
     assert any("20 % longer than as modelled" in text for text in found) is warned

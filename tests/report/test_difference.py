@@ -12,23 +12,26 @@ from hypothesis import strategies as st
 
 from autopar.errors import AutoparError
 from autopar.plans.cluster_rates import ClusterRates, LinkRates
-from autopar.plans.plan import MeshAxis, Param, Plan
+from autopar.plans.plan import Plan
+from autopar.plans.structure import MeshAxis, Param
 from autopar.report.cautions import cautions
 from autopar.report.difference import Difference, compare
 from autopar.report.printed import plain
 from autopar.report.verdict import DIFFERENT, SAME, judge, markdown, parse_bounds
-from tests.report.plans import MS, plans, two_axis_plan
+from tests.redone import redecided, repriced
+from tests.report.any_plans import plans
+from tests.report.plans import MS, two_axis_plan
 
 replace = msgspec.structs.replace
 OLD = two_axis_plan()
 
 
 def with_structure(**fields: Any) -> Plan:
-    return replace(OLD, structure=replace(OLD.structure, **fields))
+    return replace(OLD, structure=redecided(OLD.structure, **fields))
 
 
 def with_estimates(**fields: Any) -> Plan:
-    return replace(OLD, estimates=replace(OLD.estimates, **fields))
+    return replace(OLD, estimates=repriced(OLD.estimates, **fields))
 
 
 def with_params(change: Callable[[str, Param], Param | None]) -> Plan:
@@ -183,11 +186,11 @@ def test_a_plan_is_the_same_as_itself() -> None:
 def test_a_layer_more_is_counted_by_block() -> None:
     ops = {
         key: replace(total, count=5) if "*" in total.module and total.count else total
-        for key, total in OLD.estimates.ops.items()
+        for key, total in OLD.estimates.stages[0].ops.items()
     }
-    structure = replace(OLD.structure, ops=dict.fromkeys(ops, "b,n"))
+    structure = redecided(OLD.structure, ops=dict.fromkeys(ops, "b,n"))
     old = replace(OLD, structure=structure)
-    new = replace(old, estimates=replace(old.estimates, ops=ops))
+    new = replace(old, estimates=repriced(old.estimates, ops=ops))
     title = "ops done more or less often"
     assert found(new, old) == [("model", title, "model.layers.*", 4, "4 of each", "5 of each")]
 
@@ -203,8 +206,8 @@ def test_ops_whose_tensors_have_another_shape() -> None:
     key = "model.layers.*.mlp.up/mm"
 
     def making(kind: str) -> Plan:
-        total = replace(OLD.estimates.ops[key], outputs=((kind, "[S(0), S(1)]"),))
-        return with_estimates(ops=OLD.estimates.ops | {key: total})
+        total = replace(OLD.estimates.stages[0].ops[key], outputs=((kind, "[S(0), S(1)]"),))
+        return with_estimates(ops=OLD.estimates.stages[0].ops | {key: total})
 
     old, new = making("bfloat16[64, 128]"), making("bfloat16[64, 256]")
     title = "ops that make tensors of another shape or type"
@@ -224,9 +227,9 @@ def test_what_went_with_an_op_is_no_decision() -> None:
     """A route or a saved activation of an op that only one plan has."""
     key = "extra:forward:mm.0"
     new = with_structure(
-        ops=OLD.structure.ops | {key: "b,n"},
+        ops=OLD.structure.only.ops | {key: "b,n"},
         saved={f"{key}.1": "[R, R]"},
-        routes=OLD.structure.routes | {f"{key}@backward": ("[R, P] -> [R, R]",)},
+        routes=OLD.structure.only.routes | {f"{key}@backward": ("[R, P] -> [R, R]",)},
     )
     assert {(cause, title) for cause, title, *_ in found(new)} == {
         ("model", "ops that are new or gone")
@@ -236,10 +239,16 @@ def test_what_went_with_an_op_is_no_decision() -> None:
 @settings(max_examples=60)
 @given(old=plans(), new=plans(), same=st.booleans())
 def test_topics_are_there_exactly_where_structures_differ(old: Plan, new: Plan, same: bool) -> None:
-    estimates = replace(new.estimates, memory_limit=old.estimates.memory_limit)
+    estimates = repriced(new.estimates, memory_limit=old.estimates.memory_limit)
     new = replace(new, structure=old.structure if same else new.structure, estimates=estimates)
-    totals = old.structure.ops.keys() & old.estimates.ops.keys() & new.estimates.ops.keys()
-    counted = any(old.estimates.ops[k].count != new.estimates.ops[k].count for k in totals)
+    totals = (
+        old.structure.only.ops.keys()
+        & old.estimates.stages[0].ops.keys()
+        & new.estimates.stages[0].ops.keys()
+    )
+    counted = any(
+        old.estimates.stages[0].ops[k].count != new.estimates.stages[0].ops[k].count for k in totals
+    )
     topics = compare(old, new).topics
     assert bool(topics) == (old.structure != new.structure or counted)
 
@@ -286,7 +295,7 @@ def test_the_bill_has_both_sides() -> None:
 def test_fail_over(bounds: str, status: int) -> None:
     new = replace(
         with_structure(ops={"model.layers.*.mlp.up/mm": "b,-"}),
-        estimates=replace(OLD.estimates, step_ns=32 * MS, communication_ns=10 * MS),
+        estimates=repriced(OLD.estimates, step_ns=32 * MS, communication_ns=10 * MS),
     )
     assert judge(compare(OLD, new), parse_bounds(bounds)).status == status
     if "structure" not in bounds:
@@ -318,4 +327,4 @@ def test_of_a_plan_of_which_nothing_is_proven_that_is_told() -> None:
     unknown = replace(OLD, provenance=replace(OLD.provenance, bound_ns=0, gap_ppm=1_000_000))
     note = "the new plan is not proven optimal: nothing is known of how good the best plan is"
     assert note in judge(compare(OLD, unknown)).difference.notes
-    assert any("nothing is known" in text for text in cautions(unknown, ()))
+    assert any("nothing is known" in text for text in cautions(unknown))

@@ -14,6 +14,7 @@ from autopar.report.difference import compare
 from autopar.report.markdown import MAX_CHARACTERS, fitted
 from autopar.report.printed import plain
 from autopar.report.verdict import judge, markdown
+from tests.redone import redecided, repriced
 from tests.report.plans import renamed, two_axis_plan
 
 replace = msgspec.structs.replace
@@ -83,7 +84,7 @@ def test_markdown_has_the_verdict_first_and_fits() -> None:
         name: replace(p, storage="[R, R]", kept="[R, R]")
         for name, p in (shapes | {"a": UP}).items()
     }
-    old, new = (replace(OLD, structure=replace(OLD.structure, params=p)) for p in (params, moved))
+    old, new = (replace(OLD, structure=redecided(OLD.structure, params=p)) for p in (params, moved))
     lines = markdown(judge(compare(old, new)), "plans/x").splitlines()
     assert lines[0] == "<!-- autopar-diff:v1:plans/x -->"
     assert lines[2] == (
@@ -105,7 +106,7 @@ def test_sections_that_do_not_fit_are_counted() -> None:
 def test_a_plan_tells_how_another_differs() -> None:
     old = two_axis_plan()
     slower = msgspec.structs.replace(
-        old, estimates=msgspec.structs.replace(old.estimates, step_ns=old.estimates.step_ns * 2)
+        old, estimates=repriced(old.estimates, step_ns=old.estimates.step_ns * 2)
     )
     found = old.diff(slower)
     assert found == judge(compare(old, slower))

@@ -21,11 +21,11 @@ from autopar.report.html.layered import arrange
 from autopar.report.html.page import content, html
 from autopar.report.html.schedule import CRITICAL
 from autopar.report.html.svg import ticks
+from tests.report.any_plans import plans
 from tests.report.plans import (
     MIB,
     MS,
     half_hidden_plan,
-    plans,
     renamed,
     stepped_plan,
     two_axis_plan,
@@ -81,13 +81,12 @@ def check(page: bytes) -> Tree:
 
 
 def test_content() -> None:
-    page = content(stepped_plan())
-    head = page.headline
+    whole = content(stepped_plan())
+    head, (page,) = whole.headline, whole.stages
     assert [card.figure for card in head.cards] == [
         "34 ms", "30,117", "31.2 %", "9 ms", "40 MiB", "feasible", "0.0294 %",
     ]  # fmt: skip
     assert sum(warning.startswith("fragile: ") for warning in head.warnings) == 1
-    assert page.schedule is not None
     assert [(panel.letter, panel.title, panel.ns) for panel in page.schedule.panels] == [
         ("", "The step", 34 * MS),
         ("A", "model.layers.* forward, once of 4 times", 12 * MS // 4),
@@ -106,17 +105,16 @@ def test_content() -> None:
 def test_picture_and_bill_agree() -> None:
     """What the bars of the whole step are filled with is what the bill says of each track."""
     plan = Plan.load(EXAMPLE)
-    schedule = content(undisturbed(plan)).schedule
-    assert schedule is not None
+    schedule = content(undisturbed(plan)).stages[0].schedule
     whole = schedule.panels[0]
     drawn = {row.title: sum(block.busy * block.ns for block in row.blocks) for row in whole.rows}
     assert drawn.pop(CRITICAL) == pytest.approx(whole.ns, rel=1e-9)
     estimates = plan.estimates
     expected = {"compute": estimates.compute_ns, "optimizer": estimates.optimizer_ns}
     expected |= {"network dp": 0, "network tp": 0}
-    for key, sends in estimates.sends.items():
+    for key, sends in estimates.stages[0].sends.items():
         for each in sends:
-            by_device = key in estimates.ops or each.kind == "slice"
+            by_device = key in estimates.stages[0].ops or each.kind == "slice"
             expected["compute" if by_device else f"network {each.axis}"] += each.time_ns
     # A device that its links do not slow down waits for the host a little longer.
     assert drawn.pop("host") == pytest.approx(estimates.exposed_host_ns, rel=1e-2)
@@ -128,7 +126,7 @@ def test_picture_and_bill_agree() -> None:
 def test_the_critical_path_is_drawn_by_the_tracks_it_goes_by() -> None:
     """Of a block of 3 ms, 1/4 ms is a gather, 2 ms are computed and 3/4 ms is a reduction; the last
     gradient alone is waited for, for 5/4 ms behind 6 ms of backward."""
-    step, forward, *_ = content(half_hidden_plan()).schedule.panels
+    step, forward, *_ = content(half_hidden_plan()).stages[0].schedule.panels
     path = step.rows[0]
     assert path.title == CRITICAL
     shares = [
@@ -146,7 +144,7 @@ def test_the_critical_path_is_drawn_by_the_tracks_it_goes_by() -> None:
 def test_graph_of_a_block() -> None:
     """Boxes for contractions; arrows say what they redistribute; what the block before made comes
     from outside."""
-    forward, backward = content(stepped_plan()).graphs
+    forward, backward = content(stepped_plan()).stages[0].graphs
     assert (forward.block, forward.phase, forward.count) == ("model.layers.*", "forward", 4)
     assert [(box.module, box.ops) for box in forward.boxes] == [
         ("norm", ("mm",)), ("mlp.up", ("mm",)), ("mlp.down", ("mm",)),

@@ -12,7 +12,7 @@ from autopar.cost_model.pipeline import add_up
 from autopar.ir.mesh import HOST_LINKS
 from autopar.ir.offloading import offloadable
 from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import NOTHING_ON_HOST, HostMemory
+from autopar.plans.estimates import NOTHING_ON_HOST, HostMemory, of_one_stage
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import ask
@@ -23,6 +23,7 @@ from autopar.report.summary import summarize
 from autopar.report.timeline import timeline
 from tests.graphs import linear_step
 from tests.planned import LIMIT, on_h100, plan_for
+from tests.redone import redecided, repriced
 from tests.report.test_trace import check_format, traced
 
 LAYERS = 8
@@ -35,29 +36,31 @@ def both() -> tuple[Plan, Plan]:
     plain = plan_for(graph, "2", bucket_bytes=1)
     cluster, mesh = on_h100("2", 1)
     keys = (*offloadable(graph, mesh),)
-    structure = msgspec.structs.replace(plain.structure, offloaded=keys, reload_pace=1 << 20)
+    structure = redecided(plain.structure, offloaded=keys, reload_pace=1 << 20)
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
-    estimates = account(request, structure).estimates
-    found = msgspec.structs.replace(plain, structure=structure, estimates=estimates)
+    estimates = account(request, structure.only).estimates
+    found = msgspec.structs.replace(plain, structure=structure, estimates=of_one_stage(estimates))
     return plain, Plan.from_bytes(found.to_bytes())
 
 
 def test_copies_are_two_more_axes_and_cost_what_they_expose() -> None:
     plain, found = both()
-    step, estimates = timeline(found), found.estimates
+    step, estimates = timeline(found.stages[0]), found.estimates
     assert step.end_ns == estimates.step_ns
     assert {track.axis for track in step.tracks} >= {*HOST_LINKS}
-    copied = {t.axis: t for t in estimates.collectives if t.axis in HOST_LINKS}
+    copied = {t.axis: t for t in estimates.stages[0].collectives if t.axis in HOST_LINKS}
     assert [(copied[link].kind, copied[link].count) for link in HOST_LINKS] == [
         ("offload", LAYERS - 3),
         ("reload", LAYERS - 3),
     ]
     assert copied["to host"].num_bytes == copied["from host"].num_bytes
-    assert {*HOST_LINKS} <= estimates.contention.keys() - plain.estimates.contention.keys()
+    assert {*HOST_LINKS} <= estimates.stages[0].contention.keys() - plain.estimates.stages[
+        0
+    ].contention.keys()
     exposed = sum(share.exposed_ns for share in step.axes.values())
     assert exposed <= estimates.exposed_communication_ns
     assert estimates.exposed_communication_ns + estimates.hidden_communication_ns == sum(
-        total.time_ns for total in estimates.collectives
+        total.time_ns for total in estimates.stages[0].collectives
     )
     assert estimates.memory.total < plain.estimates.memory.total
 
@@ -65,11 +68,16 @@ def test_copies_are_two_more_axes_and_cost_what_they_expose() -> None:
 def test_pages_say_what_is_offloaded() -> None:
     plain, found = both()
     shown = summarize(found)
-    assert shown.offloaded == found.structure.offloaded
+    assert shown.stage is not None
+    assert shown.stage.offloaded == found.structure.only.offloaded
     assert f"{LAYERS - 3} classes of activations" in str(shown)
     assert "offload" not in str(summarize(plain))
     assert b"memory until backward" in html(found)
-    (topic,) = (t for t in decision_topics(plain, found) if t.title == "offloaded until backward")
+    (topic,) = (
+        t
+        for t in decision_topics(plain.stages[0], found.stages[0])
+        if t.title == "offloaded until backward"
+    )
     assert len(topic.changes) == LAYERS - 3
     check_format(traced(found))
 
@@ -88,7 +96,7 @@ def test_pages_say_what_is_on_the_host() -> None:
 
 def test_plans_of_older_versions_tell_the_sum_alone() -> None:
     _, found = both()
-    estimates = msgspec.structs.replace(found.estimates, host_memory=NOTHING_ON_HOST)
+    estimates = repriced(found.estimates, host_memory=NOTHING_ON_HOST)
     older = msgspec.structs.replace(found, estimates=estimates)
     data = older.to_bytes()
     assert b'"host_memory"' not in both()[0].to_bytes()
@@ -103,7 +111,7 @@ def test_a_node_of_a_pipeline_has_what_its_devices_have() -> None:
     """The stages of a rank together, and of the devices of a node those of all ranks."""
     first, second = (
         msgspec.structs.replace(
-            both()[0].estimates,
+            both()[0].estimates.stages[0],
             host_bytes=size,
             host_memory=HostMemory(offloaded=size, limit=100, devices=1),
         )

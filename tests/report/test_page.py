@@ -16,13 +16,23 @@ from autopar.ir.mesh import Axis, Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.estimates import CollectiveTotal, OpTotal
 from autopar.plans.matching import general
-from autopar.plans.plan import Param, Plan
+from autopar.plans.plan import Plan
+from autopar.plans.structure import Param
 from autopar.report.names import MAX_NAME, clean
 from autopar.report.placed import on_axes, param_groups
-from autopar.report.summary import MAX_ROWS, summarize
+from autopar.report.stage_content import MAX_ROWS, StageContent
+from autopar.report.summary import summarize
 from autopar.report.verification import page as verification_page
 from autopar.runtime.simulator.comparison import Report, Unequal
-from tests.report.plans import half_hidden_plan, plans, renamed, two_axis_plan
+from tests.redone import redecided, repriced
+from tests.report.any_plans import plans
+from tests.report.plans import half_hidden_plan, renamed, two_axis_plan
+
+
+def stage_shown(plan: Plan) -> StageContent:
+    found = summarize(plan).stage
+    assert found is not None
+    return found
 
 
 def printed(renderable: RenderableType, width: int = 100) -> str:
@@ -38,13 +48,13 @@ def test_page() -> None:
         """\
 model    Toy, trained with adamw
 input    input_ids: int64[8, 128]
-cluster  2x4xA100, 8 devices: dp=2 x tp=4
+cluster  2x4xA100, 8 devices: dp=2,tp=4
 step     31 ms: compute 21 ms, exposed communication 6 ms, optimizer 4 ms, hidden communication
          3 ms
 memory   40 MiB of 50 MiB (80 %)
 proof    feasible: 34 ms as modelled, proven bound 33 ms, gap 2.94 %
 search   best of meshes dp=8; dp=2,tp=4
-plan     691a53e1ae4dfdfd5565d3d1a3381eeb (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
+plan     b2d57706b1846a081d36e706e9217d18 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
 
 Blocks: time, hidden communication too, and saved memory of all of them together
   module          count  forward  backward  communication  optimizer   saved
@@ -134,10 +144,8 @@ Communication by axis: time if nothing ran beside it; exposed is what of that co
 def test_page_of_one_device() -> None:
     plan = two_axis_plan()
     param = Param((256,), "float32", "[]", "[]")
-    structure = msgspec.structs.replace(
-        plan.structure, axes=(), params={"w": param}, replicated_unknown_ops=()
-    )
-    estimates = msgspec.structs.replace(plan.estimates, collectives=())
+    structure = redecided(plan.structure, axes=(), params={"w": param}, replicated_unknown_ops=())
+    estimates = repriced(plan.estimates, collectives=())
     provenance = msgspec.structs.replace(plan.provenance, gap_ppm=0, status="optimal")
     plan = msgspec.structs.replace(
         plan, structure=structure, estimates=estimates, provenance=provenance
@@ -176,15 +184,15 @@ def test_long_tables_are_cut_and_say_so() -> None:
     many = tuple(
         CollectiveTotal("all_reduce", f"a{i}", "forward", 1, 1, 1) for i in range(MAX_ROWS + 7)
     )
-    estimates = msgspec.structs.replace(plan.estimates, collectives=many)
+    estimates = repriced(plan.estimates, collectives=many)
     plan = msgspec.structs.replace(plan, estimates=estimates)
     assert "... and 7 more" in printed(summarize(plan).page())
 
 
 def test_blocks_add_up() -> None:
     plan = two_axis_plan()
-    blocks = summarize(plan).blocks
-    ops = plan.estimates.ops.values()
+    blocks = stage_shown(plan).blocks
+    ops = plan.estimates.stages[0].ops.values()
     assert sum(b.forward_ns + b.backward_ns for b in blocks) == sum(op.compute_ns for op in ops)
     assert sum(b.communication_ns for b in blocks) == sum(op.communication_ns for op in ops)
     assert sum(b.optimizer_ns for b in blocks) == plan.estimates.optimizer_ns
@@ -196,15 +204,13 @@ def test_blocks_add_up() -> None:
 
 def test_blocks_do_not_depend_on_the_order_of_ops() -> None:
     plan = two_axis_plan()
-    estimates = msgspec.structs.replace(
-        plan.estimates, ops=dict(reversed(plan.estimates.ops.items()))
-    )
+    estimates = repriced(plan.estimates, ops=dict(reversed(plan.estimates.stages[0].ops.items())))
     assert summarize(msgspec.structs.replace(plan, estimates=estimates)) == summarize(plan)
 
 
 def test_params_add_up() -> None:
     plan = two_axis_plan()
-    groups = summarize(plan).params
+    groups = stage_shown(plan).params
     assert sum(group.count for group in groups) == len(plan.structure.params)
     head = next(group for group in groups if group.name == "lm_head.weight")
     # 4,097 columns over 8 ranks: the largest shard has 513
@@ -240,8 +246,8 @@ def test_patterns() -> None:
 def test_block_outside_of_a_repetition_stands_for_itself() -> None:
     plan = two_axis_plan()
     ops = {"a": OpTotal("encoder.conv", "aten.add", "forward", 1, 5, 0, 0, 0)}
-    estimates = msgspec.structs.replace(plan.estimates, ops=ops)
-    (block,) = summarize(msgspec.structs.replace(plan, estimates=estimates)).blocks
+    estimates = repriced(plan.estimates, ops=ops)
+    (block,) = stage_shown(msgspec.structs.replace(plan, estimates=estimates)).blocks
     assert (block.module, block.parts) == ("encoder.conv", ())
 
 

@@ -17,8 +17,9 @@ from autopar.driver.search import search, summary
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
 from autopar.plans.options import Options
-from autopar.plans.plan import Margin, Param, Plan
+from autopar.plans.plan import Margin, Plan
 from autopar.plans.request import ask
+from autopar.plans.structure import Param
 from autopar.report import placed
 from autopar.report.costs import costs
 from autopar.report.limits import Bottlenecks, find_limits, margin_text
@@ -27,13 +28,15 @@ from autopar.report.printed import plain
 from autopar.report.reasons import reasons
 from autopar.report.timeline import timeline
 from tests.graphs import linear_step
-from tests.report.plans import MS, half_hidden_plan, plans, renamed, two_axis_plan
+from tests.redone import repriced
+from tests.report.any_plans import plans
+from tests.report.plans import MS, half_hidden_plan, renamed, two_axis_plan
 
 HOSTILE = "\x1b[31m<script>alert('x')</script>&amp;"
 
 
 def limits_of(plan: Plan) -> Bottlenecks:
-    return find_limits(plan, timeline(plan))
+    return find_limits(plan.stages[0], timeline(plan.stages[0]))
 
 
 @cache
@@ -46,19 +49,19 @@ def plan_of(cluster: str = "2x4xH100", mesh: str = "2x4") -> Plan:
 
 def test_an_op_costs_what_the_bill_says() -> None:
     plan = plan_of()
-    for key, op in plan.estimates.ops.items():
+    for key, op in plan.estimates.stages[0].ops.items():
         if not key.startswith("param:"):
-            found = reasons(plan, key)
+            found = reasons(plan.stages[0], key)
             assert (found.kind, found.time_ns) == ("op", op.compute_ns + op.communication_ns)
 
 
 def test_a_parameter_costs_its_gathers_its_gradient_and_its_update() -> None:
     plan = plan_of()
     for number in range(3):
-        stored = plan.estimates.ops[f"param:w{number}"]
-        gradient = plan.estimates.ops[f"wgrad.{number}"]
+        stored = plan.estimates.stages[0].ops[f"param:w{number}"]
+        gradient = plan.estimates.stages[0].ops[f"wgrad.{number}"]
         assert stored.inputs[0][0] == f"wgrad.{number}"
-        found = reasons(plan, f"w{number}")
+        found = reasons(plan.stages[0], f"w{number}")
         own = stored.communication_ns + stored.optimizer_ns
         assert found.time_ns == own + gradient.communication_ns > 0
 
@@ -66,10 +69,12 @@ def test_a_parameter_costs_its_gathers_its_gradient_and_its_update() -> None:
 def test_what_is_said_of_a_parameter() -> None:
     plan = plan_of()
     param = plan.structure.params["w1"]
-    (decision,) = reasons(plan, "w1").decisions
+    (decision,) = reasons(plan.stages[0], "w1").decisions
     assert decision.choice[0].startswith(f"stored {on_axes(param, plan)}: ")
     assert [line.split(":")[0] for line in decision.choice[2:]] == ["dp", "tp"]
-    read = {key for key, op in plan.estimates.ops.items() if "param:w1" in dict(op.inputs)}
+    read = {
+        key for key, op in plan.estimates.stages[0].ops.items() if "param:w1" in dict(op.inputs)
+    }
     assert read == {"forward.1", "dgrad.1"}
     assert sorted(line.partition(" as ")[0] for line in decision.reads) == [
         "read by mm in backward", "read by mm in forward"
@@ -77,12 +82,12 @@ def test_what_is_said_of_a_parameter() -> None:
 
 
 def on_axes(param: Param, plan: Plan) -> str:
-    return placed.on_axes(Sharding.parse(param.storage), plan.structure.mesh)
+    return placed.on_axes(Sharding.parse(param.storage), plan.structure.only.mesh)
 
 
 def test_what_a_device_holds_adds_up() -> None:
     plan = plan_of()
-    each = [reasons(plan, name) for name in plan.structure.params]
+    each = [reasons(plan.stages[0], name) for name in plan.structure.params]
     held = {
         what: sum(h.num_bytes for found in each for h in found.holdings if h.what == what)
         for what in ("parameters", "gradients", "optimizer states")
@@ -112,7 +117,7 @@ def test_what_a_device_holds_adds_up() -> None:
     ],
 )
 def test_names(name: str, kind: str, num_decisions: int) -> None:
-    found = reasons(two_axis_plan(), name)
+    found = reasons(two_axis_plan().stages[0], name)
     assert (found.kind, len(found.decisions)) == (kind, num_decisions)
     assert found.share == pytest.approx(found.time_ns / (34 * MS)), "of all that is added up"
 
@@ -128,16 +133,16 @@ def test_names(name: str, kind: str, num_decisions: int) -> None:
 )
 def test_names_that_are_not_there(name: str, close: str) -> None:
     with pytest.raises(AutoparError, match="Toy has no parameter, module or op") as raised:
-        reasons(two_axis_plan(), name)
+        reasons(two_axis_plan().stages[0], name)
     assert close in str(raised.value)
 
 
 @settings(max_examples=30)
 @given(plan=plans(), width=st.integers(40, 200))
 def test_every_plan_is_explained_within_the_width(plan: Plan, width: int) -> None:
-    names = ["", *plan.structure.params, *(k for k in plan.estimates.ops if ":" in k)]
+    names = ["", *plan.structure.params, *(k for k in plan.estimates.stages[0].ops if ":" in k)]
     for name in names:
-        for line in plain(reasons(plan, name).page(), width).split("\n"):
+        for line in plain(reasons(plan.stages[0], name).page(), width).split("\n"):
             assert line.isprintable()
             assert cell_len(line) <= width
 
@@ -145,7 +150,7 @@ def test_every_plan_is_explained_within_the_width(plan: Plan, width: int) -> Non
 @pytest.mark.parametrize("name", [HOSTILE, "a\nb", "\u202egnp", "[red]x[/]"])
 def test_names_cannot_command_the_terminal(name: str) -> None:
     plan = renamed(two_axis_plan(), name)
-    text = plain(reasons(plan, name).page(), 400)
+    text = plain(reasons(plan.stages[0], name).page(), 400)
     assert all(c.isprintable() for line in text.split("\n") for c in line)
     assert clean(name).split(" ")[0] in text
 
@@ -163,7 +168,7 @@ def test_links_of_axes_are_those_of_the_mesh(cluster: str, mesh: str) -> None:
 
 
 def with_memory(plan: Plan, limit: int) -> Plan:
-    estimates = msgspec.structs.replace(plan.estimates, memory_limit=limit)
+    estimates = repriced(plan.estimates, memory_limit=limit)
     return msgspec.structs.replace(plan, estimates=estimates)
 
 
@@ -186,19 +191,19 @@ def test_shares_of_the_step_are_of_what_the_device_waits_for() -> None:
         "compute dominates the step: compute 67.7 %, exposed communication 19.4 %, the optimizer "
         "12.9 %; the busiest axis is tp, for 25.8 % of the step, of which 66.7 % is exposed"
     )
-    assert sum(cost.share for cost in costs(estimates)) <= 1
-    whole = reasons(plan)
+    assert sum(cost.share for cost in costs(estimates.stages[0])) <= 1
+    whole = reasons(plan.stages[0])
     assert whole.time_ns == estimates.added_up_ns == plan.provenance.objective_ns
     assert "What a step goes to: 34 ms with nothing hidden" in str(whole)
     assert "What it costs: 6 ms, 17.6 % of a step with nothing hidden" in str(
-        reasons(plan, "lm_head")
+        reasons(plan.stages[0], "lm_head")
     )
 
 
 @pytest.mark.parametrize("by_ns", [-5000, 0, 5000])
 def test_axes_add_up_to_the_plan_where_the_drawn_step_rounds(by_ns: int) -> None:
     plan = half_hidden_plan()
-    estimates = msgspec.structs.replace(
+    estimates = repriced(
         plan.estimates,
         exposed_communication_ns=plan.estimates.exposed_communication_ns + by_ns,
         hidden_communication_ns=plan.estimates.hidden_communication_ns - by_ns,
@@ -244,8 +249,8 @@ def test_margin_in_words(margin: Margin | None, words: str, warning: str) -> Non
 def test_a_plan_shows_itself() -> None:
     plan = two_axis_plan()
     assert str(plan.summary()) == plain(plan.summary().page())
-    assert str(plan.explain("lm_head")) == plain(reasons(plan, "lm_head").page())
-    assert plan.explain() == reasons(plan)
+    assert str(plan.explain("lm_head")) == plain(reasons(plan.stages[0], "lm_head").page())
+    assert plan.explain() == reasons(plan.stages[0])
     bundle = plan._repr_mimebundle_()
     assert bundle == {"text/plain": str(plan.summary()), "text/html": plan._repr_html_()}
 

@@ -8,11 +8,14 @@ import msgspec
 import pytest
 
 from autopar.plans.estimates import Memory
-from autopar.plans.plan import MeshAxis, PipelineSchedule, Plan, Stage
+from autopar.plans.plan import Plan
+from autopar.plans.structure import MeshAxis
 from autopar.report.difference import compare
 from autopar.report.printed import plain
 from autopar.report.verdict import DIFFERENT, SAME, judge
-from tests.report.plans import MIB, MS, staged_plan, stepped_plan, two_axis_plan
+from tests.redone import redecided, repriced
+from tests.report.plans import MIB, MS, Order, in_order, staged_plan, stepped_plan, two_axis_plan
+from tests.report.plans import with_stage as replaced
 
 replace = msgspec.structs.replace
 OLD = staged_plan()
@@ -27,17 +30,9 @@ def found(new: Plan, old: Plan = OLD) -> list[tuple[str, str, str, str]]:
 
 
 def with_stage(number: int, **fields: Any) -> Plan:
-    """Fields of the stage, or of its structure."""
     stages = list(OLD.structure.stages)
-    own = {name: value for name, value in fields.items() if name in Stage.__struct_fields__}
-    inner = {name: value for name, value in fields.items() if name not in own}
-    structure = replace(stages[number].structure, **inner)
-    stages[number] = replace(stages[number], structure=structure, **own)
-    return replace(OLD, structure=replace(OLD.structure, stages=tuple(stages)))
-
-
-def with_schedule(schedule: PipelineSchedule, plan: Plan = OLD) -> Plan:
-    return replace(plan, structure=replace(plan.structure, schedule=schedule))
+    stages[number] = replace(stages[number], **fields)
+    return replace(OLD, structure=redecided(OLD.structure, stages=tuple(stages)))
 
 
 def test_the_same() -> None:
@@ -46,16 +41,22 @@ def test_the_same() -> None:
 
 def test_what_the_pipeline_decides() -> None:
     assert found(with_stage(1, start="model.layers.5")) == [
-        ("pipeline", "stages begin with", "(first), model.layers.4", "(first), model.layers.5")
+        (
+            "pipeline",
+            "stages begin with",
+            "(first), model.layers.4",
+            "(first), model.layers.5",
+        )
     ]
     assert found(with_stage(1, first_rank=4)) == [("pipeline", "first devices", "0, 8", "0, 4")]
-    assert found(with_schedule(PipelineSchedule("gpipe", 4))) == [
-        ("pipeline", "schedule", "1f1b of 2 microbatches", "gpipe of 4 microbatches")
+    assert found(in_order(OLD, Order("gpipe", 4))) == [
+        ("pipeline", "schedule", "1f1b", "gpipe"),
+        ("pipeline", "microbatches", "2", "4"),
     ]
     rows = "0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"
-    tables = rows, ("0F0 0B0 0F1 0B1", rows[1])
-    old, new = (with_schedule(PipelineSchedule("table", 2, table=each)) for each in tables)
-    assert found(new, old) == [("pipeline", "actions of rank 0", rows[0], "0F0 0B0 0F1 0B1")]
+    tables = rows, ("0F0 0F1 0B1 0B0", rows[1])
+    old, new = (in_order(OLD, Order("table", 2, each)) for each in tables)
+    assert found(new, old) == [("pipeline", "actions of rank 0", rows[0], "0F0 0F1 0B1 0B0")]
 
 
 def test_what_a_stage_decides() -> None:
@@ -65,18 +66,18 @@ def test_what_a_stage_decides() -> None:
 
 
 def test_another_number_of_stages() -> None:
-    new = staged_plan(PipelineSchedule("interleaved", 2, 2))
+    new = staged_plan(Order("interleaved:2", 2))
     changes = {(topic, what): (before, after) for topic, what, before, after in found(new)}
     assert changes["pipeline", "meshes of stages"] == (
         "dp=2,tp=4, dp=2,tp=4", ", ".join(["dp=2,tp=4"] * 4)
     )  # fmt: skip
-    assert changes["pipeline", "schedule"][1].endswith("interleaved:2 of 2 microbatches")
+    assert changes["pipeline", "schedule"][1] == "interleaved:2"
     shown = plain(judge(compare(OLD, new)).page(), 120)
     assert "stage 3, peak" in shown and "stage 0, forward of one" in shown
 
 
 def test_parameters_of_all_stages_are_the_model() -> None:
-    params = dict(OLD.structure.stages[1].structure.params)
+    params = dict(OLD.structure.stages[1].params)
     del params["lm_head.weight"]
     assert (
         "parameters that are new or gone",
@@ -85,24 +86,24 @@ def test_parameters_of_all_stages_are_the_model() -> None:
         "",
     ) in found(with_stage(1, params=params))
     # A parameter that another stage has now is where it was, as to the model.
-    moved = with_stage(0, params={**OLD.structure.stages[0].structure.params, **params})
+    moved = with_stage(0, params={**OLD.structure.stages[0].params, **params})
     assert not any("new or gone" in title for title, *_ in found(moved))
 
 
 def test_one_stage_against_several() -> None:
     """Ops of stages are not those of the model: they are not said to be gone."""
     topics = {title for title, *_ in found(OLD, stepped_plan())}
-    assert "ops that are new or gone" not in topics and {"pipeline", "mesh"} <= topics
+    assert "ops that are new or gone" not in topics and "pipeline" in topics
 
 
 def test_another_graph_of_stages() -> None:
     """Nothing is said of ops, which are not compared."""
-    new = replace(OLD, structure=replace(OLD.structure, fingerprint="e" * 32))
+    new = replace(OLD, structure=redecided(OLD.structure, fingerprint="e" * 32))
     difference = compare(OLD, new)
     assert [topic.title for topic in difference.topics] == ["fingerprint"]
     assert not any("its ops and parameters are the same" in note for note in difference.notes)
     plain_plan = two_axis_plan()
-    other = replace(plain_plan, structure=replace(plain_plan.structure, fingerprint="e" * 32))
+    other = replace(plain_plan, structure=redecided(plain_plan.structure, fingerprint="e" * 32))
     notes = compare(plain_plan, other).notes
     assert any("its ops and parameters are the same" in note for note in notes)
 
@@ -111,7 +112,7 @@ def test_the_bill_has_both_parts_of_backward() -> None:
     """What a whole backward takes is not what the first part of one takes."""
     first, second = OLD.estimates.stages
     split = replace(second, turn=replace(second.turn, backward_ns=30 * MS, weights_ns=10 * MS))
-    estimates = replace(OLD.estimates, stages=(first, split))
+    estimates = repriced(OLD.estimates, stages=(first, split))
     difference = compare(OLD, replace(OLD, estimates=estimates))
     figures = {figure.name: (figure.before, figure.after) for figure in difference.bill}
     assert figures["stage 1, backward of one"] == (40 * MS, 30 * MS)
@@ -125,7 +126,7 @@ def test_the_bill_has_the_stages() -> None:
         second, step_ns=131 * MS, turn=replace(second.turn, backward_ns=43 * MS),
         memory=replace(second.memory, transient=9 * MIB),
     )  # fmt: skip
-    estimates = replace(
+    estimates = repriced(
         OLD.estimates, stages=(first, longer), step_ns=171 * MS, bubble_ns=46 * MS,
         memory=longer.memory,
     )  # fmt: skip
@@ -146,7 +147,7 @@ def test_the_bill_has_the_stages() -> None:
 def test_a_plan_of_one_stage_has_no_bill_of_stages() -> None:
     old = stepped_plan()
     memory = Memory(1, 1, 1, 1, 1, 1)
-    new = replace(old, estimates=replace(old.estimates, memory=memory))
+    new = replace(old, estimates=repriced(old.estimates, memory=memory))
     assert {figure.section for figure in compare(old, new).bill}.isdisjoint({"stages"})
     assert "waiting for other stages" not in plain(judge(compare(old, new)).page())
 
@@ -156,5 +157,5 @@ def test_a_plan_of_one_stage_has_no_bill_of_stages() -> None:
 )
 def test_microbatches_of_one_stage(field: str, what: str) -> None:
     old = two_axis_plan()
-    new = with_schedule(PipelineSchedule(**{field: 4}), old)
-    assert found(new, old) == [("microbatches", what, "1", "4")]
+    new = replaced(old, **{field: 4})
+    assert found(new, old) == [("pipeline", what, "1", "4")]

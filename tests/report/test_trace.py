@@ -19,13 +19,14 @@ from autopar.plans.plan import Plan
 from autopar.report import trace
 from autopar.report.timeline import timeline
 from autopar.report.trace import BLOCKS, COMPUTE, CRITICAL, FIRST_AXIS, chrome_trace
+from tests.redone import repriced
 from tests.report.plans import MS, renamed, stepped_plan, undisturbed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama-405b.plan.json"
 
 
 def traced(plan: Plan) -> list[dict[str, Any]]:
-    return msgspec.json.decode(chrome_trace(plan))["traceEvents"]
+    return msgspec.json.decode(chrome_trace(plan.stages[0]))["traceEvents"]
 
 
 def ns(event: dict[str, Any]) -> tuple[int, int]:
@@ -66,15 +67,15 @@ def test_events_add_up_to_the_bill(plan: Plan) -> None:
     threads = check_format(traced(undisturbed(plan)))
     by_device = [
         each
-        for key, found in estimates.sends.items()
+        for key, found in estimates.stages[0].sends.items()
         for each in found
-        if key in estimates.ops or each.kind == "slice"
+        if key in estimates.stages[0].ops or each.kind == "slice"
     ]
     assert all(before["ts"] < after["ts"] for before, after in pairwise(threads[CRITICAL]))
     own_ns = estimates.compute_ns + estimates.optimizer_ns
     assert total(threads[COMPUTE]) == own_ns + sum(each.time_ns for each in by_device)
-    for k, axis in enumerate(sorted(axis.name for axis in plan.structure.mesh)):
-        sent = [each for each in estimates.collectives if each.axis == axis]
+    for k, axis in enumerate(sorted(axis.name for axis in plan.structure.only.mesh)):
+        sent = [each for each in estimates.stages[0].collectives if each.axis == axis]
         device = [each for each in by_device if each.axis == axis]
         bars = threads[FIRST_AXIS + k]
         assert total(bars) == sum(e.time_ns for e in sent) - sum(e.time_ns for e in device)
@@ -107,10 +108,10 @@ def test_what_is_hidden_is_drawn_beside_what_hides_it() -> None:
     sends = {"w@forward": (CollectiveTotal("all_gather", "dp", "forward", 2, 2, 10 * MS),)}
     ops = {"mm": OpTotal("m", "mm", "forward", 1, 3 * MS, 0, 0, 0)}
     items = "start 0 w@forward", "start 0 w@forward", "wait 0 w@forward", "mm", "wait 0 w@forward"
-    estimates = msgspec.structs.replace(
+    estimates = repriced(
         plan.estimates, ops=ops, sends=sends, order=(Run(1, items),), optimizer_ns=0
     )
-    step = timeline(msgspec.structs.replace(plan, estimates=estimates))
+    step = timeline(msgspec.structs.replace(plan, estimates=estimates).stages[0])
     spans = [(bar.part.what, bar.start_ns // MS, bar.end_ns // MS) for bar in step.bars]
     assert spans == [("all_gather", 0, 5), ("all_gather", 5, 10), ("mm", 5, 8)]
     assert step.end_ns == 10 * MS
@@ -152,7 +153,9 @@ def test_counters_hold_from_the_end_of_the_entry_before() -> None:
 
 
 def test_a_trace_is_the_same_bytes_again() -> None:
-    assert chrome_trace(stepped_plan()) == chrome_trace(Plan.from_bytes(stepped_plan().to_bytes()))
+    assert chrome_trace(stepped_plan().stages[0]) == chrome_trace(
+        Plan.from_bytes(stepped_plan().to_bytes()).stages[0]
+    )
 
 
 def test_hostile_names_are_text() -> None:
@@ -166,7 +169,7 @@ def test_too_long_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four blocks of 5 forward, 3 of the head, four of 2 backward, the optimizer; all critical."""
     monkeypatch.setattr(trace, "MAX_BARS", 63)
     with pytest.raises(PlanError, match="64 entries"):
-        chrome_trace(stepped_plan())
+        chrome_trace(stepped_plan().stages[0])
 
 
 @given(
@@ -196,8 +199,8 @@ def test_occurrences_share_totals_without_a_rest(
     step = timeline(
         msgspec.structs.replace(
             plan,
-            estimates=msgspec.structs.replace(plan.estimates, ops=ops, sends=sends, order=order),
-        )
+            estimates=repriced(plan.estimates, ops=ops, sends=sends, order=order),
+        ).stages[0]
     )
     end = 0
     for stretch in step.stretches:

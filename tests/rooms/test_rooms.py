@@ -123,3 +123,17 @@ def test_names_defined_twice_are_found(tmp_path: Path) -> None:
     (tmp_path / "autopar" / "cli" / "two.py").write_text(shared)
     files = "autopar/cli/two.py, autopar/one.py"
     assert defined_twice(tmp_path) == [f"{name}: {files}" for name in ("Kind", "SIZE", "Step")]
+
+
+MAX_KINDS_OF_PLAN = 9
+"""A plan has one form. These places do otherwise what several stages do together."""
+
+
+def test_few_places_ask_whether_a_plan_is_a_pipeline() -> None:
+    asking = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "autopar").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "is_pipeline"
+    ]
+    assert len(asking) <= MAX_KINDS_OF_PLAN, asking

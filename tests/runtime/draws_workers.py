@@ -65,7 +65,7 @@ def compared(**how: Any) -> dict[str, Any]:
     for (loss, gradients), (expected, others) in zip(ours, theirs, strict=True):
         pairs = [(loss, expected), *zip(gradients, others, strict=True)]
         worst = max(worst, *(distance(a, b) for a, b in pairs))
-    again = {key for part in model.plans[0].structure.parts for key in part.again}
+    again = {key for part in model.plans[0].structure.stages for key in part.again}
     return {"worst": worst, "drawn": sorted(k for k in again if ":native_dropout." in k)}
 
 

@@ -12,6 +12,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.tracer import trace
 from tests.codegen.test_attention_forms import FORMS, Attention, pins
 from tests.planned import plan_for
+from tests.redone import redecided
 from tests.runtime.workers import distance
 
 
@@ -25,9 +26,7 @@ def worst(kind: str) -> float:
     reference = Attention(kind)
     graph = trace(reference, (), {}).graph
     found = plan_for(graph, "3", pins(FORMS["ring"]))
-    structure = msgspec.structs.replace(
-        found.structure, fingerprint=fingerprint(graph), cluster="3xcpu"
-    )
+    structure = redecided(found.structure, fingerprint=fingerprint(graph), cluster="3xcpu")
     model: Any = autopar.compile(
         Attention(kind), plan=msgspec.structs.replace(found, structure=structure)
     )

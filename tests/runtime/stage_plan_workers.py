@@ -26,7 +26,8 @@ from autopar.ir.microbatches import in_microbatches
 from autopar.ir.segments import segments
 from autopar.ir.stages import cut_at, in_stages
 from autopar.plans.compatibility import describe_inputs
-from autopar.plans.plan import MeshAxis, PipelineSchedule, Plan, Stage, Structure
+from autopar.plans.plan import Plan
+from autopar.plans.structure import Stage, Structure
 from autopar.runtime.torch_private import flatten
 from autopar.tracer import trace
 from tests.codegen.meshes import mesh
@@ -68,22 +69,21 @@ def stage_plan(
         pins = {n.key: stored[n.target] for n in each.with_role(Role.PARAM) if n.target in stored}
         axes = [size][: size > 1]
         if with_memory:
-            found = planned(each, in_blocks(*axes), turns, seed + k).structure
+            found = planned(each, in_blocks(*axes), turns, seed + k).structure.only
         else:
-            found = random_plan(each, mesh(*axes), seed + k, pins, turns).structure
+            found = random_plan(each, mesh(*axes), seed + k, pins, turns).structure.only
         stored |= {name: str(p.choice) for name, p in found.params.items()}
-        stages.append(Stage(["", *starts][k], firsts[k], found))
+        start = ["", *starts][k]
+        stages.append(msgspec.structs.replace(found, start=start, first_rank=firsts[k]))
     cluster = f"{sum(sizes)}xcpu"
     whole = random_plan(traced.graph, mesh(), seed)
     structure = Structure(
         model=traced.graph.name, fingerprint=fingerprint(traced.graph), cluster=cluster,
-        axes=(MeshAxis("stage", len(sizes)),), optimizer="sgd",
-        inputs=describe_inputs(traced.graph),
-        params={}, ops={}, outputs={}, routes={}, stages=tuple(stages),
-        schedule=PipelineSchedule(schedule, turns),
+        optimizer="sgd", inputs=describe_inputs(traced.graph), stages=tuple(stages),
+        schedule=schedule,
     )  # fmt: skip
     none = whole.estimates
-    estimates = msgspec.structs.replace(none, stages=(none,) * len(stages))
+    estimates = msgspec.structs.replace(none, stages=none.stages * len(stages))
     return msgspec.structs.replace(whole, structure=structure, estimates=estimates)
 
 
@@ -99,7 +99,7 @@ def memory_choices(turns: int) -> dict[str, float]:
     model = Returning().double()
     inputs = {"x": torch.randn(ROWS, WIDTH, dtype=torch.float64)}
     plan = stage_plan(model, inputs, (2, 2), turns, turns - 1, "zb-h1", with_memory=True)
-    parts = plan.structure.parts
+    parts = plan.structure.stages
     assert any(part.again and part.offloaded for part in parts)
     assert any(p.choice.hosted for part in parts for p in part.params.values())
     return {f"{turns} microbatches": under(plan, model, inputs)}

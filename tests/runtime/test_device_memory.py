@@ -57,7 +57,7 @@ class OnTime:
 
     def __init__(self, plan: Plan) -> None:
         structure, estimates = plan.structure, plan.estimates
-        table = structure.schedule.made(structure.num_ranks)
+        table = structure.actions
         spans = play_pipeline(table, estimates.stages, estimates.delays, ()).spans
         self.times = {(a, is_end): span[is_end] for a, span in spans.items() for is_end in (0, 1)}
         self.left = {each for each in self.times if each[0].kind is not pipelined.Pass.WEIGHTS}
@@ -81,7 +81,7 @@ def held_by_ranks(found: ZooCase, plan: Plan, patch: pytest.MonkeyPatch) -> list
     graphs = stage_graphs(found.traced.graph, plan.structure)
     programs = tuple(
         generate(found.traced.gm, found.traced.graph, each, graph)
-        for graph, each in zip(graphs, plan.stages, strict=True)
+        for graph, each in zip(graphs, plan.structure.stages, strict=True)
     )
     compiled = Compiled(found.traced, plan, programs, graphs)
     ranks, device = plan.structure.num_ranks, torch.device("cpu")

@@ -96,13 +96,13 @@ def test_what_backward_shows_is_planned_from_then_on(
     model = autopar.compile(net)
     step(model, LOSSES["both"])
     plan = model.plans[0]
-    assert list(plan.structure.outputs) == ["detached:2", "detached:3", "detached:4"]
+    assert list(plan.structure.only.outputs) == ["detached:2", "detached:3", "detached:4"]
     monkeypatch.setattr("autopar.driver.session.answer", None)
     step(model, LOSSES["both"])
     assert model.plans == (plan,)
     monkeypatch.undo()
     step(model, LOSSES["both"], *points(6))
-    assert list(model.plans[1].structure.outputs) == ["detached:2", "detached:3", "detached:4"]
+    assert list(model.plans[1].structure.only.outputs) == ["detached:2", "detached:3", "detached:4"]
 
 
 def test_calls_that_wait_for_their_backward_are_all_done_again(net: Net) -> None:
@@ -166,7 +166,7 @@ def test_the_option_is_one_of_plan_and_its_plans_are_applied(net: Net) -> None:
     x, y = points()
     inputs = {"x": x, "y": y}
     found = autopar.plan(net, inputs, cluster="2xcpu", outputs={"differentiable": "more.1.0"})
-    assert list(found.structure.outputs) == ["detached:1", "detached:2", "detached:4"]
+    assert list(found.structure.only.outputs) == ["detached:1", "detached:2", "detached:4"]
     autopar.verify(found, net, inputs)
     alone = autopar.plan(net, inputs, cluster="cpu", outputs={"differentiable": "more.1.0"})
     model = autopar.compile(net, plan=alone)

@@ -91,7 +91,7 @@ def test_later_calls_of_a_stored_plan() -> None:
     compiled = autopar.compile(llama(), plan=plan)
     for size in (8, 4):
         compiled(**batch(0, size)).loss.backward()
-    assert [each.structure.schedule.loss_chunks for each in compiled.plans] == [3, 3]
+    assert [each.structure.loss_chunks for each in compiled.plans] == [3, 3]
 
 
 def test_a_stored_plan_whose_outputs_are_others() -> None:

@@ -150,7 +150,7 @@ def test_a_plan_from_a_file_keeps_its_microbatches(tmp_path: Path) -> None:
     compiled(**_eight())
     compiled(**{name: tensor[:, :8] for name, tensor in _eight().items()})
     compiled(**{name: tensor[:6] for name, tensor in _eight().items()})
-    found = [plan.structure.schedule.microbatches for plan in compiled.plans]
+    found = [plan.structure.microbatches for plan in compiled.plans]
     assert found == [4, 4, 3]
 
 

@@ -25,12 +25,13 @@ from autopar.ir.segments import segments
 from autopar.ir.stages import in_stages
 from autopar.plans.options import is_table
 from autopar.plans.pipeline_orders import IN_CHUNKS
-from autopar.plans.plan import PipelineSchedule, Plan, Stage
 from autopar.runtime.process.world import World
 from autopar.runtime.program import mail, pipelined
 from autopar.runtime.program.meter import Meter
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
+from tests.redone import redecided
+from tests.report.plans import Order, in_order
 from tests.zoo.cases import ZooCase, trained
 from tests.zoo.test_stages import LOOPED
 
@@ -96,22 +97,25 @@ def compiled_in(
     traced = found.traced
     graphs = in_stages(in_microbatches(traced.graph, turns), starts)
     ranks = len(graphs) // chunks
-    order = PipelineSchedule(schedule, turns, chunks if schedule in IN_CHUNKS else 1)
+    order = Order(f"{schedule}:{chunks}" if schedule in IN_CHUNKS else schedule, turns)
     if is_table(schedule):
-        order = PipelineSchedule("table", turns, table=tuple(schedule.strip().splitlines()))
-    table = order.made(ranks)
+        order = Order("table", turns, tuple(schedule.strip().splitlines()))
+    table = order.actions(ranks)
     plans = [
         random_plan(graph, mesh(), 0, microbatches=turns, is_split=table.is_split)
         for graph in graphs
     ]
     programs = tuple(
-        generate(traced.gm, traced.graph, plan, graph)
+        generate(traced.gm, traced.graph, plan.structure.only, graph)
         for plan, graph in zip(plans, graphs, strict=True)
     )
-    stages = tuple(Stage("", table.ranks[k], plan.structure) for k, plan in enumerate(plans))
+    stages = tuple(
+        msgspec.structs.replace(plan.structure.only, first_rank=table.ranks[k])
+        for k, plan in enumerate(plans)
+    )
     whole = plans[0]
-    structure = msgspec.structs.replace(whole.structure, stages=stages, schedule=order)
-    plan: Plan = msgspec.structs.replace(whole, structure=structure)
+    structure = redecided(whole.structure, stages=stages)
+    plan = in_order(msgspec.structs.replace(whole, structure=structure), order)
     return Compiled(traced, plan, programs, graphs)
 
 

@@ -58,7 +58,7 @@ def traced() -> Traced:
 def held(traced: Traced, seed: int) -> list[Tensor]:
     """What each of 2 x 2 ranks holds of the ones that were not dropped: rows, by the slow axis."""
     plan = plan_for(traced.graph, "2x2", ROWS_ON_THE_SLOW_AXIS)
-    program = generate(traced.gm, traced.graph, plan)
+    program = generate(traced.gm, traced.graph, plan.structure.only)
     assert draws(program.forward)
     (node,) = traced.graph.with_role(Role.DETACHED)
     assert str(program.detached_shardings[int(node.target)]) == "[S(0), R]"
@@ -92,7 +92,7 @@ def test_what_a_model_recomputes_has_the_mask_of_its_forward(mesh: str) -> None:
     drawn = [node for node in traced.graph.nodes if node.op == "aten.native_dropout.default"]
     assert len(drawn) == 2
     plan = plan_for(traced.graph, mesh, {r":forward:mm\.0": "m" if mesh == "2" else "m,n"})
-    program = generate(traced.gm, traced.graph, plan)
+    program = generate(traced.gm, traced.graph, plan.structure.only)
     compare_program(
         Compiled(traced, plan, (program,), (traced.graph,)),
         ModelCall(model, (X,), {}),
@@ -156,7 +156,7 @@ def test_what_blocks_that_repeat_draw_and_do_not_use_moves_no_mask(again: bool) 
 def check_blocks(model: nn.Module, on: str) -> None:
     traced = trace(model, (X,))
     plan = plan_for(traced.graph, on)
-    program = generate(traced.gm, traced.graph, plan)
+    program = generate(traced.gm, traced.graph, plan.structure.only)
     compare_program(
         Compiled(traced, plan, (program,), (traced.graph,)),
         ModelCall(model, (X,), {}),

@@ -23,6 +23,7 @@ from autopar.tracer import trace
 from autopar.tracer.torch_private import FakeTensorMode
 from tests.codegen.test_offload import ROWS, WIDTH, Stack, in_blocks
 from tests.codegen.test_residency import planned
+from tests.redone import redecided
 from tests.runtime.microbatch_workers import batch, trained
 from tests.runtime.spawn import spawn
 from tests.runtime.test_microbatches import TOLERANCE, check, with_dropout
@@ -63,7 +64,7 @@ def test_what_a_plan_has_on_the_host_stays_there() -> None:
         name: replace(param, residency="host") if "layers.0" in name else param
         for name, param in structure.params.items()
     }
-    plan = replace(first.plans[-1], structure=replace(structure, params=params))
+    plan = replace(first.plans[-1], structure=redecided(structure, params=params))
     plain = llama()
     compiled = autopar.compile(copy.deepcopy(plain), plan=plan)
     for size in (8, 6):
@@ -169,10 +170,10 @@ def four() -> list[float]:
         plain = copy.deepcopy(model)
         graph = trace(copy.deepcopy(model), (), {"x": x}).graph
         plan = planned(graph, in_blocks(2, 2), seed, part, turns=1)
-        structure = replace(
+        structure = redecided(
             plan.structure, inputs=describe_inputs(graph), fingerprint=fingerprint(graph)
         )
-        assert structure.again and structure.offloaded
+        assert structure.only.again and structure.only.offloaded
         assert any(param.residency == "host" for param in structure.params.values())
         compiled = autopar.compile(model, plan=replace(plan, structure=structure))
         both = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (compiled, plain)]

@@ -37,7 +37,7 @@ def test_it_is_asked_for_and_told() -> None:
     again = autopar.compile(copy.deepcopy(plain), plan=plan)
     again(**given).loss.backward()
     again.eval()(input_ids=given["input_ids"])
-    assert {each.structure.saved_dtype for each in again.plans} == {"bfloat16"}
+    assert {each.structure.only.saved_dtype for each in again.plans} == {"bfloat16"}
 
 
 CLASSES, TOKENS, WIDTH = 200, (8, 64), 64
@@ -194,7 +194,7 @@ def test_backward_finds_the_largest() -> None:
 def test_a_plan_of_stages_is_equal_in_float64() -> None:
     how = {"stages": 2, "microbatches": 4, "saved_dtype": "float16"}
     plan = autopar.plan(llama(), batch(0, 8), cluster=slow_devices(2), **grouped(**how))
-    assert {part.saved_dtype for part in plan.structure.parts} == {"float16"}
+    assert {part.saved_dtype for part in plan.structure.stages} == {"float16"}
     report = autopar.verify(plan, llama(), batch(0, 8))
     assert max(each.relative for each in report.differences) > 1e-5
 

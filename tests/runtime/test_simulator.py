@@ -37,7 +37,7 @@ def worst_error(
     the decisions `pins`."""
     traced = trace(model, (), inputs)
     plan = plan_for(traced.graph, mesh, pins)
-    program = generate(traced.gm, traced.graph, plan)
+    program = generate(traced.gm, traced.graph, plan.structure.only)
     tensors = {f"param:{name}": p.detach() for name, p in model.named_parameters()}
     tensors |= {f"buffer:{name}": b for name, b in model.named_buffers()}
     names = [name for name in traced.inputs if name.startswith("input:")]
@@ -46,7 +46,7 @@ def worst_error(
     expected = loss(model(**inputs))
     expected.backward()
     torch.manual_seed(7)
-    found = train_step(program, on_h100(mesh)[1], traced.graph, plan.structure, tensors)
+    found = train_step(program, on_h100(mesh)[1], traced.graph, plan.structure.only, tensors)
     (result,) = (v for k, v in found.outputs.items() if k.startswith("loss:"))
     pairs = [(result, expected.detach())]
     pairs += [(found.gradients[n], p.grad) for n, p in model.named_parameters()]

@@ -58,7 +58,7 @@ def after(first: Callable[[CompiledModule], object], **how: Any) -> dict[str, An
         "loss": max(losses),
         "grad": most(model, plain, "grad"),
         "stages": [len(plan.structure.stages) for plan in model.plans],
-        "microbatches": [plan.structure.schedule.microbatches for plan in model.plans],
+        "microbatches": [plan.structure.microbatches for plan in model.plans],
     }
 
 

@@ -36,6 +36,7 @@ from tests.codegen.random_plans import random_plan
 from tests.device import device, there
 from tests.grouped import grouped
 from tests.planned import plan_for
+from tests.redone import redecided
 from tests.runtime.chunk_workers import chunks
 
 STEPS = 10
@@ -140,7 +141,7 @@ def train(
         if isinstance(p, DTensor)
     )
     seen["uneven"] = sum("C(" in p.storage for p in model.plans[0].structure.params.values())
-    seen["mesh"] = [axis.size for axis in model.plans[0].structure.mesh]
+    seen["mesh"] = [axis.size for axis in model.plans[0].structure.stages[0].mesh]
     return seen
 
 
@@ -195,9 +196,7 @@ def exchanging_plan(model: nn.Module, inputs: dict[str, Tensor], mesh: str) -> a
 
 
 def _as_stored(found: autopar.Plan, graph: Graph, cluster: Cluster) -> autopar.Plan:
-    structure = msgspec.structs.replace(
-        found.structure, fingerprint=fingerprint(graph), cluster=cluster.name
-    )
+    structure = redecided(found.structure, fingerprint=fingerprint(graph), cluster=cluster.name)
     return msgspec.structs.replace(found, structure=structure)
 
 

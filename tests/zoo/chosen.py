@@ -12,7 +12,7 @@ from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Kernels, Level, Link, Mesh
 from autopar.ir.problem import Problem, Solution, Status
-from autopar.plans.decisions import make_structure
+from autopar.plans.decisions import make_stage
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import ask
@@ -50,7 +50,7 @@ def chosen_plan(graph: Graph, sizes: Sequence[int]) -> tuple[Plan, Mesh]:
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(on)
     problem = price(request)
     solution = solve(problem) if len(sizes) == 1 else _descended(problem)
-    return as_plan(make_structure(request, problem, solution)), on
+    return as_plan(make_stage(request, problem, solution)), on
 
 
 def _descended(problem: Problem) -> Solution:

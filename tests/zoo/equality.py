@@ -24,10 +24,10 @@ def assert_equal_to_eager(found: ZooCase, plan: Plan, on: Mesh) -> None:
     """Outputs, new buffers and gradients of all ranks are eager's, and the program is its schedule,
     event by event."""
     with watched() as written:
-        program = generate(found.traced.gm, found.traced.graph, plan)
+        program = generate(found.traced.gm, found.traced.graph, plan.structure.only)
     check_order(written, program, on.names)
     step = train_step(
-        program, on, found.traced.graph, plan.structure, found.tensors, tolerance=TOLERANCE
+        program, on, found.traced.graph, plan.structure.only, found.tensors, tolerance=TOLERANCE
     )
     assert_step_is_eager(found, step)
 
@@ -68,6 +68,6 @@ def check_any_plan(
 def check_plan_chosen(found: ZooCase, sizes: tuple[int, ...]) -> None:
     """The plan that is chosen shards work over every axis, and computes what eager computes."""
     plan, on = chosen_plan(found.traced.graph, sizes)
-    options = [label.split(",") for label in plan.structure.ops.values()]
+    options = [label.split(",") for label in plan.structure.only.ops.values()]
     assert all(any(axis != "-" for axis in column) for column in zip(*options, strict=True))
     assert_equal_to_eager(found, plan, on)

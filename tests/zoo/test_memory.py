@@ -22,12 +22,13 @@ from autopar.driver.leanest import leanest
 from autopar.ir.mesh import Mesh
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options
-from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance, SavedDtype
 from autopar.plans.request import PlanRequest, ask
+from autopar.plans.structure import SavedDtype
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
 from autopar.tracer import Traced, trace
 from tests.live_bytes import peak_bytes
+from tests.planned import as_planned
 from tests.zoo import ZOO
 
 DAILY = ("gpt2", "llama", "opt", "vit")
@@ -81,8 +82,7 @@ def halfway(wanted: PlanRequest) -> Candidate:
 
 
 def check(name: str, found: Candidate, granule: int = 1) -> None:
-    unknown = Provenance("", "", "", "feasible", 0, 0, 0)
-    plan = Plan(SCHEMA_VERSION, found.structure, found.estimates, unknown)
+    plan = as_planned(found.request, found.structure, found.estimates)
     held = peak_bytes(step(name), plan, granule)
     assert held <= plan.estimates.memory.total <= MOST.get(name, 1.03) * held
 

@@ -11,9 +11,9 @@ from autopar.compile import best_on
 from autopar.driver.microbatching import possible_counts
 from autopar.errors import MicrobatchError
 from autopar.ir.microbatches import in_microbatches
-from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
 from autopar.solver.search import silent
 from tests.live_bytes import peak_bytes
+from tests.planned import as_planned
 from tests.zoo import ZOO
 from tests.zoo.cases import trained
 from tests.zoo.equality import check_any_plan
@@ -45,7 +45,7 @@ DAILY = ("gpt2", "llama", "t5", "vit", "unet")
 def test_any_plan_is_eager(name: str, sizes: tuple[int, ...], seed: int) -> None:
     found = trained(name)
     plan = check_any_plan(found, sizes, seed, microbatches=2)
-    assert plan.structure.schedule.microbatches == 2
+    assert plan.structure.microbatches == 2
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -63,8 +63,7 @@ def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
     wanted, peaks = request(name, mesh), list[int]()
     for count in possible_counts(step(name).graph)[:3]:
         found = best_on(replace(wanted, microbatches=count), silent)
-        unknown = Provenance("", "", "", "feasible", 0, 0, 0)
-        plan = Plan(SCHEMA_VERSION, found.structure, found.estimates, unknown)
+        plan = as_planned(found.request, found.structure, found.estimates)
         memory = plan.estimates.memory
         held = peak_bytes(step(name), plan)
         assert held <= memory.total <= 1.03 * held

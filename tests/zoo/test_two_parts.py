@@ -69,7 +69,7 @@ def planned(
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "t5"])
 def test_nothing_is_under_way_between_the_parts(name: str, seed: int) -> None:
     for graph, plan in planned(name, 1, 3, 2, 2, seed=10 * seed):
-        layout = parse_layout(graph, plan.structure)
+        layout = parse_layout(graph, plan.structure.only)
         found = schedule(layout)
         check(layout.graph, found)
         first, second = found.backward, found.weights
@@ -109,10 +109,13 @@ def test_what_waits_for_each_part_is_what_is_priced(
     for graph, plan in planned(name, turns, 2):
         stages.append(
             SimulatedStage(
-                mesh(), graph, plan.structure, generate(traced.gm, traced.graph, plan, graph)
+                mesh(),
+                graph,
+                plan.structure.only,
+                generate(traced.gm, traced.graph, plan.structure.only, graph),
             )
         )
-        layout = parse_layout(graph, plan.structure)
+        layout = parse_layout(graph, plan.structure.only)
         found = schedule(layout)
         expected.append(
             [
@@ -161,7 +164,7 @@ def test_the_first_part_makes_no_gradient() -> None:
     """The graphs are those of the parts: one sends, the other has the gradients."""
     traced = trained("gpt2").traced
     for k, (graph, plan) in enumerate(planned("gpt2", 2, 2)):
-        program = generate(traced.gm, traced.graph, plan, graph)
+        program = generate(traced.gm, traced.graph, plan.structure.only, graph)
         sends = [n for n in graph.nodes if n.op == SEND and n.phase is Phase.BACKWARD]
         assert len(sends) == k
         for part in program.parts:
@@ -181,13 +184,13 @@ def test_the_first_part_makes_no_gradient() -> None:
 def test_a_plan_whose_backward_is_whole_is_as_it_was() -> None:
     graph, plan = planned("gpt2", 2, 2)[1]
     whole = random_plan(graph, mesh(), 2, microbatches=2)
-    found = schedule(parse_layout(graph, whole.structure))
+    found = schedule(parse_layout(graph, whole.structure.only))
     assert not found.weights and not found.carried
-    assert not whole.structure.schedule.is_split and plan.structure.schedule.is_split
-    split = schedule(parse_layout(graph, plan.structure))
-    layout = parse_layout(graph, whole.structure)
+    assert not whole.structure.only.is_split and plan.structure.only.is_split
+    split = schedule(parse_layout(graph, plan.structure.only))
+    layout = parse_layout(graph, whole.structure.only)
     assert {layout.graph.nodes[e.node].name for e in found.backward if isinstance(e, Compute)} == {
-        parse_layout(graph, plan.structure).graph.nodes[e.node].name
+        parse_layout(graph, plan.structure.only).graph.nodes[e.node].name
         for e in (*split.backward, *split.weights)
         if isinstance(e, Compute)
     }

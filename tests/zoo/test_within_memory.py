@@ -12,11 +12,13 @@ from autopar.cost_model.optimizer_kinds import find_kind
 from autopar.errors import InfeasibleError
 from autopar.ir.units import parse_bytes
 from autopar.plans.fitting import Candidate
-from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.plan import Plan
 from autopar.report.costs import held_by
+from autopar.report.held import host_use
 from autopar.report.shown import shown
 from autopar.report.summary import summarize
 from autopar.solver.search import silent
+from tests.planned import as_planned
 from tests.zoo.test_memory import DAILY, EXPERTS, ZOO, request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,13 +32,15 @@ MOST_OF_A_NODE = parse_bytes("2048GB")
 
 def check(plan: Plan) -> int:
     """What it has on the host of a device, by the rows of its page."""
-    for part in plan.stages or (plan,):
-        page = summarize(part)
+    for number, part in enumerate(plan.stages):
+        page = summarize(plan, number).stage
+        assert page is not None
+        host = host_use(part.estimates, plan)
         assert sum(held_by(page.memory).values()) <= page.memory_limit_bytes
-        here = 0 if page.host is None else sum(row.num_bytes for row in page.host.rows)
+        here = 0 if host is None else sum(row.num_bytes for row in host.rows)
         # The other rows of the page say the least that is there.
         params = sum(group.local_bytes for group in page.params if group.on_host)
-        copies = 2 + find_kind(part.structure.optimizer).states
+        copies = 2 + find_kind(plan.structure.optimizer).states
         assert copies * params + page.offloaded_bytes <= here
     use = shown(plan).host
     if use is None:
@@ -52,8 +56,7 @@ def test_a_stored_plan_is_within_memory(path: Path) -> None:
 
 
 def as_plan(found: Candidate) -> Plan:
-    unknown = Provenance("", "", "", "feasible", 0, 0, 0)
-    return Plan(SCHEMA_VERSION, found.structure, found.estimates, unknown)
+    return as_planned(found.request, found.structure, found.estimates)
 
 
 @pytest.mark.parametrize(

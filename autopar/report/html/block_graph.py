@@ -14,7 +14,8 @@ import networkx as nx
 from autopar.ir.graph import Phase
 from autopar.plans.estimates import OpTotal
 from autopar.plans.matching import general
-from autopar.plans.plan import Param, Plan
+from autopar.plans.plan import StagePlan
+from autopar.plans.structure import Param
 from autopar.report.names import PARAM, WHOLE_MODEL, short_op
 from autopar.report.timeline import block_of
 from autopar.rules.work import fuses
@@ -84,7 +85,7 @@ class BlockGraph:
     arrows: tuple[Arrow, ...]
 
 
-def block_graphs(plan: Plan) -> tuple[BlockGraph, ...]:
+def block_graphs(plan: StagePlan) -> tuple[BlockGraph, ...]:
     """The graphs of the repeated blocks, the costliest first, forward before backward; of the whole
     model if nothing repeats."""
     ops, turn = plan.estimates.ops, _turns(plan)
@@ -108,7 +109,7 @@ def block_graphs(plan: Plan) -> tuple[BlockGraph, ...]:
     )
 
 
-def _turns(plan: Plan) -> dict[str, int]:
+def _turns(plan: StagePlan) -> dict[str, int]:
     """When the ops of each key run for the first time."""
     items = (item for run in plan.estimates.runs for item in run.items)
     found: dict[str, int] = {}
@@ -123,7 +124,7 @@ _Wire = tuple[str, str, TensorRead]
 
 
 def _graph(
-    plan: Plan, turn: Mapping[str, int], block: str, phase: str, keys: Sequence[str]
+    plan: StagePlan, turn: Mapping[str, int], block: str, phase: str, keys: Sequence[str]
 ) -> BlockGraph:
     ops = plan.estimates.ops
     count = max(1, *(ops[key].count for key in keys))
@@ -155,7 +156,7 @@ def _graph(
 
 
 def _box(
-    plan: Plan,
+    plan: StagePlan,
     block: str,
     count: int,
     members: Sequence[str],
@@ -180,7 +181,7 @@ def _box(
     )
 
 
-def _sent(plan: Plan, key: str, made: str) -> tuple[str, ...]:
+def _sent(plan: StagePlan, key: str, made: str) -> tuple[str, ...]:
     """Where the route of an op's tensor ends."""
     steps = plan.structure.routes.get(f"{key}@{plan.estimates.ops[key].phase}", ())
     ends = [step.partition(" -> ")[::2] for step in steps]
@@ -193,7 +194,7 @@ def _folds(op: OpTotal) -> bool:
     return op.op.startswith("aten.") and fuses(op.op)
 
 
-def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, TensorRead]]:
+def _reads(plan: StagePlan, phase: str, key: str) -> Iterator[tuple[str, TensorRead]]:
     """What an op reads, and the key of the op that makes it, if one does."""
     ops = plan.estimates.ops
     for name, read in ops[key].inputs:
@@ -229,7 +230,7 @@ def _stem(key: str) -> str:
     return key.partition("~")[0]
 
 
-def _param(plan: Plan, key: str) -> Param | None:
+def _param(plan: StagePlan, key: str) -> Param | None:
     """The first parameter of a class."""
     wanted = _stem(key).removeprefix(PARAM)
     params = plan.structure.params

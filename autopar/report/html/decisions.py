@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.estimates import OpTotal
-from autopar.plans.plan import Plan
+from autopar.plans.plan import StagePlan
 from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 from autopar.report.placed import choice_text, param_groups, route_text, sharding_text
 
@@ -36,13 +36,13 @@ class Decisions:
     num_left_out: int
 
 
-def decisions(plan: Plan) -> Decisions:
+def decisions(plan: StagePlan) -> Decisions:
     """The table of a plan: each kind by what it costs."""
     found = [*_params(plan), *_ops(plan), *_routes(plan), *_states(plan)]
     return Decisions(tuple(found[:_MAX_ROWS]), max(len(found) - _MAX_ROWS, 0))
 
 
-def _params(plan: Plan) -> Iterable[DecisionRow]:
+def _params(plan: StagePlan) -> Iterable[DecisionRow]:
     for group in param_groups(plan.structure.params, plan.structure.mesh):
         kept = "" if group.kept == group.storage else f"; kept for backward {group.kept}"
         shape = f"{group.dtype}[{', '.join(map(str, group.shape))}]"
@@ -51,7 +51,7 @@ def _params(plan: Plan) -> Iterable[DecisionRow]:
         yield DecisionRow("parameter", group.name, group.stored + kept, details, figure)
 
 
-def _ops(plan: Plan) -> Iterable[DecisionRow]:
+def _ops(plan: StagePlan) -> Iterable[DecisionRow]:
     totals, mesh = plan.estimates.ops, plan.structure.mesh
     chosen = [(totals.get(key), key, choice) for key, choice in plan.structure.ops.items()]
     for total, key, choice in sorted(chosen, key=lambda each: (-_ns(each[0]), each[1])):
@@ -76,7 +76,7 @@ def _ns(total: OpTotal | None) -> int:
     return total.compute_ns if total else 0
 
 
-def _routes(plan: Plan) -> Iterable[DecisionRow]:
+def _routes(plan: StagePlan) -> Iterable[DecisionRow]:
     sends, mesh = plan.estimates.sends, plan.structure.mesh
     taken = [
         (sum(sent.time_ns for sent in sends.get(key, ())), key, steps)
@@ -91,7 +91,7 @@ def _routes(plan: Plan) -> Iterable[DecisionRow]:
         )
 
 
-def _states(plan: Plan) -> Iterable[DecisionRow]:
+def _states(plan: StagePlan) -> Iterable[DecisionRow]:
     mesh = plan.structure.mesh
     for key, state in sorted(plan.structure.saved.items()):
         yield DecisionRow("saved", key, sharding_text(state, mesh), "kept for backward", "")

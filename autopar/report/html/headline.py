@@ -13,12 +13,12 @@ from autopar.ir.units import (
     format_share,
 )
 from autopar.plans.cluster_rates import ClusterRates
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import Figures
 from autopar.plans.plan import Plan
-from autopar.report.cautions import cautions
+from autopar.report.cautions import cautions, stages_text
 from autopar.report.held import HOST_LABEL, host_use
 from autopar.report.limits import Bottlenecks, margin_text
-from autopar.report.placed import param_groups
+from autopar.report.pipeline import PipelineContent
 from autopar.report.summary import made_by
 
 UNKNOWN = "not known"
@@ -65,22 +65,19 @@ class Headline:
     warnings: tuple[str, ...]
 
 
-def headline(plan: Plan, limits: Bottlenecks) -> Headline:
-    """The headline of a plan that has these limits."""
+def headline(plan: Plan, pipeline: PipelineContent | None, limits: Bottlenecks | None) -> Headline:
+    """The headline of a plan; `limits` are those of its only stage, `pipeline` is of several."""
     structure = plan.structure
+    binds: tuple[str, ...] = pipeline.binds if pipeline else limits.binds if limits else ()
+    where = structure.mesh_text if pipeline is None else f"{len(pipeline.stages)} stages"
     return Headline(
-        model=model_title(plan),
-        subtitle=f"{devices_text(plan)}: {structure.mesh.text}",
-        cards=tuple(_cards(plan, limits)),
+        model=structure.model or "(unnamed model)",
+        subtitle=f"{devices_text(plan)}: {where}",
+        cards=tuple(_cards(plan, pipeline, limits)),
         shares=tuple(shares(plan.estimates)),
-        facts=_facts(plan, limits),
-        warnings=tuple(cautions(plan, param_groups(structure.params, structure.mesh))),
+        facts=tuple(fact for fact in _facts(plan, pipeline, binds) if fact.words),
+        warnings=tuple(cautions(plan)),
     )
-
-
-def model_title(plan: Plan) -> str:
-    """The name of the model."""
-    return plan.structure.model or "(unnamed model)"
 
 
 def devices_text(plan: Plan) -> str:
@@ -89,8 +86,8 @@ def devices_text(plan: Plan) -> str:
     return f"{plan.structure.cluster}, {devices}"
 
 
-def shares(estimates: Estimates) -> Iterator[Share]:
-    """The parts of a step; of a pipeline's, those of the busiest rank."""
+def shares(estimates: Figures) -> Iterator[Share]:
+    """The parts of a step, or of a stage's; of a pipeline's, those of the busiest rank."""
     parts = (
         ("compute", estimates.compute_ns, "compute"),
         ("exposed communication", estimates.exposed_communication_ns, "network"),
@@ -105,36 +102,64 @@ def shares(estimates: Estimates) -> Iterator[Share]:
             done += ns
 
 
-def _cards(plan: Plan, limits: Bottlenecks) -> list[Card]:
-    estimates, provenance = plan.estimates, plan.provenance
+def _cards(
+    plan: Plan, pipeline: PipelineContent | None, limits: Bottlenecks | None
+) -> Iterator[Card]:
+    estimates = plan.estimates
     exposed, hidden = estimates.exposed_communication_ns, estimates.hidden_communication_ns
-    return [
-        Card("Step", format_ns(estimates.step_ns), ("predicted, of each device",)),
-        *speed_cards(estimates),
-        Card(
-            "Exposed communication",
-            format_ns(exposed),
-            (
-                f"{format_share(exposed, estimates.step_ns)} of the step",
-                f"{format_ns(hidden)} more behind compute",
-            ),
+    of_what = "of each device" if pipeline is None else "of all stages together"
+    yield Card("Step", format_ns(estimates.step_ns), (f"predicted, {of_what}",))
+    yield from speed_cards(estimates)
+    yield Card(
+        "Exposed communication",
+        format_ns(exposed),
+        (
+            f"{format_share(exposed, estimates.step_ns)} of the step",
+            f"{format_ns(hidden)} more behind compute",
         ),
-        memory_card(plan),
-        Card(
-            "Proof",
-            provenance.status,
-            (
-                f"bound {format_ns(provenance.bound_ns)}, "
-                f"gap {format_percent(provenance.gap_ppm / 1e6)}",
-                f"objective {format_ns(provenance.objective_ns)}, as modelled",
-            ),
-            "good" if provenance.is_proven else "bad",
-        ),
-        _margin(plan, limits),
-    ]
+    )
+    if pipeline is None:
+        yield memory_card(plan)
+    else:
+        yield from _pipeline_cards(plan, pipeline)
+    yield _proof(plan, is_of_cuts=pipeline is not None)
+    if limits is not None:
+        yield _margin(plan, limits)
 
 
-def speed_cards(estimates: Estimates) -> tuple[Card, Card]:
+def _pipeline_cards(plan: Plan, pipeline: PipelineContent) -> Iterator[Card]:
+    structure, estimates = plan.structure, plan.estimates
+    ranks = f"{len(pipeline.ranks)} rank" + "s" * (len(pipeline.ranks) > 1)
+    yield Card(
+        "Schedule",
+        structure.schedule,
+        (f"{len(pipeline.stages)} stages on {ranks}", f"{structure.microbatches} microbatches"),
+    )
+    yield Card(
+        "Bubble of the busiest rank",
+        format_share(estimates.bubble_ns, max(1, estimates.step_ns)),
+        (f"{format_ns(estimates.bubble_ns)} of the step",),
+    )
+    fullest = max(pipeline.ranks, key=lambda row: (row.memory.total, -row.rank))
+    yield memory_card(plan, f"{stages_text(fullest.stages)}, the fullest")
+
+
+def _proof(plan: Plan, *, is_of_cuts: bool) -> Card:
+    """How good the plan, or of a pipeline its cuts, are known to be."""
+    provenance, title = plan.provenance, "Cuts" if is_of_cuts else "Proof"
+    if is_of_cuts and not provenance.bound_ns:
+        return Card(title, "as given", ("others were not looked at",))
+    gap = format_percent(provenance.gap_ppm / 1e6)
+    notes = (
+        f"bound {format_ns(provenance.bound_ns)}, gap {gap}",
+        f"objective {format_ns(provenance.objective_ns)}, as modelled"
+        + ", of the times of segments under one plan of the whole model" * is_of_cuts,
+    )
+    tone = "good" if provenance.is_proven else "bad"
+    return Card(title, provenance.status, notes, tone)
+
+
+def speed_cards(estimates: Figures) -> tuple[Card, Card]:
     """Tokens or samples per second, and the share of the devices' peak rate."""
     unit = "tokens" if estimates.tokens else "samples"
     count = estimates.tokens or estimates.samples
@@ -159,7 +184,7 @@ def speed_cards(estimates: Estimates) -> tuple[Card, Card]:
 
 def memory_card(plan: Plan, *notes: str) -> Card:
     """The peak, against the limit, and what is on the host."""
-    estimates, host = plan.estimates, host_use(plan)
+    estimates, host = plan.estimates, host_use(plan.estimates, plan)
     peak, limit = estimates.memory.total, estimates.memory_limit
     notes += () if host is None else (f"{HOST_LABEL}: {host.text}",)
     return Card(
@@ -181,25 +206,26 @@ def _margin(plan: Plan, limits: Bottlenecks) -> Card:
     return Card("Margin", format_share(nearest - objective_ns, objective_ns), (words,), tone)
 
 
-def _facts(plan: Plan, limits: Bottlenecks) -> tuple[Fact, ...]:
-    meshes = plan.provenance.meshes_tried
-    return facts(plan, limits.binds, Fact("Best of the meshes", meshes if len(meshes) > 1 else ()))
-
-
-def facts(plan: Plan, binds: tuple[str, ...], *more: Fact) -> tuple[Fact, ...]:
-    """What a plan is for and was made with, what `binds` it, and `more`; none of them empty."""
+def _facts(plan: Plan, pipeline: PipelineContent | None, binds: tuple[str, ...]) -> Iterator[Fact]:
+    """What a plan is for and was made with, and what `binds` it."""
     structure, provenance = plan.structure, plan.provenance
-    found = (
-        Fact("Inputs", structure.inputs),
-        Fact("Trained with", (structure.optimizer,)),
-        Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster)),
-        Fact("What binds", binds),
-        Fact("Imposed", provenance.imposed),
-        *more,
-        Fact("Plan", (plan.digest,)),
-        Fact("Made by", (made_by(provenance),)),
-    )
-    return tuple(fact for fact in found if fact.words)
+    meshes = provenance.meshes_tried
+    yield Fact("Inputs", structure.inputs)
+    yield Fact("Trained with", (structure.optimizer,))
+    yield Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster))
+    yield Fact("What binds", binds)
+    yield Fact("Imposed", provenance.imposed)
+    yield Fact("Mesh of a stage", () if pipeline is None else _meshes(pipeline))
+    yield Fact("Best of the meshes", meshes if len(meshes) > 1 else ())
+    yield Fact("Plan", (plan.digest,))
+    yield Fact("Made by", (made_by(provenance),))
+
+
+def _meshes(pipeline: PipelineContent) -> tuple[str, ...]:
+    found: dict[str, list[int]] = {}
+    for row in pipeline.stages:
+        found.setdefault(row.mesh or "one device", []).append(row.stage)
+    return tuple(f"{mesh}: {stages_text(stages)}" for mesh, stages in found.items())
 
 
 def _cluster(name: str, rates: ClusterRates) -> tuple[str, ...]:

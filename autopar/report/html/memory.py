@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from msgspec.structs import asdict
 
 from autopar.plans.estimates import Memory, MemoryCurve
-from autopar.plans.plan import Plan
+from autopar.plans.plan import StagePlan
 from autopar.report.costs import HOLDER_TITLES
 from autopar.report.held import HostUse, host_use
 from autopar.report.placed import sharding_text
@@ -76,7 +76,7 @@ def at_peak(memory: Memory, limit: int) -> MemoryUse:
     return MemoryUse(limit, memory.total, rows, (), (), None)
 
 
-def memory_use(plan: Plan) -> MemoryUse:
+def memory_use(plan: StagePlan) -> MemoryUse:
     """The memory of a plan."""
     estimates, mesh = plan.estimates, plan.structure.mesh
     memory = estimates.memory
@@ -93,7 +93,7 @@ def memory_use(plan: Plan) -> MemoryUse:
             )
             for each in estimates.peak_holders
         ),
-        host=host_use(plan),
+        host=host_use(estimates, plan.whole),
     )
 
 

@@ -12,19 +12,20 @@ from markupsafe import Markup
 
 from autopar.ir.mesh import Mesh
 from autopar.plans.estimates import CollectiveTotal
-from autopar.plans.plan import Plan
+from autopar.plans.plan import Plan, StagePlan
 from autopar.report.critical_parts import CriticalPart, critical_parts
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
 from autopar.report.html.charts import areas, gantt, memory_bars
 from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
-from autopar.report.html.headline import Headline, headline
+from autopar.report.html.headline import Headline, Share, headline, shares
 from autopar.report.html.memory import MemoryUse, memory_use
+from autopar.report.html.pipeline_part import PASS_WORDS, SHARED, PipelinePart, pipeline_part
 from autopar.report.html.schedule import DrawnSchedule, Panel, Turn, drawn_schedule
-from autopar.report.html.stages import PASS_WORDS, SHARED, stages_part
 from autopar.report.html.templates import rendered
-from autopar.report.limits import AxisShare, find_limits
-from autopar.report.timeline import UPDATE, Track, timeline
+from autopar.report.limits import AxisShare, Bottlenecks, find_limits
+from autopar.report.pipeline import StageRow, pipeline_content
+from autopar.report.timeline import UPDATE, DrawnStep, Track, timeline
 
 NUM_COLOURS = 6
 """Colours of mesh axes in the style sheet; further axes begin again."""
@@ -34,11 +35,13 @@ MAX_STAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """All that the page says."""
+class StagePage:
+    """All that the page says of one stage; `row` is what the table of several says of it."""
 
+    number: int
+    row: StageRow | None
+    shares: tuple[Share, ...]
     mesh: Mesh
-    headline: Headline
     binds: tuple[str, ...]
     schedule: DrawnSchedule
     critical: tuple[CriticalPart, ...]
@@ -48,13 +51,56 @@ class Page:
     decisions: Decisions
 
 
-def content(plan: Plan) -> Page:
-    """The content of the page of a plan."""
-    step = timeline(plan)
-    limits = find_limits(plan, step)
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All that the page says; of many stages, it has not all."""
+
+    headline: Headline
+    pipeline: PipelinePart | None
+    stages: tuple[StagePage, ...]
+
+    @property
+    def is_several(self) -> bool:
+        """Whether stages are told of together."""
+        return self.pipeline is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """What is drawn of a stage; `axes` has the colours of mesh axes."""
+
+    axes: Mapping[str, str]
+    panels: tuple[tuple[Panel, Markup], ...]
+    areas: Markup | None
+    graphs: tuple[tuple[BlockGraph, Markup], ...]
+
+
+def content(plan: Plan, stage: int | None = None) -> Page:
+    """The content of the page of a plan, or of a stage of it alone."""
+    pipeline = pipeline_content(plan)
+    numbers = range(min(MAX_STAGES, len(plan.stages))) if stage is None else (stage,)
+    rows = pipeline.stages if pipeline is not None else (None,)
+    steps = [timeline(plan.stages[k]) for k in numbers]
+    limits = [find_limits(plan.stages[k], step) for k, step in zip(numbers, steps, strict=True)]
+    is_part = pipeline is not None and stage is None
     return Page(
+        headline(plan, pipeline, None if is_part else limits[0]),
+        pipeline_part(plan, pipeline) if pipeline is not None and stage is None else None,
+        tuple(
+            _stage_page(plan.stages[k], rows[k], step, found)
+            for k, step, found in zip(numbers, steps, limits, strict=True)
+        ),
+    )
+
+
+def _stage_page(
+    plan: StagePlan, row: StageRow | None, step: DrawnStep, limits: Bottlenecks
+) -> StagePage:
+    return StagePage(
+        number=plan.number,
+        row=row,
+        shares=tuple(shares(plan.estimates)),
         mesh=plan.structure.mesh,
-        headline=headline(plan, limits),
         binds=limits.binds,
         schedule=drawn_schedule(plan, step),
         critical=critical_parts(plan, step),
@@ -65,49 +111,46 @@ def content(plan: Plan) -> Page:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Pictures:
-    """What is drawn of a page; `axes` has the colours of mesh axes."""
-
-    axes: Mapping[str, str]
-    panels: tuple[tuple[Panel, Markup], ...]
-    areas: Markup | None
-    graphs: tuple[tuple[BlockGraph, Markup], ...]
-
-
-def html(plan: Plan) -> bytes:
-    """The page of a plan; of one in stages, with what each of them has as a page of its own."""
-    text = _stages_page(plan) if plan.structure.stages else render(content(plan))
-    return text.encode("utf-8", "backslashreplace")
+def html(plan: Plan, stage: int | None = None) -> bytes:
+    """The page of a plan, or of a stage of it alone."""
+    return render(content(plan, stage)).encode("utf-8", "backslashreplace")
 
 
 def render(page: Page) -> str:
     """The text of a page."""
-    return rendered("page.html.j2", "page.js", page=page, drawn=_pictures(page), kinds=ROW_KINDS)
-
-
-def _stages_page(plan: Plan) -> str:
-    part = stages_part(plan)
-    pages = [content(each) for each in plan.stages[:MAX_STAGES]]
-    rows = part.summary.stages[:MAX_STAGES]
-    turns = {
-        Turn(kind, chunk): kind.name.lower() + (" later" if chunk % 2 else "")
-        for kind in part.passes
-        for chunk in range(max(len(rank.stages) for rank in part.summary.ranks))
-    }
     return rendered(
-        "stages.html.j2",
+        "page.html.j2",
         "page.js",
-        part=part,
-        picture=gantt(part.panel, {UPDATE: "optimizer", SHARED: "network", **turns}),
-        memory=memory_bars([(each.title, each.use) for each in part.memory]),
-        passes=[(kind.name.lower(), PASS_WORDS[kind]) for kind in part.passes],
-        pages=[(row, page, _pictures(page)) for row, page in zip(rows, pages, strict=True)],
+        page=page,
+        stages=[(each, _pictures(each)) for each in page.stages],
+        drawn=_pipeline_pictures(page.pipeline) if page.pipeline is not None else None,
         kinds=ROW_KINDS,
     )
 
 
-def _pictures(page: Page) -> Pictures:
+@dataclass(frozen=True, slots=True)
+class PipelinePictures:
+    """What is drawn of all stages together; `passes` are the classes of bars with their words."""
+
+    step: Markup
+    memory: Markup
+    passes: tuple[tuple[str, str], ...]
+
+
+def _pipeline_pictures(part: PipelinePart) -> PipelinePictures:
+    turns = {
+        Turn(kind, chunk): kind.name.lower() + (" later" if chunk % 2 else "")
+        for kind in part.passes
+        for chunk in range(max(len(rank.stages) for rank in part.content.ranks))
+    }
+    return PipelinePictures(
+        gantt(part.panel, {UPDATE: "optimizer", SHARED: "network", **turns}),
+        memory_bars([(each.title, each.use) for each in part.memory]),
+        tuple((kind.name.lower(), PASS_WORDS[kind]) for kind in part.passes),
+    )
+
+
+def _pictures(page: StagePage) -> Pictures:
     axes = {axis.name: f"axis{k % NUM_COLOURS}" for k, axis in enumerate(page.mesh)}
     colours = _track_colours(axes)
     return Pictures(
@@ -143,7 +186,7 @@ class AxisTraffic:
     rows: tuple[SentRow, ...]
 
 
-def axis_traffic(plan: Plan, shares: Sequence[AxisShare]) -> tuple[AxisTraffic, ...]:
+def axis_traffic(plan: StagePlan, shares: Sequence[AxisShare]) -> tuple[AxisTraffic, ...]:
     """The traffic of every axis of the mesh, in its order, also of those that send nothing."""
     totals = plan.estimates.collectives
     longest = max((total.time_ns for total in totals), default=0) or 1

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from autopar.ir.pipeline import Pass
 from autopar.ir.units import format_bytes, format_ns
-from autopar.plans.plan import Plan
+from autopar.plans.plan import StagePlan
 from autopar.report.names import short_op
 from autopar.report.placed import route_text
 from autopar.report.timeline import Bar, DrawnStep, Part, Stretch, Track, within
@@ -100,7 +100,7 @@ class DrawnSchedule:
     runs: tuple[RunRow, ...]
 
 
-def drawn_schedule(plan: Plan, step: DrawnStep) -> DrawnSchedule:
+def drawn_schedule(plan: StagePlan, step: DrawnStep) -> DrawnSchedule:
     """The schedule of a plan whose step is `step`; nothing is drawn of one that takes no time."""
     letters = _letters(step)
     panels = [_overview(step, letters, plan)] if step.end_ns else []
@@ -120,7 +120,7 @@ def _letters(step: DrawnStep) -> list[tuple[Stretch, str]]:
     return list(zip(shown, ascii_uppercase, strict=False))
 
 
-def _overview(step: DrawnStep, letters: list[tuple[Stretch, str]], plan: Plan) -> Panel:
+def _overview(step: DrawnStep, letters: list[tuple[Stretch, str]], plan: StagePlan) -> Panel:
     known = {stretch.start_ns: letter for stretch, letter in letters}
     found = _no_bars(step)
     spans: list[DrawnBar] = []
@@ -168,7 +168,7 @@ def _whole(
     return DrawnBar(track, stretch.start_ns, stretch.end_ns, busy, labels, tip)
 
 
-def _inside(step: DrawnStep, stretch: Stretch, letter: str, plan: Plan) -> Panel:
+def _inside(step: DrawnStep, stretch: Stretch, letter: str, plan: StagePlan) -> Panel:
     """One repetition in the middle, where what came before and comes behind is like it."""
     start_ns, end_ns = step.extent(stretch, stretch.run.times // 2)
     found = _no_bars(step)
@@ -191,7 +191,7 @@ def _add_bars(
     shown_ns: tuple[int, int],
     zero_ns: int,
     thin_ns: float,
-    plan: Plan,
+    plan: StagePlan,
 ) -> None:
     """What happens from the first to the second of `shown_ns`, each bar in its row."""
     for bar in within(step.path, *shown_ns):
@@ -200,7 +200,9 @@ def _add_bars(
         _add_bar(found[bar.part.track.name], bar, zero_ns, thin_ns, plan)
 
 
-def _add_bar(blocks: list[DrawnBar], bar: Bar, zero_ns: int, thin_ns: float, plan: Plan) -> None:
+def _add_bar(
+    blocks: list[DrawnBar], bar: Bar, zero_ns: int, thin_ns: float, plan: StagePlan
+) -> None:
     """Thin ones of one track that nearly touch become one."""
     track, start_ns, end_ns = bar.part.track, bar.start_ns - zero_ns, bar.end_ns - zero_ns
     before = blocks[-1] if blocks else None
@@ -210,7 +212,8 @@ def _add_bar(blocks: list[DrawnBar], bar: Bar, zero_ns: int, thin_ns: float, pla
         and thin
         and before.track == track
         and (before.count > 1 or before.ns < thin_ns)
-        and start_ns - before.end_ns < thin_ns
+        # Of a message over several axes, which no plan has but a file may, one starts sooner.
+        and before.start_ns <= start_ns < before.end_ns + thin_ns
     ):
         busy = (before.busy * before.ns + bar.duration_ns) / (end_ns - before.start_ns)
         count = before.count + 1
@@ -233,7 +236,7 @@ def _labels(part: Part) -> tuple[str, ...]:
     )
 
 
-def _tip(bar: Bar, plan: Plan) -> str:
+def _tip(bar: Bar, plan: StagePlan) -> str:
     part = bar.part
     lines = [f"{part.what}: {format_ns(bar.duration_ns)}", part.module, part.phase]
     if part.is_sent:

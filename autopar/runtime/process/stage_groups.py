@@ -21,7 +21,7 @@ from autopar.errors import PlanError, RankError
 from autopar.ir.choices import ParamChoice
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
-from autopar.plans.plan import Stage
+from autopar.plans.structure import Stage
 from autopar.runtime.dtensor_private import is_of
 from autopar.runtime.process.byte_messages import as_bytes
 from autopar.runtime.process.part_tensors import know
@@ -127,7 +127,7 @@ def storage_in_stages(stages: Sequence[Stage]) -> dict[str, tuple[tuple[int, ...
     ranks: dict[str, set[int]] = {}
     found: dict[str, ParamChoice] = {}
     for stage in stages:
-        for name, param in stage.structure.params.items():
+        for name, param in stage.params.items():
             if param.residency == "external":
                 continue
             ranks.setdefault(name, set()).add(stage.first_rank)
@@ -147,7 +147,7 @@ def _told(choice: ParamChoice) -> str:
 
 def make_stage_groups(stages: Sequence[Stage], world: World) -> StageGroups:
     """The process groups of a pipeline over all ranks of `world`. A collective call."""
-    meshes = {stage.first_rank: stage.structure.mesh for stage in stages}
+    meshes = {stage.first_rank: stage.mesh for stage in stages}
     storage = storage_in_stages(stages)
     groups = {first: make_groups(mesh, world, first) for first, mesh in sorted(meshes.items())}
     several = sorted({ranks for ranks, _ in storage.values() if len(ranks) > 1})

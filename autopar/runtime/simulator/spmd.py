@@ -14,7 +14,7 @@ from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Role, Tens
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
-from autopar.plans.plan import Structure
+from autopar.plans.structure import Stage
 from autopar.runtime.program.program import Program, Sum
 from autopar.runtime.program.random import DefaultRandom, draws
 from autopar.runtime.program.turns import (
@@ -42,7 +42,7 @@ def train_step(
     program: Program,
     mesh: Mesh,
     graph: Graph,
-    structure: Structure,
+    structure: Stage,
     tensors: Mapping[str, Tensor],
     tangents: Mapping[int, Tensor] | None = None,
     *,
@@ -169,7 +169,7 @@ class RankStep:
         self,
         mesh: Mesh,
         graph: Graph,
-        structure: Structure,
+        structure: Stage,
         tolerance: float,
         detached: Mapping[int, Sharding],
     ) -> None:

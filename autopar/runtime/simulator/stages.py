@@ -15,7 +15,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import ActionTable, Pass, hops_in_line, play_table
 from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
 from autopar.plans.layout import parse_layout
-from autopar.plans.plan import Structure
+from autopar.plans.structure import Stage
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom
 from autopar.runtime.simulator.shards import shard, unshard
@@ -28,7 +28,7 @@ class SimulatedStage:
 
     mesh: Mesh
     graph: Graph
-    structure: Structure
+    structure: Stage
     program: Program
 
 

@@ -14,18 +14,20 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autopar.errors import StageError
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.estimates import TurnTimes
 from autopar.plans.matching import general
+from autopar.plans.pipeline_orders import made_table
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
 from autopar.report.names import WHOLE_MODEL
-from autopar.report.pipeline import StageRow, busiest, busiest_text, played_plan, stage_rows
-from autopar.report.printed import Printed, section, with_rest
+from autopar.report.pipeline import StageRow, busiest, pipeline_content, played_plan
 from autopar.report.printed import name as name_text
 from autopar.report.printed import table as new_table
-from autopar.report.summary import Block, blocks
+from autopar.report.printed import with_rest
+from autopar.report.stage_content import Block, blocks
 from autopar.report.waits import played_ranks
 
 _SHARE = 0.005
@@ -77,11 +79,10 @@ class LargerBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineReasons(Printed):
+class PipelineReasons:
     """What a plan in stages says of itself. `even_ns` is the step if all stages took equally long;
     `batches` is empty where the schedule has no name."""
 
-    model: str
     step_ns: int
     schedule: str
     microbatches: int
@@ -92,41 +93,37 @@ class PipelineReasons(Printed):
     moved: tuple[MovedCut, ...]
     batches: tuple[LargerBatch, ...]
 
-    def page(self) -> RenderableType:
+    def sections(self) -> Iterator[tuple[str, RenderableType]]:
         """What limits the step, why it is cut so, what waiting costs, and what is held."""
-        title = f"{self.model or '(unnamed)'}: the whole plan, {len(self.stages)} stages"
-        sections: list[RenderableType] = [name_text(title, "bold")]
-        for heading, content in (
-            ("What limits the step", Text("\n".join(self.binds))),
-            ("What each stage has: compute of one microbatch, with nothing sent", _parts(self)),
-            ("Why it is cut so", _cuts(self)),
-            ("What waiting costs", _waiting(self)),
-            ("What is held in flight", _held(self.stages)),
-        ):
-            sections += section(heading, content)
-        return Group(*sections)
+        yield "What limits the step", Text("\n".join(self.binds))
+        yield "What each stage has: compute of one microbatch, with nothing sent", _parts(self)
+        yield "Why it is cut so", _cuts(self)
+        yield "What waiting costs", _waiting(self)
+        yield "What is held in flight", _held(self.stages)
 
 
-def pipeline_reasons(plan: Plan) -> PipelineReasons:
-    """What a plan in stages says of itself."""
+def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
+    """What a plan in stages says of itself; None where there is one."""
+    content = pipeline_content(plan)
+    if content is None:
+        return None
     table, played = played_plan(plan)
     ranks = played_ranks(table, played)
-    rows = stage_rows(plan, table, ranks)
+    rows = content.stages
     rank = ranks[busiest(ranks)]
     sent_ns = sum(each.sent_ns for each in rank.actions)
-    binds = [busiest_text(ranks, played.step_ns)]
+    binds = [content.binds[0]]
     if sent_ns:
         binds.append(f"of that, messages are under way to it for {format_ns(sent_ns)}")
     own = plan.estimates.stages
     structure = plan.structure
-    sizes = [stage.structure.num_devices for stage in structure.stages]
+    sizes = [stage.num_devices for stage in structure.stages]
     shared = _mean([each.turn for each in own], sizes)
     even = tuple(msgspec.structs.replace(each, turn=shared) for each in own)
     return PipelineReasons(
-        model=structure.model,
         step_ns=played.step_ns,
-        schedule=structure.schedule.name,
-        microbatches=structure.schedule.microbatches,
+        schedule=structure.schedule,
+        microbatches=structure.microbatches,
         binds=tuple(binds),
         stages=rows,
         parts=tuple(_stage_parts(plan)),
@@ -153,7 +150,7 @@ def _blocks_of(plan: Plan, stage: int) -> Mapping[str, Block]:
 
 
 def _stage_parts(plan: Plan) -> Iterator[StagePart]:
-    turns = plan.structure.schedule.microbatches
+    turns = plan.structure.microbatches
     for stage in range(len(plan.structure.stages)):
         found = _blocks_of(plan, stage)
         whole_ns = sum(b.forward_ns + b.backward_ns for b in found.values()) or 1
@@ -182,7 +179,7 @@ def _moved_cuts(plan: Plan, table: ActionTable, rows: Sequence[StageRow]) -> Ite
             (row.stage, before, row.start),
             (before, row.stage, f"{listed}.{number - 1}"),
         ):
-            own = plan.structure.stages[loses].structure.params
+            own = plan.structure.stages[loses].params
             is_all = all(name.startswith(f"{module}.") for name in own)
             is_there = module in _listed(plan, loses, module) and _has(plan, loses, module)
             if is_there and not is_all and _is_known(plan, loses, gains, module):
@@ -193,11 +190,11 @@ def _is_known(plan: Plan, loses: int, gains: int, module: str) -> bool:
     """Whether it is known what `module` takes in both stages: all modules like it have parameters
     like its own there, and there are some, or as many devices."""
     stages = plan.structure.stages
-    sizes = {stages[stage].structure.num_devices for stage in (loses, gains)}
+    sizes = {stages[stage].num_devices for stage in (loses, gains)}
     kinds = {
         tuple(
             (name.removeprefix(each), param.shape, param.dtype)
-            for name, param in sorted(stages[stage].structure.params.items())
+            for name, param in sorted(stages[stage].params.items())
             if name.startswith(f"{each}.")
         )
         for stage in (loses, gains)
@@ -214,7 +211,7 @@ def _has(plan: Plan, stage: int, module: str) -> bool:
 def _listed(plan: Plan, stage: int, module: str) -> tuple[str, ...]:
     """The modules like `module` that a stage has parameters of."""
     pattern, depth = general(module), module.count(".") + 1
-    params = plan.structure.stages[stage].structure.params
+    params = plan.structure.stages[stage].params
     found = dict.fromkeys(".".join(name.split(".")[:depth]) for name in params)
     return tuple(each for each in found if general(each) == pattern)
 
@@ -259,7 +256,7 @@ def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> 
 def _held_by_one(plan: Plan, stage: int, module: str, in_flight: int) -> int:
     """Bytes of a device that one module like `module` takes, as stage `stage` has them: its share
     of what belongs to parameters, and what it saves for each microbatch in flight."""
-    own, params = plan.estimates.stages[stage], plan.structure.stages[stage].structure.params
+    own, params = plan.estimates.stages[stage], plan.structure.stages[stage].params
     modules = _listed(plan, stage, module)
     inside = sum(
         p.num_bytes for n, p in params.items() if n.startswith(tuple(f"{m}." for m in modules))
@@ -273,21 +270,20 @@ def _held_by_one(plan: Plan, stage: int, module: str, in_flight: int) -> int:
 
 def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
     structure, estimates = plan.structure, plan.estimates
-    order = structure.schedule
-    if order.table:
+    if structure.table:
         return
     times = 2
     while times <= MAX_BATCH:
-        more = msgspec.structs.replace(order, microbatches=times * order.microbatches)
+        count = times * structure.microbatches
         try:
-            table = more.made(structure.num_ranks)
-        except ValueError:
+            table = made_table(structure.schedule, structure.num_ranks, count)
+        except StageError:
             return
         played = play_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
         ranks = played_ranks(table, played)
         step_ns = max(1, played.step_ns)
         yield LargerBatch(
-            more.microbatches,
+            count,
             step_ns,
             ranks[busiest(ranks)].waits_ns / step_ns,
             times * estimates.tokens * 10**9 // step_ns,

@@ -11,31 +11,39 @@ from click.testing import CliRunner
 from autopar.cli.main import main
 from autopar.ir.pipeline import Pass
 from autopar.plans.estimates import TurnTimes
-from autopar.plans.plan import PipelineSchedule, Plan
-from autopar.report.html.page import MAX_STAGES, html
+from autopar.plans.plan import Plan
+from autopar.report.html.page import MAX_STAGES, content, html
+from autopar.report.html.pipeline_part import MAX_ACTION_BARS, SHARED, PipelinePart
 from autopar.report.html.schedule import Turn
-from autopar.report.html.stages import MAX_ACTION_BARS, SHARED, stages_part
 from autopar.report.picture import MAX_RANKS
 from autopar.report.timeline import UPDATE
-from tests.report.plans import MIB, MS, renamed, staged_plan, stepped_plan
+from tests.redone import redecided, repriced
+from tests.report.plans import MIB, MS, Order, renamed, staged_plan, stepped_plan
 from tests.report.test_html import HOSTILE, check
 
 replace = msgspec.structs.replace
-INTERLEAVED = PipelineSchedule("interleaved", 2, 2)
+INTERLEAVED = Order("interleaved:2", 2)
+
+
+def part_of(plan: Plan) -> PipelinePart:
+    part = content(plan).pipeline
+    assert part is not None
+    return part
 
 
 def test_headline() -> None:
-    head = stages_part(staged_plan()).headline
+    head = content(staged_plan()).headline
     assert [(card.title, card.figure) for card in head.cards] == [
         ("Step", "167 ms"),
         ("Tokens per second", "30,117"),
         ("Model FLOPs utilisation", "31.2 %"),
+        ("Exposed communication", "9 ms"),
         ("Schedule", "1f1b"),
         ("Bubble of the busiest rank", "24 %"),
         ("Memory at the peak", "41 MiB"),
-        ("Cuts", "not proven"),
+        ("Cuts", "feasible"),
     ]
-    assert head.cards[5].notes == ("of 50 MiB (82 %)", "stage 1, the fullest")
+    assert head.cards[6].notes == ("of 50 MiB (82 %)", "stage 1, the fullest")
     assert head.shares[-1].title == "waiting for other stages" and head.shares[-1].ns == 40 * MS
     assert head.subtitle == "2x4xA100, 16 devices: 2 stages"
     binds = next(fact.words for fact in head.facts if fact.title == "What binds")
@@ -43,7 +51,7 @@ def test_headline() -> None:
 
 
 def test_every_action_is_a_bar_where_it_is() -> None:
-    part = stages_part(staged_plan())
+    part = part_of(staged_plan())
     first, second = part.panel.rows
     assert (first.title, second.title, part.panel.ns) == ("stage 0", "stage 1", 167 * MS)
     bars = [(bar.track, bar.start_ns // MS, bar.end_ns // MS, bar.labels) for bar in first.blocks]
@@ -61,8 +69,8 @@ def test_every_action_is_a_bar_where_it_is() -> None:
 
 
 def test_gradients_of_parameters_have_a_colour_of_their_own() -> None:
-    plan = staged_plan(PipelineSchedule("zb-h1", 2))
-    part = stages_part(plan)
+    plan = staged_plan(Order("zb-h1", 2))
+    part = part_of(plan)
     assert part.passes == (Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS)
     tracks = {bar.track for row in part.panel.rows for bar in row.blocks}
     assert tracks == {SHARED, UPDATE, *(Turn(kind, 0) for kind in Pass)}
@@ -73,7 +81,7 @@ def test_gradients_of_parameters_have_a_colour_of_their_own() -> None:
 
 
 def test_stages_of_one_rank_differ_in_shade() -> None:
-    part = stages_part(staged_plan(INTERLEAVED))
+    part = part_of(staged_plan(INTERLEAVED))
     row = part.panel.rows[1]
     assert row.title == "rank 1: 1, 3"
     labels = {bar.labels[0]: bar.track for bar in row.blocks}
@@ -85,10 +93,10 @@ def test_stages_of_one_rank_differ_in_shade() -> None:
 
 def test_thin_bars_are_drawn_together() -> None:
     """As high as their shares, which are all there is; what is far apart stays apart."""
-    part = stages_part(staged_plan(PipelineSchedule("1f1b", 400), ranks=4))
+    part = part_of(staged_plan(Order("1f1b", 400), ranks=4))
     bars = [bar for row in part.panel.rows for bar in row.blocks]
     assert len(bars) < 1.5 * MAX_ACTION_BARS and max(bar.count for bar in bars) > 1
-    for rank, row in zip(part.summary.ranks, part.panel.rows, strict=True):
+    for rank, row in zip(part.content.ranks, part.panel.rows, strict=True):
         drawn = sum(bar.busy * bar.ns for bar in row.blocks)
         assert drawn == pytest.approx(rank.busy_ns + rank.shared_ns, rel=1e-9)
         tops: dict[int, float] = {}
@@ -101,18 +109,18 @@ def test_thin_bars_are_drawn_together() -> None:
 
 
 def test_thin_bars_that_are_far_apart_stay_apart() -> None:
-    plan = staged_plan(PipelineSchedule("1f1b", 8))
+    plan = staged_plan(Order("1f1b", 8))
     first, second = plan.estimates.stages
     thin = replace(first, turn=TurnTimes(1000, 1000, 1000, 1000, 1000))
-    plan = replace(plan, estimates=replace(plan.estimates, stages=(thin, second)))
-    part = stages_part(plan)
+    plan = replace(plan, estimates=repriced(plan.estimates, stages=(thin, second)))
+    part = part_of(plan)
     row = part.panel.rows[0]
     assert all(bar.ns < part.panel.ns / 100 for bar in row.blocks)
     assert len({bar.start_ns for bar in row.blocks if isinstance(bar.track, Turn)}) == 9
 
 
 def test_memory_is_drawn_against_the_limit() -> None:
-    part = stages_part(staged_plan())
+    part = part_of(staged_plan())
     assert [(each.title, each.use.peak // MIB) for each in part.memory] == [
         ("stage 0", 40), ("stage 1", 41)
     ]  # fmt: skip
@@ -138,8 +146,8 @@ def test_each_stage_is_on_the_page() -> None:
 
 def test_a_page_has_room_for_so_many_stages_and_ranks() -> None:
     ranks = MAX_RANKS + 2
-    plan = staged_plan(PipelineSchedule("1f1b", 2), ranks)
-    assert (stages_part(plan).num_left_out, len(stages_part(plan).panel.rows)) == (2, MAX_RANKS)
+    plan = staged_plan(Order(), ranks)
+    assert (part_of(plan).num_left_out, len(part_of(plan).panel.rows)) == (2, MAX_RANKS)
     page = html(plan).decode()
     assert page.count('<details class="stage"') == MAX_STAGES
     assert f"--stage {MAX_STAGES} to {ranks - 1}" in page and "2 more ranks" in page
@@ -155,12 +163,15 @@ def test_hostile_names_are_text(name: str) -> None:
     def hostile(name: str) -> Plan:
         plan, one = staged_plan(), renamed(stepped_plan(), name)
         stages = tuple(
-            replace(stage, start=name, structure=one.structure) for stage in plan.structure.stages
+            replace(one.structure.only, start=name, first_rank=stage.first_rank)
+            for stage in plan.structure.stages
         )
-        structure = replace(plan.structure, stages=stages, model=name, inputs=(name,), cluster=name)
+        structure = redecided(
+            plan.structure, stages=stages, model=name, inputs=(name,), cluster=name
+        )
         turns = (each.turn for each in plan.estimates.stages)
-        each = tuple(replace(one.estimates, turn=turn) for turn in turns)
-        estimates = replace(plan.estimates, stages=each, cluster=one.estimates.cluster)
+        each = tuple(replace(one.estimates.stages[0], turn=turn) for turn in turns)
+        estimates = repriced(plan.estimates, stages=each, cluster=one.estimates.cluster)
         return replace(plan, structure=structure, estimates=estimates, provenance=one.provenance)
 
     tree = check(html(hostile(name)))
@@ -173,7 +184,7 @@ def test_command(tmp_path: Path) -> None:
     run = CliRunner().invoke(main, ["report", str(file), "-o", str(page)])
     assert (run.exit_code, run.stdout) == (0, "") and page.read_bytes() == html(staged_plan())
     run = CliRunner().invoke(main, ["report", str(file), "--stage", "1", "-o", str(page)])
-    assert run.exit_code == 0 and page.read_bytes() == html(staged_plan().stages[1])
+    assert run.exit_code == 0 and page.read_bytes() == html(staged_plan(), 1)
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,21 @@ from expecttest import assert_expected_inline
 
 from autopar.cli.main import main
 from autopar.errors import AutoparError, PlanError
-from autopar.plans.plan import PipelineSchedule, Plan
+from autopar.plans.plan import Plan
 from autopar.report.explained import explained
+from autopar.report.pipeline_reasons import pipeline_reasons
 from autopar.report.printed import plain
-from autopar.report.reasons import Reasons
-from autopar.report.staged_reasons import PipelineReasons, pipeline_reasons
-from tests.report.plans import MIB, MS, staged_plan, two_axis_plan
+from tests.redone import redecided
+from tests.report.plans import MIB, MS, Order, staged_plan, two_axis_plan
 
 replace = msgspec.structs.replace
 
 
 def test_page() -> None:
     assert_expected_inline(
-        plain(pipeline_reasons(staged_plan()).page(), 96),
+        plain(explained(staged_plan()).page(), 96),
         """\
-Toy: the whole plan, 2 stages
+Toy: the whole plan
 
 What limits the step
   the busiest rank, that of stage 1, works for 125 ms of the step (74.9 %), shares results and
@@ -93,25 +93,25 @@ def test_what_does_not_fit_is_said() -> None:
     last stage; and it saved 3 MiB of each of two microbatches."""
     (later, _) = pipeline_reasons(staged_plan()).moved
     assert later.memory_bytes == (40 + 6 + 2 * 3) * MIB > later.memory_limit_bytes == 50 * MIB
-    assert "52 MiB, too much" in str(pipeline_reasons(staged_plan()))
+    assert "52 MiB, too much" in str(explained(staged_plan()))
 
 
 def test_stages_of_whose_cuts_nothing_is_known() -> None:
     plan = staged_plan()
     for start in ("lm_head", "model.layers", "model.layers.9", "model.layers.²", "x." + "9" * 5000):
         stages = plan.structure.stages[0], replace(plan.structure.stages[1], start=start)
-        found = pipeline_reasons(replace(plan, structure=replace(plan.structure, stages=stages)))
-        assert found.moved == ()
-        assert "of other cuts the plan says nothing" in " ".join(str(found).split())
+        other = replace(plan, structure=redecided(plan.structure, stages=stages))
+        assert pipeline_reasons(other).moved == ()
+        assert "of other cuts the plan says nothing" in " ".join(str(explained(other)).split())
 
 
 def test_a_stage_keeps_its_last_module() -> None:
     plan = staged_plan()
     first, second = plan.structure.stages
-    params = {n: p for n, p in second.structure.params.items() if n.startswith("model.layers.4.")}
-    second = replace(second, structure=replace(second.structure, params=params))
+    params = {n: p for n, p in second.params.items() if n.startswith("model.layers.4.")}
+    second = replace(second, params=params)
     found = pipeline_reasons(
-        replace(plan, structure=replace(plan.structure, stages=(first, second)))
+        replace(plan, structure=redecided(plan.structure, stages=(first, second)))
     )
     assert [each.module for each in found.moved] == ["model.layers.3"]
 
@@ -123,26 +123,27 @@ def test_more_microbatches_of_the_same_size() -> None:
     assert [round(each.bubble * each.step_ns) for each in found] == [40 * MS, 40 * MS]
     assert [each.in_flight for each in found] == [(2, 1), (2, 1)]
     assert found[0].tokens_per_s == 2 * 1024 * 10**9 // (287 * MS)
-    gpipe = pipeline_reasons(staged_plan(PipelineSchedule("gpipe", 2))).batches
+    gpipe = pipeline_reasons(staged_plan(Order("gpipe", 2))).batches
     assert [each.in_flight for each in gpipe] == [(4, 4), (8, 8)]
 
 
 def test_a_table_is_not_continued() -> None:
-    order = PipelineSchedule("table", 2, table=("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"))
-    found = pipeline_reasons(staged_plan(order))
+    order = Order("table", 2, ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"))
+    plan = staged_plan(order)
+    found = pipeline_reasons(plan)
     assert found.batches == () and found.step_ns == 167 * MS
-    assert "does not follow from this one" in " ".join(str(found).split())
+    assert "does not follow from this one" in " ".join(str(explained(plan)).split())
 
 
 def test_names_are_those_of_stages() -> None:
     plan = staged_plan()
-    assert isinstance(explained(plan), PipelineReasons)
+    assert explained(plan).pipeline == pipeline_reasons(plan)
     found = explained(plan, "lm_head.weight")
-    assert isinstance(found, Reasons) and found == explained(plan, "lm_head.weight", 1)
+    assert found.pipeline is None and found == explained(plan, "lm_head.weight", 1)
     assert found.subject == "lm_head.weight"
     with pytest.raises(PlanError, match=r"mlp is in stages 0, 1: say which \(--stage 0\)"):
         explained(plan, "model.layers.*.mlp")
-    assert isinstance(explained(plan, "model.layers.*.mlp", 0), Reasons)
+    assert explained(plan, "model.layers.*.mlp", 0).parts
     with pytest.raises(AutoparError, match="close to it are"):
         explained(plan, "lm_heads")
     with pytest.raises(PlanError, match="no stage 2"):
@@ -159,7 +160,7 @@ def test_command(tmp_path: Path) -> None:
     file = str(tmp_path / "p.json")
     staged_plan().save(file)
     whole = run(file, "--json")
-    content = json.loads(whole.stdout)
+    content = json.loads(whole.stdout)["pipeline"]
     assert (content["step_ns"], content["even_ns"]) == (167 * MS, 152 * MS)
     assert [row["in_flight"] for row in content["stages"]] == [2, 1]
     one = run(file, "--stage", "1")

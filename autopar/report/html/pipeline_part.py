@@ -1,4 +1,4 @@
-"""A pipeline as a picture and figures: the content of what its page says of all stages together.
+"""A pipeline as a picture and figures: what the page of a plan says of all its stages together.
 
 A row of the picture is a rank, a bar what it does of a microbatch. Bars that are too thin to be
 seen are drawn together with their neighbours, one above the other, each as high as its share.
@@ -13,26 +13,12 @@ from dataclasses import dataclass
 from autopar.ir.pipeline import Pass
 from autopar.ir.units import format_ns, format_percent, format_share
 from autopar.plans.plan import Plan
-from autopar.report.html.headline import (
-    Card,
-    Fact,
-    Headline,
-    devices_text,
-    facts,
-    memory_card,
-    model_title,
-    shares,
-    speed_cards,
-)
+from autopar.report.cautions import stages_text
+from autopar.report.held import HostUse, host_use
 from autopar.report.html.memory import MemoryUse, at_peak
 from autopar.report.html.schedule import DrawnBar, Panel, TrackRow, Turn
 from autopar.report.picture import MAX_RANKS
-from autopar.report.pipeline import (
-    PipelineSummary,
-    played_plan,
-    stages_text,
-    summarize_pipeline,
-)
+from autopar.report.pipeline import PipelineContent, played_plan
 from autopar.report.timeline import UPDATE, Track
 from autopar.report.waits import PlayedAction, PlayedRank, played_ranks
 
@@ -59,88 +45,34 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class StagesPart:
-    """What the page of a pipeline says of all stages. `passes` are those of its picture, which has
-    no room for `num_left_out` ranks."""
+class PipelinePart:
+    """What the page says of all stages together. `passes` are those of its picture, which has no
+    room for `num_left_out` ranks."""
 
-    headline: Headline
-    summary: PipelineSummary
+    content: PipelineContent
     panel: Panel
     passes: tuple[Pass, ...]
     num_left_out: int
     memory: tuple[DeviceMemory, ...]
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether ranks have several stages."""
-        return len(self.summary.ranks) < len(self.summary.stages)
+    host: HostUse | None
 
 
-def stages_part(plan: Plan) -> StagesPart:
-    """The content for a plan in stages."""
+def pipeline_part(plan: Plan, content: PipelineContent) -> PipelinePart:
+    """The part of a plan in stages."""
     table, played = played_plan(plan)
     ranks = played_ranks(table, played)
-    summary = summarize_pipeline(plan)
     kinds = {action.kind for row in table.rows for action in row}
-    return StagesPart(
-        headline=_headline(plan, summary),
-        summary=summary,
+    return PipelinePart(
+        content=content,
         panel=Panel("", "The step", played.step_ns, (), tuple(_rows(ranks, played.step_ns))),
         passes=tuple(kind for kind in Pass if kind in kinds),
         num_left_out=max(0, len(ranks) - MAX_RANKS),
         memory=tuple(
             DeviceMemory(stages_text(row.stages), at_peak(row.memory, row.memory_limit_bytes))
-            for row in summary.ranks
+            for row in content.ranks
         ),
+        host=host_use(plan.estimates, plan),
     )
-
-
-def _headline(plan: Plan, summary: PipelineSummary) -> Headline:
-    estimates = plan.estimates
-    ranks = f"{len(summary.ranks)} rank" + "s" * (len(summary.ranks) > 1)
-    fullest = max(summary.ranks, key=lambda row: (row.memory.total, -row.rank))
-    cards = (
-        Card("Step", format_ns(estimates.step_ns), ("predicted, of all stages together",)),
-        *speed_cards(estimates),
-        Card(
-            "Schedule",
-            summary.schedule,
-            (f"{len(summary.stages)} stages on {ranks}", f"{summary.microbatches} microbatches"),
-        ),
-        Card(
-            "Bubble of the busiest rank",
-            format_percent(summary.bubble),
-            (f"{format_ns(estimates.bubble_ns)} of the step",),
-        ),
-        memory_card(plan, f"{stages_text(fullest.stages)}, the fullest"),
-        _proof(plan),
-    )
-    return Headline(
-        model=model_title(plan),
-        subtitle=f"{devices_text(plan)}: {len(summary.stages)} stages",
-        cards=cards,
-        shares=tuple(shares(estimates)),
-        facts=facts(plan, summary.binds, Fact("Mesh of a stage", _meshes(summary))),
-        warnings=summary.warnings,
-    )
-
-
-def _meshes(summary: PipelineSummary) -> tuple[str, ...]:
-    found: dict[str, list[int]] = {}
-    for row in summary.stages:
-        found.setdefault(row.mesh or "one device", []).append(row.stage)
-    return tuple(f"{mesh}: {stages_text(stages)}" for mesh, stages in found.items())
-
-
-def _proof(plan: Plan) -> Card:
-    """How good the cuts are known to be."""
-    provenance = plan.provenance
-    if not provenance.bound_ns:
-        return Card("Cuts", "as given", ("others were not looked at",))
-    gap = format_percent(provenance.gap_ppm / 1e6)
-    notes = (f"gap {gap}, of the times of segments under one plan of the whole model",)
-    tone = "good" if provenance.is_proven else "bad"
-    return Card("Cuts", "proven" if provenance.is_proven else "not proven", notes, tone)
 
 
 def _rows(ranks: Sequence[PlayedRank], step_ns: int) -> Iterator[TrackRow]:

@@ -1,0 +1,235 @@
+"""The decisions of a plan: those of each of its stages, and the order in which they work."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Literal
+
+import msgspec
+
+from autopar.errors import StageError
+from autopar.ir.choices import ParamChoice
+from autopar.ir.graph import itemsize
+from autopar.ir.mesh import BUCKET_BYTES, Axis, Mesh, meshes_text
+from autopar.ir.pipeline import ActionTable
+from autopar.ir.sharding import Sharding
+from autopar.plans.cluster_rates import Count
+from autopar.plans.pipeline_orders import ONE_AFTER_THE_OTHER, made_table
+
+MAX_TENSOR_BYTES = 2**60
+MAX_ITEMS = 2_000_000
+"""Ops and redistributions of a step."""
+
+
+class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One axis of the mesh, slowest first, and how much its buckets hold."""
+
+    name: str
+    size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    bucket_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_TENSOR_BYTES)] = BUCKET_BYTES
+
+
+Residency = Literal["device", "host", "external"]
+"""Whose memory holds a tensor: the device's that computes with it, or its host's; of one that is
+the script's own, the device's."""
+
+
+class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a parameter lies with its gradient and the optimizer's states (`storage`, in the memory
+    of `residency`) and what is kept of it from forward to backward (`kept`, equal to `storage` when
+    it is gathered again)."""
+
+    shape: tuple[Count, ...]
+    dtype: str
+    storage: str
+    kept: str
+    residency: Residency = "device"
+
+    @property
+    def type_text(self) -> str:
+        """`bfloat16[4096, 4096]`, as types are written elsewhere in a plan."""
+        return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def choice(self) -> ParamChoice:
+        """All of it. ValueError if what should be a sharding is none."""
+        states = Sharding.parse(self.storage), Sharding.parse(self.kept)
+        return ParamChoice(*states, int(self.residency == "host"))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of it, in the whole model. KeyError if the dtype is unknown."""
+        return prod(self.shape) * itemsize(self.dtype)
+
+
+SavedDtype = Literal["", "bfloat16", "float16"]
+"""What activations of float32 are saved in for backward, "" for what they are."""
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The decisions for one stage, which begins with the module `start` ("" for the first), on the
+    ranks from `first_rank` on. Each is a step in `microbatches`, its losses in `loss_chunks` of a
+    rank's rows (`ir.loss_chunks`), its backward in two parts if it `is_split`
+    (`ir.backward_parts`).
+
+    `ops` maps a node's key to its choice (`choices`), `outputs` the key of a
+    detached output to its sharding, `routes` a group's key (`uses`) to the steps
+    "[R, P] -> [R, S(0)]" that its tensor takes, `saved` the key of an activation
+    (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `again` are
+    the keys of ops that backward makes again (`ir.again`), whose copies are among `ops`;
+    `offloaded` those of activations (`uses.root_key`) that forward hands over in the host's memory
+    (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`). What is
+    saved is rounded to `saved_dtype` (`ir.rounding`)."""
+
+    axes: tuple[MeshAxis, ...] = msgspec.field(name="mesh")
+    params: dict[str, Param]
+    ops: dict[str, str]
+    outputs: dict[str, str]
+    routes: dict[str, tuple[str, ...]]
+    saved: dict[str, str] = {}
+    again: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
+    reload_pace: Count = 0
+    saved_dtype: SavedDtype = ""
+    replicated_unknown_ops: tuple[str, ...] = ()
+    microbatches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    loss_chunks: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    is_split: bool = False
+    start: str = ""
+    first_rank: Count = 0
+
+    @property
+    def mesh(self) -> Mesh:
+        """Where the stage lies."""
+        return Mesh(tuple(Axis(a.name, a.size, bucket_bytes=a.bucket_bytes) for a in self.axes))
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices it is on."""
+        return prod(axis.size for axis in self.axes)
+
+
+class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The decisions: those of each of the `stages`, of which a plan without a pipeline has one, and
+    the order in which ranks work on their microbatches, by the name of a `schedule`
+    (`pipeline_orders`, with its stages per rank: `interleaved:2`) or as the rows of a `table`."""
+
+    model: str
+    fingerprint: str
+    cluster: str
+    optimizer: str
+    inputs: tuple[str, ...]
+    stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1)]
+    schedule: str = ONE_AFTER_THE_OTHER
+    table: tuple[str, ...] = ()
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether there are several stages."""
+        return len(self.stages) > 1
+
+    @property
+    def only(self) -> Stage:
+        """The stage of a plan that has one."""
+        (stage,) = self.stages
+        return stage
+
+    @property
+    def microbatches(self) -> int:
+        """In how many parts the batch is worked on."""
+        return self.stages[0].microbatches
+
+    @property
+    def loss_chunks(self) -> int:
+        """The most chunks that losses are worked on in."""
+        return max(stage.loss_chunks for stage in self.stages)
+
+    @property
+    def params(self) -> dict[str, Param]:
+        """Those of all stages; a tied one as the last of its stages has it."""
+        return {name: param for stage in self.stages for name, param in stage.params.items()}
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the pipeline has, each of the devices of a stage."""
+        return len({stage.first_rank for stage in self.stages})
+
+    @property
+    def actions(self) -> ActionTable:
+        """What each rank does. ValueError if there is no such table."""
+        try:
+            if self.table:
+                return ActionTable.parse("\n".join(self.table))
+            return made_table(self.schedule, self.num_ranks, self.microbatches)
+        except StageError as error:
+            raise ValueError(f"schedule: {error}") from error
+
+    @property
+    def rank_meshes(self) -> tuple[Mesh, ...]:
+        """The mesh of each rank."""
+        meshes = {self.actions.ranks[k]: stage.mesh for k, stage in enumerate(self.stages)}
+        return tuple(meshes[rank] for rank in sorted(meshes))
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the plan is for."""
+        return sum({stage.first_rank: stage.num_devices for stage in self.stages}.values())
+
+    @property
+    def mesh_text(self) -> str:
+        """The mesh of all ranks, or those of each: as the option has it."""
+        return meshes_text(self.rank_meshes)
+
+    def check(self) -> None:
+        """ValueError, naming the place, if the parts do not make sense together: mesh axes,
+        parameters' shapes and dtypes, shardings, stages."""
+        if len(self.stages) * self.microbatches > MAX_ITEMS:
+            raise ValueError(f"schedule: a step has at most {MAX_ITEMS} items")
+        for each in self.stages:
+            _check_stage(each)
+        _check_table(self)
+
+
+def _check_table(structure: Structure) -> None:
+    """ValueError if what ranks do is of other stages, microbatches, ranks or parts of backward than
+    are planned."""
+    table, count = structure.actions, structure.microbatches
+    if table.num_stages != len(structure.stages):
+        raise ValueError(
+            f"stages: there are {len(structure.stages)}, the schedule has {table.num_stages}"
+        )
+    if table.microbatches != count:
+        raise ValueError(f"schedule: of {table.microbatches} microbatches, where there are {count}")
+    on: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for k, stage in enumerate(structure.stages):
+        here = stage.first_rank, stage.mesh.sizes
+        if on.setdefault(table.ranks[k], here) != here:
+            raise ValueError(
+                f"schedule: stage {k} is on rank {table.ranks[k]}, and not on its devices"
+            )
+        if stage.microbatches != count:
+            raise ValueError(f"schedule: stage {k} is in {stage.microbatches} microbatches")
+        if stage.is_split != table.is_split:
+            how = "two parts" if table.is_split else "one part"
+            raise ValueError(f"schedule: backward comes in {how}, and otherwise in stage {k}")
+    devices = [d for first, sizes in on.values() for d in range(first, first + prod(sizes))]
+    if sorted(devices) != [*range(len(devices))]:
+        raise ValueError("schedule: stages of different ranks are on the same devices")
+
+
+def _check_stage(stage: Stage) -> None:
+    names = [axis.name for axis in stage.axes]
+    if len(set(names)) != len(names) or len(names) > 8:
+        raise ValueError(f"mesh axes {names}: names must differ, and there are at most 8")
+    for name, param in stage.params.items():
+        try:
+            num_bytes = param.num_bytes
+        except KeyError:
+            raise ValueError(f"parameter {name}: unknown dtype {param.dtype!r}") from None
+        if num_bytes > MAX_TENSOR_BYTES:
+            raise ValueError(f"parameter {name}: shape {list(param.shape)} is not plausible")
+        for sharding in (param.choice.storage, param.choice.kept):
+            if len(sharding.placements) != len(names) or sharding.has_partial:
+                raise ValueError(f"parameter {name}: {sharding} on {len(names)} mesh axes")
+            if any(p.dim >= len(param.shape) for p in sharding):
+                raise ValueError(f"parameter {name}: {sharding}, shape {list(param.shape)}")
