@@ -23,8 +23,9 @@ from autopar.ir.units import format_ns
 from autopar.plans.compatibility import check_fit, undivided_batch
 from autopar.plans.matching import matches, unmatched
 from autopar.plans.options import Options
-from autopar.plans.plan import Plan, Structure
+from autopar.plans.plan import Plan
 from autopar.plans.request import Asked, ask
+from autopar.plans.structure import Structure
 from autopar.runtime.module.aliases import aliases
 from autopar.runtime.module.building import split_inputs
 from autopar.tracer import Traced, Wanted, only_losses
@@ -48,7 +49,9 @@ def ask_for(call: ModelCall, traced: Traced, cluster: Cluster, options: Options)
 def answer(asked: Asked, say: Say) -> Plan:
     """The best plan, with its margin if that is asked for. InfeasibleError if none fits in memory,
     with what may help."""
-    find = search_stages if asked.options.is_staged else search_one_or_several
+    options = asked.options
+    is_staged = options.is_staged and not options.is_number_of_stages_open
+    find = search_stages if is_staged else search_one_or_several
     try:
         return find(asked, say)
     except InfeasibleError as error:
@@ -84,7 +87,7 @@ def _more_microbatches(asked: Asked, say: Say) -> str:
 def planned_gradients(structure: Structure) -> Wanted:
     """Which outputs have gradients in the graph that a plan is for: those it does not return
     without."""
-    outputs = (key for each in structure.parts for key in each.outputs)
+    outputs = (key for each in structure.stages for key in each.outputs)
     detached = {int(key.partition(":")[2].partition("~")[0]) for key in outputs}
     return lambda position, _name: position not in detached
 
