@@ -22,6 +22,7 @@ from autopar.driver.asking import answer, ask_for, call_on, check_outputs, descr
 from autopar.driver.frontier import find_frontier
 from autopar.driver.reporting import report_at_exit
 from autopar.driver.session import Builder, Request
+from autopar.errors import ArgumentError
 from autopar.plans.compatibility import (
     check_cluster,
     check_params,
@@ -95,33 +96,36 @@ def compile(
 
     `cluster` ("2x8xH100", a TOML file, a profile, or how many of the devices at hand) says where;
     without it, the devices at hand are taken. `profile`, made by `autopar profile`, stands in for
-    presets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or one of
-    `torch.optim`, several, or a class; docs/training.md), `memory_limit` (of a device: bytes, or
-    text such as "72GiB"), `host_memory` (of a node, which its devices share), `time_limit`
-    (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
-    `strategy` say what the plan must be like (docs/constraints.md). The batch is worked on in
-    `microbatches`, one after the other, which takes less memory; "auto" finds how many where memory
-    binds (docs/microbatches.md); unsaid it is 1, or "auto" where nothing fits so. Parameters live,
-    with their gradients and the optimizer's states, where `residency` says: on the device ("cuda"),
-    on its host ("cpu"), or where it is best if memory binds ("auto"; docs/residency.md). What the
-    model wraps in `torch.utils.checkpoint` is free to be planned, or made again as it asks
-    (`checkpoint="as written"`).
-    The loss of a head with many classes is worked on in `loss_chunks` of a rank's rows; "auto" does
-    so where memory binds and that is better (docs/loss-chunks.md). Activations of float32 are saved
-    for backward in `saved_dtype` ("bfloat16" or "float16"), which rounds gradients.
-    The model is cut into `stages` of a pipeline, before the modules `cuts`, whose microbatches
-    follow a `schedule`, as in `plan` (docs/pipeline.md): each rank has its stages' parameters.
-    Unless it is said how many, there are several where one would wait or does not fit in memory,
-    and nothing is asked of its mesh, microbatches or shardings; one where ranks have rows of their
-    own.
-    `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
-    beside the losses: planned so from the start, where it would else be planned at the first
-    backward that does. `unread_outputs` names in the same way those that no script looks at
-    while the model is in training mode: they are None then, and need not be made. `backend`, which
-    runs the graphs and decides what is priced, is "eager" or "inductor"; the default is inductor on
-    CUDA devices, eager on the CPU. With `verify`, each
-    program is compared with eager on the batch it is made for, before it is used: rank 0 runs all
-    ranks and eager on its CPU, and needs memory for a few whole models and steps there.
+    presets. `mesh` is "2x4", (2, 4) or {"dp": 2, "tp": 4}, `optimizer` a name, or one of
+    `torch.optim`, several, or a class (docs/training.md). The batch is worked on in `microbatches`,
+    one after the other, which takes less memory; "auto" finds how many where memory binds
+    (docs/microbatches.md); unsaid it is 1, or "auto" where nothing fits so. `backend`, which runs
+    the graphs and decides what is priced, is "eager" or "inductor"; the default is inductor on CUDA
+    devices, eager on the CPU.
+
+    Options that belong together are a group, as an object (`autopar.MemoryOptions`) or a mapping:
+
+    - `memory`: the `limit` of a device and the memory of a `host`, which its devices share (bytes,
+      or text such as "72GiB"); the `residency` of parameters, "cuda", "cpu" or "auto"
+      (docs/residency.md); whether a `checkpoint` of the model is free to be "planned" or is
+      recomputed "as written"; in how many `loss_chunks` a loss is worked on (docs/loss-chunks.md);
+      the `saved_dtype` of activations of float32, which rounds gradients.
+    - `pipeline`: how many `stages`, the modules that they begin with (`cuts`) and their `schedule`
+      (docs/pipeline.md). Unless it is said how many, there are several where one would wait or does
+      not fit in memory, and nothing is asked of its mesh, microbatches or shardings; one where
+      ranks have rows of their own.
+    - `constraints`: `pins`, `forbid` and `strategy` say what the plan must be like
+      (docs/constraints.md).
+    - `outputs`: those that are `differentiable`, so that a backward is to go through them beside
+      the losses, planned so from the start, where it would else be planned at the first backward
+      that does; and those that are `unread` while the model is in training mode: they are None
+      then, and need not be made.
+    - `search`: the `time_limit` of each solve (seconds, or "2min"), whether the plan says its
+      `margin`, and whether an op without a rule is an error (`strict`).
+
+    docs/options.md has all of them. With `verify`, each program is compared with eager on the batch
+    it is made for, before it is used: rank 0 runs all ranks and eager on its CPU, and needs memory
+    for a few whole models and steps there.
 
     ArgumentError on what is of a kind that says nothing, or contradicts `plan`; PlanMismatchError
     if the processes are not as many as the plan or cluster has devices, if the plan is for other
@@ -197,14 +201,7 @@ def plan(
     of keyword arguments, as the whole global batch.
 
     Nothing is computed: a model on torch's meta device will do, and no device of the cluster is
-    needed. The keywords are those of `compile`; with `margin` the plan says how much better it is
-    than the best one of another structure (docs/explain.md); `progress` is told what is being done.
-
-    The model is cut into `stages` of a pipeline ("auto": as many as are best, or none; default: 1,
-    or "auto" where that waits or does not fit, and nothing is asked of its mesh, microbatches or
-    shardings), before the modules `cuts` if those are given, whose microbatches follow a `schedule`
-    ("1f1b", "eager-1f1b", "gpipe", "interleaved:2", "zb-h1", "zb-v", "zb:2", or a table of your own
-    or the path of one; docs/pipeline.md).
+    needed. The keywords are those of `compile`; `progress` is told what is being done.
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
@@ -237,9 +234,10 @@ def frontier(
     texts), per device; of none, within some eight from the peak of the best plan of all down to the
     leanest one (docs/frontier.md). The step is never longer for more memory.
 
-    All else is as for `plan`. `memory_limit`, or else the memory of the device, is what the
-    frontier says to suffice or not. `time_limit` is of each plan. TraceError if the model cannot be
-    captured; a limit that nothing fits is a point without a plan.
+    All else is as for `plan`, in one stage and without a margin. The `memory` limit, or else the
+    memory of the device, is what the frontier says to suffice or not; a time limit is of each plan.
+
+    TraceError if the model cannot be captured; a limit that nothing fits is a point without a plan.
     """
     given = options_among(locals())
     say: Callable[[str], None] = progress or (lambda _: None)
@@ -249,6 +247,8 @@ def frontier(
         **given | {"optimizer": optimizer_name(optimizer, model)},
         pipeline=PipelineOptions(stages=1),
     )
+    if options.margin:
+        raise ArgumentError("a frontier has no margin: leave out search.margin")
     return _asked(
         model, inputs, cluster, profile, options, say,
         lambda asked: find_frontier(asked, rungs, say),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -20,8 +21,9 @@ from autopar.errors import ArgumentError
 if TYPE_CHECKING:
     TorchDtype = Any
     """A dtype of torch, which is not imported here, or the name of one."""
+    PathOrText = str | PathLike[str]
 else:
-    TorchDtype = str
+    TorchDtype = PathOrText = str
 
 BYTES, SECONDS = "bytes", "seconds"
 
@@ -130,7 +132,7 @@ class PipelineOptions(_Group, frozen=True):
         ),
     ] = ()
     schedule: Annotated[
-        str,
+        PathOrText,
         _option(
             "How stages work on microbatches: gpipe, 1f1b, eager-1f1b, interleaved:2, zb-h1, "
             "zb-v, zb:2, or a table of your own in a file.",

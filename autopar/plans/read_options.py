@@ -85,7 +85,7 @@ def settle_options(given: PlanOptions) -> Options:
     """As `make_options` does what was read."""
     memory, pipeline, imposed = given.memory, given.pipeline, given.constraints
     constraints = (*parse_pins(imposed.pins), *parse_forbidden(imposed.forbid))
-    axes, cuts, order = given.mesh, tuple(pipeline.cuts), pipeline.schedule
+    axes, cuts, order = given.mesh, tuple(pipeline.cuts), os.fspath(pipeline.schedule)
     stages, microbatches = pipeline.stages, given.microbatches
     num_stages = _count("pipeline.stages", _usual_stages(axes) if stages is None else stages)
     if MESH_OF_RANK in axes and num_stages == 1 and not cuts:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import tomllib
 import warnings
 from dataclasses import dataclass
+from os import fspath
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def _options_in(content: dict[str, Any], path: Path) -> PlanOptions:
         text = f"{path}: {before} goes with the next release: {where}"
         warnings.warn(OldNameWarning(text), stacklevel=4)
     found = msgspec.convert(msgspec.to_builtins(grouped), PlanOptions)
-    schedule = _schedule(found.pipeline.schedule, path)
+    schedule = _schedule(fspath(found.pipeline.schedule), path)
     return replace(found, pipeline=replace(found.pipeline, schedule=schedule))
 
 
