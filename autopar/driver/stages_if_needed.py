@@ -126,7 +126,7 @@ def _in_stages(asked: Asked, say: Say, plain: Plan | None = None) -> tuple[Plan 
     options = replace(asked.options, stages=None, microbatches=count, stages_if_needed=False)
     try:
         found = search_stages(replace(asked, options=options), say, plain, only_several=True)
-    except (InfeasibleError, StageError, SolverError) as error:
+    except (ClusterError, InfeasibleError, StageError, SolverError) as error:
         say(f"{error}")
         unknown = isinstance(error, SolverError)
         return None, "what they take is not known" if unknown else "none is better"
