@@ -17,14 +17,15 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.codegen.messages import MEMBERS
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.driver.writing import Proof, write_plan
+from autopar.driver.writing import write_plan
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import BUCKET_BYTES, Cluster, Mesh
 from autopar.ir.problem import FORBIDDEN, Problem, Solution
 from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import StageEstimates, of_one_stage
 from autopar.plans.options import Options
-from autopar.plans.plan import Plan
+from autopar.plans.plan import Plan, Provenance
+from autopar.plans.plan_options import PlanOptions
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.structure import Stage
 from autopar.runtime.program.symbols import permute
@@ -42,7 +43,7 @@ def hostless(text: str) -> Cluster:
 
 def whatever_asked(plan: Plan) -> bytes:
     """The file of a plan, without what was asked for."""
-    provenance = msgspec.structs.replace(plan.provenance, options=msgspec.UNSET)
+    provenance = msgspec.structs.replace(plan.provenance, options=PlanOptions())
     return msgspec.structs.replace(plan, provenance=provenance).to_bytes()
 
 
@@ -89,10 +90,10 @@ def as_planned(
     request: PlanRequest, stage: Stage, estimates: StageEstimates, solution: Solution | None = None
 ) -> Plan:
     """The plan of what is known of one stage."""
-    found = ("", 0, 0) if solution is None else ("", solution.objective, solution.bound)
-    proof = Proof(found[0], "optimal", *found[1:], 0, (), ())
+    objective_ns, bound_ns = (0, 0) if solution is None else (solution.objective, solution.bound)
+    found = Provenance("", "", "", "optimal", objective_ns, bound_ns, 0)
     where = request.graph, request.cluster, request.options
-    return write_plan(*where, [stage], of_one_stage(estimates), proof)
+    return write_plan(*where, [stage], of_one_stage(estimates), found)
 
 
 def collectives(gm: fx.GraphModule | None) -> Counter[tuple[str, str]]:

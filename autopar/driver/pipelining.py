@@ -26,7 +26,7 @@ from autopar.driver.search import explaining
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import AskedOfRank, plan_stages
-from autopar.driver.writing import Proof, write_plan
+from autopar.driver.writing import found_by, write_plan
 from autopar.errors import InfeasibleError
 from autopar.ir.graph import Graph
 from autopar.ir.stages import in_stages
@@ -178,7 +178,8 @@ class _Pipeline:
             )
             for k, (start, each) in enumerate(zip(starts, found, strict=True))
         ]
-        proof = Proof(
+        provenance = found_by(
+            asked.options,
             solver=found[0].solution.solver,
             status="feasible",
             objective_ns=divided.objective_ns or estimates.step_ns,
@@ -188,7 +189,7 @@ class _Pipeline:
             imposed=(*told.describe_imposed(), *imposed_on(asked.options)),
         )
         where = asked.graph, asked.cluster, asked.options
-        return write_plan(*where, stages, estimates, proof, shape.stored, shape.rows)
+        return write_plan(*where, stages, estimates, provenance, shape.stored, shape.rows)
 
 
 def _layouts(found: Sequence[Candidate]) -> list[Layout]:

@@ -16,7 +16,7 @@ from autopar.cost_model.price import limited_classes
 from autopar.driver.infeasible_subset import explain_infeasible, suited
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.shortage import explain_shortage
-from autopar.driver.writing import Proof, write_plan
+from autopar.driver.writing import found_by, write_plan
 from autopar.errors import ClusterError, InfeasibleError, UnsuitedMeshError
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import Solution
@@ -265,7 +265,8 @@ def planned(found: Survey, margin: Margin | None = None) -> Plan:
     """The plan that a search found best."""
     best, request = found.best, found.best.request
     solution = best.solution
-    proof = Proof(
+    provenance = found_by(
+        request.options,
         solver=solution.solver,
         status=solution.status.value,
         objective_ns=solution.objective,
@@ -283,7 +284,7 @@ def planned(found: Survey, margin: Margin | None = None) -> Plan:
     )
     estimates = of_one_stage(best.estimates)
     return write_plan(
-        request.graph, request.cluster, request.options, [best.structure], estimates, proof
+        request.graph, request.cluster, request.options, [best.structure], estimates, provenance
     )
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET
-
 from autopar.compile import compile_call
 from autopar.driver.arguments import told
 from autopar.driver.asking import call_on, checked_plan, planned_gradients
@@ -39,7 +37,7 @@ def verify(
 
     Compared are the outputs, the buffers that change, and the gradient of every parameter that has
     one, for the weights that the model has and the whole batch `inputs` (as for `autopar.plan`).
-    `outputs` are those options of the plan, for one that does not record its options.
+    `outputs` are those options of a plan, by default as it records them.
     `tolerance` is relative; by default it is what rounding in the least precise dtype of the step
     explains. What differs by more, but not in float64, is equal.
 
@@ -67,10 +65,8 @@ def compare_with_eager(
     """What `verify` finds, whether equal or not. With `dtype` ("float64"), every op computes in
     that dtype on both sides, so that rounding hides less."""
     progress("tracing the model")
-    recorded = plan.provenance.options
-    if outputs is None and recorded is not UNSET:
-        outputs = recorded.outputs
-    options = make_options(outputs=outputs)
+    recorded = plan.provenance.options.outputs
+    options = make_options(outputs=recorded if outputs is None else outputs)
     call = call_on(model, inputs, options, planned_gradients(plan.structure))
     compiled = compile_call(call, partial(checked_plan, plan))
     return compare_program(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,23 +15,8 @@ from autopar.plans.compatibility import describe_inputs
 from autopar.plans.estimates import Estimates
 from autopar.plans.options import Options
 from autopar.plans.pipeline_orders import ONE_AFTER_THE_OTHER
-from autopar.plans.plan import SCHEMA_VERSION, Margin, Plan, Provenance
+from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
 from autopar.plans.structure import Stage, Structure
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """How a plan was found, as `Provenance` has it."""
-
-    solver: str
-    status: str
-    objective_ns: int
-    bound_ns: int
-    gap_ppm: int
-    meshes_tried: tuple[str, ...]
-    imposed: tuple[str, ...]
-    margin: Margin | None = None
-    statistics: dict[str, str] | None = None
 
 
 def write_plan(
@@ -40,7 +25,7 @@ def write_plan(
     options: Options,
     stages: Sequence[Stage],
     estimates: Estimates,
-    proof: Proof,
+    found: Provenance,
     schedule: str = ONE_AFTER_THE_OTHER,
     table: Sequence[str] = (),
 ) -> Plan:
@@ -55,18 +40,10 @@ def write_plan(
         schedule=schedule,
         table=tuple(table),
     )
-    provenance = Provenance(
-        autopar=__version__,
-        torch=str(torch.__version__),
-        solver=proof.solver,
-        status=proof.status,
-        objective_ns=proof.objective_ns,
-        bound_ns=proof.bound_ns,
-        gap_ppm=proof.gap_ppm,
-        meshes_tried=proof.meshes_tried,
-        imposed=proof.imposed,
-        margin=proof.margin,
-        statistics=proof.statistics or {},
-        options=options.given,
-    )
-    return Plan(SCHEMA_VERSION, structure, estimates, provenance)
+    return Plan(SCHEMA_VERSION, structure, estimates, found)
+
+
+def found_by(options: Options, **found: Any) -> Provenance:
+    """How a plan came about, by this version of autopar: the fields of `Provenance`."""
+    versions = {"autopar": __version__, "torch": str(torch.__version__)}
+    return Provenance(**versions, options=options.given, **found)

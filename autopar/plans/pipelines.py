@@ -31,8 +31,8 @@ class PlayedPipeline:
 
 
 def memory_of_devices(estimates: Estimates, table: ActionTable) -> tuple[Memory, ...]:
-    """What a device of each rank holds for all of its stages. Plans of earlier versions do not say:
-    no more than each stage at its own fullest moment."""
+    """What a device of each rank holds for all of its stages; of a plan that does not say, no more
+    than each stage at its own fullest moment."""
     if estimates.devices:
         return estimates.devices
     own = [

@@ -55,7 +55,7 @@ IN_STAGES = "in_stages"
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the plan came about. Never compared. `imposed` lists what the user asked for, and what a
     strategy comes to on the mesh of the plan (`constraints`); `margin` is None where it was not
-    asked for. `options` are all that was asked, to plan again; plans of before have none."""
+    asked for. `options` are all that was asked, to plan again."""
 
     autopar: str
     torch: str
@@ -68,7 +68,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     imposed: tuple[str, ...] = ()
     margin: Margin | None = None
     statistics: dict[str, str] = {}
-    options: PlanOptions | msgspec.UnsetType = msgspec.UNSET
+    options: PlanOptions = PlanOptions()
 
     @property
     def is_proven(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
 from autopar.cluster.parsing import is_cluster_file, parse_cluster
@@ -10,36 +9,21 @@ from autopar.errors import ClusterError, ConstraintError
 from autopar.ir.mesh import Cluster
 from autopar.plans.options import STORED, Options
 from autopar.plans.plan import Plan
-from autopar.plans.plan_options import (
-    ConstraintOptions,
-    PipelineOptions,
-    PlanOptions,
-)
+from autopar.plans.plan_options import ConstraintOptions, PipelineOptions
 from autopar.plans.read_options import make_options
-
-_SAID_ANEW = ("pin ", "forbid ", "strategy ")
-"""What `imposed` takes the place of, as a plan lists it."""
 
 
 def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
     """The options that lead to `plan` again, on its own mesh and however long that takes; `imposed`
     in the place of what the plan says that was. ConstraintError if that is not known, or cannot be
     asked for from here."""
-    structure, recorded = plan.structure, plan.provenance.options
-    lines = plan.provenance.imposed
-    if imposed is None and (STORED in lines or (recorded is UNSET and lines)):
+    structure, given = plan.structure, plan.provenance.options
+    if imposed is None and STORED in plan.provenance.imposed:
         raise ConstraintError(
-            f"the plan was made with {lines[0]!r}, which cannot be asked for again from here; say "
+            f"the plan was made with {STORED!r}, which cannot be asked for again from here; say "
             "what is to be imposed (--constraints-pin, --constraints-forbid, "
             "--constraints-strategy), or plan again without it"
         )
-    lost = [line for line in lines if line != STORED and not line.startswith(_SAID_ANEW)]
-    if recorded is UNSET and lost:
-        raise ConstraintError(
-            f"the plan was made with {lost[0]!r} by an autopar that did not record options: plan "
-            "again with this version"
-        )
-    given = PlanOptions() if recorded is UNSET else recorded
     memory = replace(
         given.memory,
         limit=plan.estimates.memory_limit,

@@ -167,7 +167,10 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     @property
     def rank_meshes(self) -> tuple[Mesh, ...]:
         """The mesh of each rank."""
-        meshes = {self.actions.ranks[k]: stage.mesh for k, stage in enumerate(self.stages)}
+        if self.num_ranks == 1:
+            return (self.stages[0].mesh,)
+        ranks = self.actions.ranks
+        meshes = {ranks[k]: stage.mesh for k, stage in enumerate(self.stages)}
         return tuple(meshes[rank] for rank in sorted(meshes))
 
     @property
@@ -193,7 +196,14 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 def _check_table(structure: Structure) -> None:
     """ValueError if what ranks do is of other stages, microbatches, ranks or parts of backward than
     are planned."""
-    table, count = structure.actions, structure.microbatches
+    first, count = structure.stages[0], structure.microbatches
+    is_usual = structure.schedule == ONE_AFTER_THE_OTHER and not structure.table
+    if is_usual and len(structure.stages) == 1:
+        # Its table would take seconds to lay out for as many microbatches as a file may say.
+        if first.first_rank or first.is_split:
+            raise ValueError("schedule: one stage begins with the first rank, its backward whole")
+        return
+    table = structure.actions
     if table.num_stages != len(structure.stages):
         raise ValueError(
             f"stages: there are {len(structure.stages)}, the schedule has {table.num_stages}"

@@ -9,7 +9,7 @@ from autopar.ir.graph import itemsize
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.plan import IN_STAGES, Plan, Provenance, StagePlan
 from autopar.plans.structure import MAX_TENSOR_BYTES
-from autopar.report.names import tensor_name
+from autopar.report.names import stages_text, tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed
 
 LARGE_SHARE = 0.01
@@ -37,11 +37,6 @@ def cautions(plan: Plan) -> Iterator[str]:
         if not plan.provenance.is_proven:
             yield f"not proven optimal: {doubt(plan.provenance)}"
     yield from _fragile(plan.provenance)
-
-
-def stages_text(stages: Sequence[int]) -> str:
-    """`stage 1`; `stages 0, 2`."""
-    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
 
 
 def _waiting(plan: Plan) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autopar.errors import PlanError
 from autopar.plans.plan import Plan
-from autopar.report.cautions import stages_text
+from autopar.report.names import stages_text
 from autopar.report.pipeline_reasons import pipeline_reasons
 from autopar.report.reasons import Reasons, knows, reasons, whole_reasons
 from autopar.report.shown import stage_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from autopar.plans.estimates import StageEstimates
 
@@ -31,6 +31,11 @@ def _escaped(character: str) -> str:
 def short_op(op: str) -> str:
     """`mm` of `aten.mm.default`."""
     return "".join(op.split(".")[1:2]) or op
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """`stage 1`; `stages 0, 2`."""
+    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
 
 
 def tensor_name(estimates: StageEstimates, key: str) -> str:

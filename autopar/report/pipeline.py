@@ -15,8 +15,8 @@ from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_pe
 from autopar.plans.estimates import Memory, Shared
 from autopar.plans.pipelines import PlayedPipeline, memory_of_devices, play_pipeline
 from autopar.plans.plan import Plan
-from autopar.report.cautions import stages_text
 from autopar.report.limits import SHORT
+from autopar.report.names import stages_text
 from autopar.report.picture import coloured, draw
 from autopar.report.printed import name
 from autopar.report.printed import table as new_table

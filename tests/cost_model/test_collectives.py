@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cluster.links import LINKS
@@ -131,19 +131,29 @@ def test_more_ranks_never_cost_less(kind: str, n: int, shard: int, link: Link) -
 RISING = sorted(set(LINKS) - {"Infinity Fabric 4"})
 
 
-@given(
-    st.sampled_from(["reduce_scatter", "all_gather", "all_to_all", "permute"]),
-    st.integers(2, 128),
-    st.sampled_from(RISING),
-)
-def test_more_ranks_never_start_sooner_nor_send_faster(kind: str, n: int, name: str) -> None:
+FALLING = {
+    ("reduce_scatter", "NVLink 4"): {3: 2.8e-4},
+    ("reduce_scatter", "NVLink 5"): {3: 0.0435, 6: 1.4e-3, 7: 5.7e-3},
+    ("reduce_scatter", "gloo loopback"): {3: 0.0392},
+    ("all_gather", "NVLink 5"): {3: 0.0226},
+    ("all_gather", "gloo loopback"): {3: 0.0447},
+    ("all_to_all", "NVLink 5"): {3: 0.041, 5: 1.4e-3, 6: 9.0e-3, 7: 0.0128},
+    ("all_to_all", "gloo loopback"): {3: 0.0611},
+}
+"""By what part so many ranks are put above one more, where only 2, 4 and 8 ranks were measured."""
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "all_to_all", "permute"])
+@pytest.mark.parametrize("name", RISING)
+def test_more_ranks_never_start_sooner_nor_send_faster(kind: str, name: str) -> None:
     """What lies between may fall: the root does from 4 to 8 ranks of A100, by 3 us at 1 MiB."""
-    # Of 3 ranks nothing is measured: reduce_scatter is put 4 % above 4 ranks of NVLink 5.
-    assume((kind, n) != ("reduce_scatter", 3))
-    much = 2**40 * n * (n + 1)
-    for whole in (0, much):
-        few, many = (seconds(kind, whole, ranks, LINKS[name]) for ranks in (n, n + 1))
-        assert few <= many * (1 + 1e-6)
+    known, found = FALLING.get((kind, name), {}), set[int]()
+    for n in range(2, 129):
+        for whole in (0, 2**40 * n * (n + 1)):
+            few, many = (seconds(kind, whole, ranks, LINKS[name]) for ranks in (n, n + 1))
+            assert few <= many * (1 + known.get(n, 1e-6))
+            found |= {n} if few > many * (1 + 1e-6) else set()
+    assert found == known.keys()
 
 
 @given(kinds, sizes, st.sampled_from([1, 2, 4, 8]), shards, presets, st.floats(1, 100))

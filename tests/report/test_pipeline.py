@@ -26,7 +26,7 @@ from autopar.report.shown import shown, stage_of
 from autopar.report.summary import summarize
 from autopar.report.waits import exposed_ns, played_ranks
 from tests.redone import redecided, repriced
-from tests.report.plans import MIB, MS, Order, in_order, staged_plan, two_axis_plan
+from tests.report.plans import MIB, MS, Order, in_order, staged_plan, two_axis_plan, with_stage
 
 replace = msgspec.structs.replace
 INTERLEAVED = Order("interleaved:2", 2)
@@ -254,3 +254,18 @@ def test_what_is_no_schedule_is_no_plan(schedule: Order, words: str) -> None:
         plan = replace(plan, structure=redecided(plan.structure, stages=3 * plan.structure.stages))
     with pytest.raises(ValueError, match=words):
         plan.check()
+
+
+def test_one_stage_lays_out_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may say a million microbatches, whose table would take seconds."""
+
+    def laid_out(*_: object) -> ActionTable:
+        raise AssertionError("a table was made")
+
+    monkeypatch.setattr("autopar.plans.structure.made_table", laid_out)
+    plan = with_stage(two_axis_plan(), microbatches=1_000_000)
+    plan.check()
+    assert plan.structure.mesh_text == "dp=2,tp=4"
+    for wrong in ({"first_rank": 1}, {"is_split": True}):
+        with pytest.raises(ValueError, match="one stage begins with the first rank"):
+            with_stage(two_axis_plan(), **wrong).check()

@@ -59,11 +59,6 @@ class Page:
     pipeline: PipelinePart | None
     stages: tuple[StagePage, ...]
 
-    @property
-    def is_several(self) -> bool:
-        """Whether stages are told of together."""
-        return self.pipeline is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
@@ -82,10 +77,10 @@ def content(plan: Plan, stage: int | None = None) -> Page:
     rows = pipeline.stages if pipeline is not None else (None,)
     steps = [timeline(plan.stages[k]) for k in numbers]
     limits = [find_limits(plan.stages[k], step) for k, step in zip(numbers, steps, strict=True)]
-    is_part = pipeline is not None and stage is None
+    whole = pipeline if stage is None else None
     return Page(
-        headline(plan, pipeline, None if is_part else limits[0]),
-        pipeline_part(plan, pipeline) if pipeline is not None and stage is None else None,
+        headline(plan, pipeline, limits[0] if whole is None else None),
+        None if whole is None else pipeline_part(plan, whole),
         tuple(
             _stage_page(plan.stages[k], rows[k], step, found)
             for k, step, found in zip(numbers, steps, limits, strict=True)
