@@ -142,7 +142,7 @@ def best_on(
             limit_bytes = request.memory_limit_bytes
             return replace(found, problem=replace(found.problem, usage_limit=limit_bytes))
         if cutoff is not None and free.estimates and free.estimates.modelled_ns >= cutoff:
-            raise Beaten(request.mesh, free.bound)
+            raise Beaten(request.name, free.bound)
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
         request = request.as_asked().opened()
         stated = free.stated if free.request == request else price(request)

@@ -46,7 +46,7 @@ def measure(case: str, *, decides: bool) -> Planned:
     import torch
 
     from autopar.cluster.parsing import parse_cluster
-    from autopar.driver.search import search
+    from autopar.driver.asking import answer
     from autopar.plans.options import Options
     from autopar.plans.request import PlanRequest, ask
     from autopar.tracer import trace
@@ -62,7 +62,7 @@ def measure(case: str, *, decides: bool) -> Planned:
         click.echo(f"{case}: {text}", err=True)
 
     with nullcontext() if decides else closed:
-        found = search(ask(graph, parse_cluster(cluster), options), say)
+        found = answer(ask(graph, parse_cluster(cluster), options), say)
     estimates, gap_ppm = found.estimates, found.provenance.gap_ppm
     peak_bytes = estimates.memory.total
     return Planned(time.process_time(), estimates.step_ns / 1e9, peak_bytes, gap_ppm)

@@ -167,3 +167,27 @@ def images(classes: int, batch: int, size: int) -> dict[str, Any]:
     pixels = torch.randn(batch, 3, size, size, generator=generator)
     labels = torch.randint(0, classes, (batch,), generator=generator)
     return {"images": pixels, "labels": labels}
+
+
+class FeedForward(nn.Module):
+    """Layers without attention between a table and a head; forward is the loss."""
+
+    def __init__(self, width: int, layers: int, words: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return nn.functional.cross_entropy(self.head(x).float().flatten(0, 1), labels.flatten())
+
+
+def feed_forward(width: int, layers: int, words: int) -> nn.Module:
+    """`FeedForward` in bfloat16."""
+    return _cast(FeedForward(width, layers, words))

@@ -126,7 +126,7 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
 
 def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell: Tell) -> Plan:
     from autopar.cluster.parsing import parse_cluster
-    from autopar.driver.search import search
+    from autopar.driver.asking import answer
     from autopar.plans.options import Options
     from autopar.plans.request import ask
 
@@ -137,7 +137,7 @@ def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell
             timed = phases.timed(phase, getattr(flow, phase))
             stack.enter_context(patch.object(flow, phase, timed))
         options = Options(mesh=mesh or devices, memory_limit_bytes=limit_bytes)
-        return search(ask(graph, parse_cluster(f"{devices}xH100"), options), tell)
+        return answer(ask(graph, parse_cluster(f"{devices}xH100"), options), tell)
 
 
 def _batch(case: str) -> int:

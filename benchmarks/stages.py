@@ -52,7 +52,7 @@ def measure(case: str) -> Planned:
 
     from autopar.cluster.parsing import parse_cluster
     from autopar.compile import ModelCall, plan_call
-    from autopar.driver.pipelining import search_stages
+    from autopar.driver.asking import answer
     from autopar.plans.plan import Plan
     from autopar.plans.read_options import make_options
     from autopar.plans.request import ask
@@ -68,7 +68,7 @@ def measure(case: str) -> Planned:
         click.echo(f"{case}: {time.process_time():.1f} s: {text}", err=True)
 
     def find(traced: Traced) -> Plan:
-        return search_stages(ask(traced.graph, parse_cluster(cluster), options), say)
+        return answer(ask(traced.graph, parse_cluster(cluster), options), say)
 
     with torch.device("meta"):
         inputs = tokens(128_256, int(batch), int(length), "meta")

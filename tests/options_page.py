@@ -28,7 +28,16 @@ plan = autopar.plan(
 
 `autopar plan` has a flag for each (`--memory-limit 72GiB`), a recipe ([gate.md](gate.md)) a key, in
 the table of its group (`[memory]`). The file of a plan records them under `provenance.options`, and
-`autopar explain` plans it again from there. A frontier is of one stage.
+`autopar explain` plans it again from there. A frontier is of one stage and one microbatch where
+nobody says.
+
+**To ask for more never gives a longer step.** `stages="auto"`, `microbatches="auto"`,
+`residency="auto"`, `loss_chunks="auto"`, `mesh="auto:3"` and `margin=True` widen the search: what
+is looked at without them is looked at with them. Plans are compared as modelled, and the predicted
+step is simulated. So where the best plan makes use of something that was left open, the best one
+without it is found too, and the plan with the shorter predicted step is taken. Limits of the search
+are counted in work, not in seconds; `time_limit` alone is not. Of stages, this is so of the number
+of stages, and of options beside a number that is not said.
 
 The names that options had without groups (`memory_limit=`, `--stages`, `pins = [...]`) work until
 the next release, with a `DeprecationWarning`.

@@ -17,17 +17,19 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.codegen.messages import MEMBERS
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.driver.writing import write_plan
+from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import BUCKET_BYTES, Cluster, Mesh
 from autopar.ir.problem import FORBIDDEN, Problem, Solution
+from autopar.plans.compatibility import describe_inputs
 from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import StageEstimates, of_one_stage
 from autopar.plans.options import Options
-from autopar.plans.plan import Plan, Provenance
+from autopar.plans.plan import SCHEMA_VERSION, Plan
 from autopar.plans.plan_options import PlanOptions
+from autopar.plans.provenance import Provenance
 from autopar.plans.request import PlanRequest, ask
-from autopar.plans.structure import Stage
+from autopar.plans.structure import Stage, Structure
 from autopar.runtime.program.symbols import permute
 from autopar.solver import solve
 
@@ -92,8 +94,15 @@ def as_planned(
     """The plan of what is known of one stage."""
     objective_ns, bound_ns = (0, 0) if solution is None else (solution.objective, solution.bound)
     found = Provenance("", "", "", "optimal", objective_ns, bound_ns, 0)
-    where = request.graph, request.cluster, request.options
-    return write_plan(*where, [stage], of_one_stage(estimates), found)
+    structure = Structure(
+        model=request.graph.name,
+        fingerprint=fingerprint(request.graph),
+        cluster=request.cluster.name,
+        optimizer=request.options.optimizer,
+        inputs=describe_inputs(request.graph),
+        stages=(stage,),
+    )
+    return Plan(SCHEMA_VERSION, structure, of_one_stage(estimates), found)
 
 
 def collectives(gm: fx.GraphModule | None) -> Counter[tuple[str, str]]:

@@ -58,7 +58,7 @@ def explain(
     faster links would buy. Constraints take the place of those that the plan records.
     """
     from autopar.plans.plan import Plan
-    from autopar.report.explained import check_one_stage, explained
+    from autopar.report.explained import explained
     from autopar.report.reasons import knows
     from autopar.report.shown import page_of
 
@@ -66,8 +66,6 @@ def explain(
     is_target = target is None and _TARGET.fullmatch(name or "") is not None
     if is_target and not any(knows(each, name or "") for each in plan.stages):
         name, target = None, name
-    if target is not None:
-        check_one_stage(plan)
     found = explained(plan, name or "", stage)
     if target is not None:
         from autopar.plans.plan_options import ConstraintOptions
@@ -75,7 +73,7 @@ def explain(
         given = ConstraintOptions(**options["constraints"])
         imposed = None if given.is_empty else given
         found = _alternatives(
-            plan, name or "", target, global_batch, cluster, profile_file, imposed
+            plan, name or "", target, global_batch, cluster, profile_file, imposed, stage
         )
     print_content(found, page_of, how)
 
@@ -88,6 +86,7 @@ def _alternatives(
     cluster: str | None,
     profile_file: str | None,
     imposed: ConstraintOptions | None,
+    stage: int | None,
 ) -> Reasons:
     from autopar.driver.target import load_target
     from autopar.plans.recorded import cluster_of, options_of
@@ -110,5 +109,6 @@ def _alternatives(
             cluster=cluster,
             profile=profile_file,
             imposed=imposed,
+            stage=stage,
             progress=progress,
         )

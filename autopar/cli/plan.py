@@ -67,7 +67,6 @@ def plan(
     """
     from autopar.cluster.parsing import parse_cluster
     from autopar.cluster.profile import Profile
-    from autopar.plans.plan_options import PipelineOptions
     from autopar.plans.read_options import make_options
 
     make_options(**options)
@@ -75,10 +74,6 @@ def plan(
     options["profile"] = None if profile_file is None else Profile.load(profile_file)
     search = options["search"]
     if limits is not None:
-        if search["margin"] is not None:
-            raise click.UsageError("--frontier has no margin: leave out --search-margin")
-        if PipelineOptions(**options.pop("pipeline")) != PipelineOptions():
-            raise click.UsageError("--frontier is of one stage: leave out --pipeline-...")
         _frontier(target, global_batch, limits, output, how, options)
         return
     from autopar.ir.files import is_standard_output

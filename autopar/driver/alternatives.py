@@ -32,7 +32,7 @@ from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.plan_options import ConstraintOptions
 from autopar.plans.recorded import cluster_of, options_of
-from autopar.report.explained import check_one_stage
+from autopar.report.explained import stage_having
 from autopar.report.reasons import Reasons, reasons
 from autopar.runtime.module.building import Built
 from autopar.solver.search import Progress, silent
@@ -49,21 +49,26 @@ def explain_plan(
     cluster: Cluster | str | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
     imposed: ConstraintOptions | None = None,
+    stage: int | None = None,
     progress: Progress | None = None,
 ) -> Reasons:
     """`report.reasons.reasons` of `name`, with its alternatives, each at what a step would take if
     all else adapted, and what 1 GiB more memory, or twice the bandwidth of each mesh axis, would
-    buy. `built` is the model that was planned, and its inputs.
+    buy. `built` is the model that was planned, and its inputs. Of a plan in stages the name is
+    looked at in `stage`, or the one that has it; the other stages stay as they are, and the step is
+    simulated again.
 
-    PlanError if the plan is in stages; PlanMismatchError if it is for another model; ClusterError
-    if the cluster must be given; ConstraintError if what was imposed must be. An `OtherStepWarning`
-    says what differs where the problem as it is stated now has another best step than the plan.
+    PlanError if several stages have the name and none is given; PlanMismatchError if it is for
+    another model; ClusterError if the cluster must be given; ConstraintError if what was imposed
+    must be. An `OtherStepWarning` says what differs where the problem as it is stated now has
+    another best step than the plan.
     """
     said = progress or silent
-    check_one_stage(plan)
-    found = reasons(plan.stages[0], name)
+    has_name = stage_having(plan, name, stage)
+    found = reasons(has_name, name)
     described = describe_cluster(cluster_of(plan) if cluster is None else cluster, profile)
-    explainer = _explainer(plan, built, described, options_of(plan, imposed), said)
+    options = options_of(plan, imposed)
+    explainer = _explainer(plan, built, described, options, said, has_name.number)
     alternatives: list[Explanation] = []
     for each in _subjects(found, name):
         said(f"looking at the alternatives of {each}")
@@ -80,13 +85,13 @@ def _subjects(found: Reasons, name: str) -> tuple[str, ...]:
 
 
 def _explainer(
-    plan: Plan, built: Built, cluster: Cluster, options: Options, said: Progress
+    plan: Plan, built: Built, cluster: Cluster, options: Options, said: Progress, stage: int
 ) -> Explainer:
     said("tracing the model")
     call = call_on(built.model, built.inputs, options, planned_gradients(plan.structure))
     traced, _ = plan_call(call, partial(checked_plan, plan))
     said("solving the plan's problem again")
-    explainer = make_explainer(ask_for(call, traced, cluster, options))
+    explainer = make_explainer(ask_for(call, traced, cluster, options), stage)
     _compare(plan, explainer, cluster)
     return explainer
 
@@ -94,6 +99,11 @@ def _explainer(
 def _benefits(explainer: Explainer, said: Progress) -> tuple[Benefit, ...]:
     said("looking at what more memory would buy")
     found = [explainer.more_memory(GIB)]
+    if len(explainer.place.step.stages) > 1:
+        for link in dict.fromkeys(level.link.name for level in explainer.cluster.levels):
+            said(f"looking at what a faster {link} would buy")
+            found.append(explainer.faster_link(link))
+        return tuple(found)
     for axis in explainer.best.mesh.names:
         said(f"looking at what a faster link of {axis} would buy")
         found.append(explainer.faster_axis(axis))
@@ -101,8 +111,12 @@ def _benefits(explainer: Explainer, said: Progress) -> tuple[Benefit, ...]:
 
 
 def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
+    step = explainer.place.step
     now, then = explainer.best.estimates, plan.stages[0].estimates
-    if now.modelled_ns == then.modelled_ns:
+    now_ns, then_ns = (
+        [stage.modelled_ns for stage in each.stages] for each in (step.estimates, plan.estimates)
+    )
+    if now_ns == then_ns:
         return
     differing = [
         f"{what} {old} in the plan, {new} now"
@@ -118,8 +132,8 @@ def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
     )
     warnings.warn(
         OtherStepWarning(
-            f"as modelled, the best plan takes {format_ns(now.modelled_ns)} as it is "
-            f"priced now, and the stored one {format_ns(then.modelled_ns)}: what follows is about "
+            f"as modelled, the best plan takes {format_ns(sum(now_ns))} as it is priced now, and "
+            f"the stored one {format_ns(sum(then_ns))}: what follows is about "
             f"the former ({reason})"
         ),
         stacklevel=3,

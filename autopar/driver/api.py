@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -22,7 +23,6 @@ from autopar.driver.asking import answer, ask_for, call_on, check_outputs, descr
 from autopar.driver.frontier import find_frontier
 from autopar.driver.reporting import report_at_exit
 from autopar.driver.session import Builder, Request
-from autopar.errors import ArgumentError
 from autopar.plans.compatibility import (
     check_cluster,
     check_params,
@@ -222,9 +222,10 @@ def frontier(
     profile: Profile | str | os.PathLike[str] | None = None,
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
-    microbatches: int | str = 1,
+    microbatches: int | str | None = None,
     backend: str | None = None,
     memory: MemoryOptions | Mapping[str, Any] | None = None,
+    pipeline: PipelineOptions | Mapping[str, Any] | None = None,
     constraints: ConstraintOptions | Mapping[str, Any] | None = None,
     outputs: OutputOptions | Mapping[str, Any] | None = None,
     search: SearchOptions | Mapping[str, Any] | None = None,
@@ -234,8 +235,9 @@ def frontier(
     texts), per device; of none, within some eight from the peak of the best plan of all down to the
     leanest one (docs/frontier.md). The step is never longer for more memory.
 
-    All else is as for `plan`, in one stage and without a margin. The `memory` limit, or else the
-    memory of the device, is what the frontier says to suffice or not; a time limit is of each plan.
+    All else is as for `plan`, in one stage and one microbatch unless it is said otherwise. The
+    `memory` limit, or else the memory of the device, is what the frontier says to suffice or not;
+    a time limit is of each plan.
 
     TraceError if the model cannot be captured; a limit that nothing fits is a point without a plan.
     """
@@ -243,12 +245,8 @@ def frontier(
     say: Callable[[str], None] = progress or (lambda _: None)
     rungs = read_limits(limits)
     model = read_model(model)
-    options = make_options(
-        **given | {"optimizer": optimizer_name(optimizer, model)},
-        pipeline=PipelineOptions(stages=1),
-    )
-    if options.margin:
-        raise ArgumentError("a frontier has no margin: leave out search.margin")
+    options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
+    options = replace(options, stages_if_needed=False, microbatches_if_needed=False)
     return _asked(
         model, inputs, cluster, profile, options, say,
         lambda asked: find_frontier(asked, rungs, say),

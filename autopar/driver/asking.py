@@ -12,10 +12,12 @@ from autopar.cluster import parsing
 from autopar.cluster.measured import measured_on
 from autopar.cluster.profile import Profile
 from autopar.compile import ModelCall, Say
+from autopar.driver.finding import Finding
+from autopar.driver.incumbent import Trail
+from autopar.driver.margin import find_margin
 from autopar.driver.microbatching import possible_counts
-from autopar.driver.pipelining import search_stages
 from autopar.driver.shortage import FEW_COUNTS, fewest
-from autopar.driver.stages_if_needed import search_one_or_several
+from autopar.driver.stages_if_needed import best_of_all
 from autopar.errors import ArgumentError, AutoparError, ConstraintError, InfeasibleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
@@ -47,41 +49,39 @@ def ask_for(call: ModelCall, traced: Traced, cluster: Cluster, options: Options)
 
 
 def answer(asked: Asked, say: Say) -> Plan:
-    """The best plan, with its margin if that is asked for. InfeasibleError if none fits in memory,
-    with what may help."""
-    options = asked.options
-    is_staged = options.is_staged and not options.is_number_of_stages_open
-    find = search_stages if is_staged else search_one_or_several
+    """The best plan, with its margin if that is asked for, and what else was looked at.
+    InfeasibleError if none fits in memory, with what may help."""
+    trail = Trail(say)
     try:
-        return find(asked, say)
+        found = best_of_all(asked, trail)
     except InfeasibleError as error:
         hint = undivided_batch(asked.graph, asked.cluster.num_devices)
-        raise InfeasibleError(f"{error}{_more_microbatches(asked, say)}{hint}") from error
+        raise InfeasibleError(f"{error}{_more_microbatches(asked, trail)}{hint}") from error
+    margin = find_margin(found, trail) if asked.options.margin else None
+    return found.plan(margin, trail.outcomes)
 
 
-def _more_microbatches(asked: Asked, say: Say) -> str:
+def _more_microbatches(asked: Asked, trail: Trail) -> str:
     """The fewest microbatches, if any are found, in which the stages that are asked for fit."""
     options = asked.options
     if not options.is_staged or options.microbatches is None or options.table is not None:
         return ""
 
-    def planned_in(count: int) -> Plan | None:
+    def planned_in(count: int) -> Finding | None:
         again = replace(options, microbatches=count)
         try:
-            return search_stages(replace(asked, options=again), say)
+            return best_of_all(replace(asked, options=again), trail)
         except AutoparError as error:
-            say(f"{error}")
+            trail(f"{error}")
             return None
 
-    say("looking for microbatches that would do")
+    trail("looking for microbatches that would do")
     more = [n for n in possible_counts(asked.graph) if n > options.microbatches]
     found = fewest(more[:FEW_COUNTS], planned_in)
     if found is None:
         return ""
-    count, plan = found
-    return (
-        f". What would do: --microbatches {count} (a step of {format_ns(plan.estimates.step_ns)})"
-    )
+    count, best = found
+    return f". What would do: --microbatches {count} (a step of {format_ns(best.step_ns)})"
 
 
 def planned_gradients(structure: Structure) -> Wanted:

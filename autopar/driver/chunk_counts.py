@@ -13,42 +13,32 @@ from autopar.ir.graph import itemsize
 from autopar.ir.heads import Head, heads_of
 from autopar.plans.request import PlanRequest
 
-_WORTH = 32
-"""Chunks are worth a try where scores, and what is made of them, are this part of a device's memory
-or more."""
-_CHUNK = 64
-"""A chunk is no smaller than this part of the memory, nor has it fewer than `_ROWS` rows: products
-of fewer take longer."""
-_ROWS = 256
-
-_STEP, _WIDE_STEP, _MANY = 4, 8, 64
-"""Of counts that are tried, each is so many times the one before; the second, if the last is more
-than `_MANY`."""
-_TRIES = 3
+_MANY = 64
+"""More chunks than so many are reached in wide steps."""
 
 
 def chunk_count(request: PlanRequest) -> int:
     """The most that are of use, a power of two; 1 where that saves little."""
     heads, limit = heads_of(request.graph), request.memory_limit_bytes
+    policy = request.options.policy
     parts = request.cluster.num_devices * request.microbatches
     made = [_made_bytes(head) // parts for head in heads]
-    if sum(made) * _WORTH < limit or not heads:
+    if sum(made) * policy.chunks_worth < limit or not heads:
         return 1
     rows = max(head.product.outputs[0].shape[0] for head in heads) // parts
     count = 2
-    while max(made) * _CHUNK > limit * count and rows // count > _ROWS:
+    while max(made) * policy.chunks_smallest > limit * count and rows // count > policy.chunks_rows:
         count *= 2
     return count
 
 
 def chunk_ladder(request: PlanRequest) -> tuple[int, ...]:
-    """The counts to try, at most three, the last of which is the `chunk_count`; none where that
-    saves little."""
-    count = chunk_count(request)
+    """The counts to try, the last of which is the `chunk_count`; none where that saves little."""
+    count, policy = chunk_count(request), request.options.policy
     if count == 1:
         return ()
-    step = _STEP if count <= _MANY else _WIDE_STEP
-    found = (count // step**k for k in reversed(range(_TRIES)))
+    step = policy.chunks_step if count <= _MANY else policy.chunks_wide_step
+    found = (count // step**k for k in reversed(range(policy.chunks_tries)))
     return tuple(each for each in found if each > 1)
 
 

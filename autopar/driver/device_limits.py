@@ -20,10 +20,6 @@ from autopar.ir.pipeline import ActionTable
 from autopar.ir.units import format_bytes
 from autopar.plans.fitting import Candidate
 
-_ROUNDS = 8
-"""How often the stages of a device are planned anew. What one gives up at its fullest moment is
-not all given up at the device's."""
-
 StageBytes = Sequence[int]
 """Bytes of each stage."""
 
@@ -48,21 +44,25 @@ class SharedMemory:
 
 
 def plan_within_devices(
-    table: ActionTable, memories: Sequence[SharedMemory], planned: PlanAll, say: Say
+    table: ActionTable,
+    memories: Sequence[SharedMemory],
+    planned: PlanAll,
+    say: Say,
+    rounds: int,
 ) -> list[Candidate]:
-    """Plans of all stages, which together hold no more than a rank has of each of the `memories`.
-    InfeasibleError if none are found."""
+    """Plans of all stages, which together hold no more than a rank has of each of the `memories`,
+    in at most so many `rounds` (`Policy.sharing_rounds`). InfeasibleError if none are found."""
     sharing = [_Sharing(table, memory) for memory in memories]
-    for number in range(_ROUNDS):
+    for number in range(rounds):
         try:
             found = planned([each.own for each in sharing])
         except InfeasibleError as error:
-            is_last = number == _ROUNDS - 1
+            is_last = number == rounds - 1
             if is_last or not any(each.shares_evenly() for each in sharing):
                 raise
             say(f"{error}; with as much for each stage of a device")
             continue
-        fit = [each.fits(found, number, say) for each in sharing]
+        fit = [each.fits(found, number, say, is_last=number == rounds - 1) for each in sharing]
         if all(fit):
             return found
     raise AssertionError("the last round returns or raises")
@@ -89,16 +89,16 @@ class _Sharing:
         self.own = [limits[rank] // len(stages_of(rank)) for rank in self.ranks]
         return True
 
-    def fits(self, found: Sequence[Candidate], number: int, say: Say) -> bool:
+    def fits(self, found: Sequence[Candidate], number: int, say: Say, *, is_last: bool) -> bool:
         """Whether no device holds more than it has. Where one does, its stages have less from now
-        on. InfeasibleError if they have nothing to spare, or this is the last round."""
+        on. InfeasibleError if they have nothing to spare, or this round `is_last`."""
         totals, limits = self.memory.held(found), self.memory.limits
         over = {k: n - limits[k] for k, n in enumerate(totals) if n > limits[k]}
         for rank, excess in over.items():
             stages = self.table.stages_of(rank)
             say(f"{_text(stages)} exceed {self.memory.called} by {format_bytes(excess)}")
             spare = {stage: self._spare(stage, found[stage]) for stage in stages}
-            if not any(spare.values()) or number == _ROUNDS - 1:
+            if not any(spare.values()) or is_last:
                 raise InfeasibleError(
                     f"{_text(stages)} share a device: the leanest plans found peak at "
                     f"{format_bytes(totals[rank])} together, {format_bytes(excess)} over the "

@@ -8,25 +8,21 @@ proves it as it proves the plan.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.compile import Say
 from autopar.cost_model.moments import with_moments
-from autopar.driver.search import Survey, estimates_of
+from autopar.driver.finding import Finding
+from autopar.driver.incumbent import Trail
+from autopar.driver.search import estimates_of
+from autopar.driver.stage_in_step import StageInStep
 from autopar.ir.moments import ON_HOST
-from autopar.ir.problem import Status
-from autopar.plans.fitting import Candidate
-from autopar.plans.plan import Margin
+from autopar.ir.problem import Problem, Status
+from autopar.plans.provenance import Margin
 from autopar.plans.weight_layouts import describe, find_roles, signature
 from autopar.solver import solve
 from autopar.solver.exact import MAX_CHOICES
-
-_TRIES = 4
-"""How often a rival is solved for with less memory, as its temporaries break the limit."""
-
-_MAX_ITERATIONS = 20_000
-"""Steps of the simplex method in one linear program: twice what 32 layers of a llama take. Some
-problems, such as an encoder with a decoder, would take ten times as many as the plan did."""
 
 
 @dataclass(slots=True)
@@ -51,79 +47,102 @@ class _Found:
         return Margin(bound, None, "") if bound > objective else None
 
 
-def find_margin(survey: Survey, say: Say) -> Margin | None:
+def find_margin(best: Finding, trail: Trail) -> Margin | None:
     """The margin of the plan that a search found best, among what its options admit; None where
-    no plan has another structure, or where the problem is too large to say."""
-    say("looking for the best plan of another structure")
-    best = survey.best
-    own = _Mesh(best, say)
-    found, alike = _Found([]), [own]
-    for tried in survey.tried:
-        if tried.found is None:
-            found.bounds.append(tried.bound)
-        elif tried.mesh != best.mesh:
-            mesh = _Mesh(tried.found, say)
-            if mesh.signature == own.signature:
-                alike.append(mesh)
-            else:
-                found.bounds.append(tried.bound)
-                found.offer(tried.found.solution.objective, f"mesh {tried.mesh}")
-    for mesh in alike:
-        mesh.look(found, "" if mesh is own else f"mesh {mesh.name}, ")
-    return found.margin(best.solution.objective)
+    no plan has another structure, or where the problem is too large to say.
+
+    Of several stages, each in turn has another structure, and the step is simulated again: what
+    the others do is not adapted."""
+    trail("looking for the best plan of another structure")
+    found, alike = _Found([]), list[_Stage]()
+    own = [_Stage(StageInStep(best, number), trail) for number in _distinct(best)]
+    for other in best.others:
+        if other.found is None:
+            found.bounds.append(other.bound_ns)
+            continue
+        if len(best.stages) == len(other.found.stages) == 1:
+            if other.mesh == best.only.mesh:
+                continue
+            there = _Stage(StageInStep(other.found), trail, f"{other.name}, ")
+            if there.signature == own[0].signature:
+                alike.append(there)
+                continue
+        found.bounds.append(other.bound_ns)
+        found.offer(_as_beside(best, other.found), other.name)
+    for stage in (*own, *alike):
+        stage.look(found)
+    return found.margin(best.objective_ns)
 
 
-class _Mesh:
-    """Plans of another structure than the best one on a mesh."""
+def _as_beside(best: Finding, other: Finding) -> int:
+    """What another plan takes as modelled; beside one in another number of stages, of which other
+    things are modelled, by what it takes longer as simulated."""
+    if len(best.stages) == len(other.stages) == 1:
+        return other.objective_ns
+    return max(1, best.objective_ns + other.step_ns - best.step_ns)
 
-    def __init__(self, best: Candidate, say: Say) -> None:
-        self._best = best
-        self._say = say
-        self._roles = find_roles(best.request.step, best.problem)
-        self._chosen = self._roles.of(best.problem, best.solution.choice)
-        self.name = str(best.mesh)
+
+def _distinct(best: Finding) -> list[int]:
+    """The stages, one of each that are planned alike."""
+    found: dict[object, int] = {}
+    for number, stage in enumerate(best.stages):
+        found.setdefault((stage.mesh.text, id(stage.problem)), number)
+    return [*found.values()]
+
+
+class _Stage:
+    """Plans of another structure than the one of a stage has."""
+
+    def __init__(self, place: StageInStep, say: Say, name: str = "") -> None:
+        self._place, self._best, self._say = place, place.best, say
+        self._name = name or place.name
+        self._roles = find_roles(self._best.request.step, self._best.problem)
+        self._chosen = self._roles.of(self._best.problem, self._best.solution.choice)
 
     @property
     def signature(self) -> tuple[tuple[tuple[str, int], ...], ...]:
         """The roles of each class, comparable between meshes."""
         return tuple(signature(roles, self._best.mesh.sizes) for roles in self._chosen)
 
-    def look(self, found: _Found, prefix: str) -> None:
+    def look(self, found: _Found) -> None:
         """Adds to `found` what is known of the plans."""
-        best = self._best
-        if found.step_ns is not None and best.solution.bound >= found.step_ns:
+        best, policy = self._best, self._best.request.options.policy
+        if found.step_ns is not None and self._place.step_ns(best.solution.bound) >= found.step_ns:
             return
         if sum(map(len, best.problem.costs)) > MAX_CHOICES:
-            found.bounds.append(best.solution.bound)
+            found.bounds.append(self._place.step_ns(best.solution.bound))
             return
-        limit = allowance = best.estimates.memory_limit
+        limit = allowance = best.request.memory_limit_bytes
         counted = best.problem
-        for attempt in range(_TRIES):
+        for attempt in range(policy.rival_tries):
             # What the plan's temporaries take was set aside; others may need less, or more.
             stated = replace(counted, usage_limit=allowance)
             problem = self._roles.elsewhere(stated, self._chosen)
             if problem is None:
                 return
-            solution = solve(problem, progress=self._say, max_iterations=_MAX_ITERATIONS)
+            iterations = policy.rival_iterations
+            solution = solve(problem, progress=self._say, max_iterations=iterations)
             if solution.status is Status.INFEASIBLE:
                 return
             if attempt == 0:
-                found.bounds.append(solution.bound)
+                found.bounds.append(self._place.step_ns(solution.bound))
             if not solution.choice:
                 return
             choice = solution.choice[: len(stated.keys)]
-            plan = replace(solution, choice=choice)
-            held = estimates_of(best, plan)
+            held = estimates_of(best, replace(solution, choice=choice))
             excess, share = held.memory.total - limit, best.request.host_memory_bytes
             if excess <= 0 and held.host_bytes <= share:
-                changes = describe(
-                    [weights.name for weights in self._roles.classes],
-                    self._chosen,
-                    self._roles.of(stated, choice),
-                    best.mesh.names,
+                found.offer(
+                    self._place.step_ns(solution.objective),
+                    self._name + self._changes(stated, choice),
                 )
-                found.offer(solution.objective, prefix + changes)
                 return
             allowance -= max(0, excess)
             if held.host_bytes > share:
                 counted = with_moments(best.request, counted, {ON_HOST: 0})
+
+    def _changes(self, stated: Problem, choice: Sequence[int]) -> str:
+        """What another plan does otherwise."""
+        names = [weights.name for weights in self._roles.classes]
+        there = self._roles.of(stated, choice)
+        return describe(names, self._chosen, there, self._best.mesh.names)

@@ -4,8 +4,6 @@ are called, and not before."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autopar.report.difference import compare
@@ -17,8 +15,6 @@ from autopar.report.summary import Summary
 from autopar.report.verdict import Verdict, judge, parse_bounds
 
 if TYPE_CHECKING:
-    from autopar.cluster.profile import Profile
-    from autopar.ir.mesh import Cluster
     from autopar.plans.plan import Plan
 
 __all__ = [
@@ -38,19 +34,17 @@ def explain(
     name: str,
     model: Any,
     inputs: Any,
-    cluster: Cluster | str | None,
-    profile: Profile | str | os.PathLike[str] | None,
-    progress: Callable[[str], None] | None,
+    *,
+    stage: int | None,
+    **how: Any,
 ) -> Reasons:
     """`display.Shown.explain`."""
     if model is None:
-        return explained(plan, name)
+        return explained(plan, name, stage)
     from autopar.driver.alternatives import explain_plan
     from autopar.runtime.module.building import Built
 
-    return explain_plan(
-        plan, name, Built(model, inputs), cluster=cluster, profile=profile, progress=progress
-    )
+    return explain_plan(plan, name, Built(model, inputs), stage=stage, **how)
 
 
 def judged(old: Plan, new: Plan, fail_over: str) -> Verdict:

@@ -15,15 +15,7 @@ from autopar.plans.options import Options
 from autopar.plans.pipeline_orders import IN_CHUNKS, STAGES_PER_RANK, has_order, make_table
 from autopar.plans.request import Asked
 
-WORTH_REORDERING = 0.02
-"""Orders in which more is held, so that ranks wait less, are tried of themselves where the busiest
-rank waits for this part of the step, or longer: waiting is all that they can save."""
-
 _WAITING_LESS = ("eager-1f1b", "gpipe", "zb-h1", "zb-v")
-
-WORTH_MIXING = 0.05
-"""Ranks may differ in how many devices they have where those that do not are idle for this part of
-what the busiest works, or more: that is about how well known it is what stages take."""
 
 _TABLE = "table"
 """The kind of a schedule that the user has written."""
@@ -54,6 +46,11 @@ class PipelineShape:
         """The schedule as a plan has it."""
         return f"{self.schedule}:{self.chunks}" if self.schedule in IN_CHUNKS else self.schedule
 
+    @property
+    def name(self) -> str:
+        """What a candidate of the search is called."""
+        return f"{self} ({self.stored})"
+
     def __str__(self) -> str:
         stages = self.table.num_stages
         each = "" if stages == self.ranks else f" on {self.ranks} ranks"
@@ -81,7 +78,7 @@ def mixed_shapes(asked: Asked, best: PipelineShape, idle: float) -> Sequence[Pip
     time that the busiest works: that is all that can be won."""
     options, cluster = asked.options, asked.cluster
     is_open = options.is_mesh_open and not options.asked
-    if best.sizes or best.ranks == 1 or idle < WORTH_MIXING or not is_open:
+    if best.sizes or best.ranks == 1 or idle < options.policy.mixed_idle or not is_open:
         return []
     sizes = sizes_of_parts(cluster, best.ranks)
     numbers = [best.ranks]
@@ -105,7 +102,7 @@ def other_orders(options: Options, best: PipelineShape, waits: float) -> Iterato
     is_open = options.stages is None and not options.cuts
     if is_open:
         yield PipelineShape(ranks, count, "interleaved", 2)
-    if waits >= WORTH_REORDERING:
+    if waits >= options.policy.reordered_waits:
         for name in _WAITING_LESS:
             if is_open or name not in STAGES_PER_RANK:
                 yield PipelineShape(ranks, count, name)

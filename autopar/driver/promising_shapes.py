@@ -1,16 +1,13 @@
-"""Which shapes of pipelines, and whether one stage, may have the shortest step, by what segments of
-the model take."""
+"""Which shapes of pipelines may have the shortest step, by what segments of the model take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
-from autopar.compile import Say
 from autopar.cost_model.turn_times import launched_ns
-from autopar.driver.climbing import climb
-from autopar.driver.offers import Offers
+from autopar.driver.finding import Finding, Other
+from autopar.driver.incumbent import REFUSALS, Search, climb
 from autopar.driver.pipeline_shapes import (
     PipelineShape,
     mixed_shapes,
@@ -19,133 +16,42 @@ from autopar.driver.pipeline_shapes import (
     other_orders,
     shaped,
 )
-from autopar.driver.search import meshes_of, planned, survey
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_ways import SegmentWays
-from autopar.driver.stage_plans import STAGE_TOLERANCE
-from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.units import format_ns
-from autopar.plans.plan import Plan
+from autopar.plans.fitting import Beaten
 from autopar.plans.request import Asked
-
-_TURNS = 4
-"""In how many microbatches for each rank pipelines are considered first: with fewer ranks wait for
-a fifth of the step or more, and hold more."""
-
-_FINE = 0.1
-"""In microbatches that are so small that launching them alone takes longer than this part of a step
-in one stage, pipelines are not considered first."""
-
-_COARSER = 1.5
-"""By how much less ranks are thought to work in fewer microbatches, where launches count and adding
-up gradients: in four stages 8 layers of Llama, 128 wide, keep a CPU busy for 402 ms in 16 of them,
-for 255 in 8 and for 178 in 4."""
-
-_FEW = 5
-"""How many meshes are all planned in one stage, whatever it takes: 32 devices have no more."""
-
-_FAR = 1.2
-"""How many times as long as it was thought to take a step takes of which that was no knowledge."""
-
-NEAR = 1.03
-"""The most that what is planned is thought to take, in terms of the best that fits: what segments
-take is known to some parts in a hundred."""
 
 
 class Promising:
     """The shapes that may have the shortest step, by what their segments take. What fails is told
-    to `tried`."""
+    to `tried`, whose incumbent is to be beaten."""
 
-    def __init__(
-        self, asked: Asked, ways: SegmentWays, tried: Offers, *, only_several: bool = False
-    ) -> None:
+    def __init__(self, asked: Asked, ways: SegmentWays, tried: Search[Finding]) -> None:
         self.asked, self.ways, self.tried = asked, ways, tried
+        self.policy = asked.options.policy
         self.found: list[tuple[PipelineShape, Divided]] = []
-        is_open = asked.options.is_number_of_stages_open and not only_several
-        self.is_open = is_open and tried.best is None
-        """Whether one stage is to be planned."""
-        self.plain: Divided | None = None
-        """What a step in one stage is thought to be, where that is open and known."""
-        self.has_plain: bool | None = None
-        """Whether there is a plan in one stage; None where it was not looked for."""
+        self.planned: dict[PipelineShape, Finding] = {}
         self._failed: set[PipelineShape] = set()
         """Those that cannot be, or not in that much memory."""
+        self._beaten: dict[PipelineShape, int] = {}
+        """What those that were cut off take at the least."""
 
-    @property
-    def in_one(self) -> Asked:
-        """What is asked, of one stage."""
-        return replace(self.asked, options=replace(self.asked.options, stages=1))
-
-    def looks_better_plain(self) -> bool:
-        """Whether one stage may be better than the best plan of some, which may take longer than
-        they were thought to: far longer where what was thought is of no use."""
-        best, thought_ns = self.tried.best, self._thought_ns()
-        if best is None or thought_ns is None or best.estimates.step_ns > _FAR * thought_ns:
-            return True
-        self.plain = self._plain(best.estimates.step_ns)
-        return self.plain is not None
-
-    def plan_plain(self) -> None:
-        """Offers the plan in one stage."""
-        self.has_plain = self.tried.offer_any(_best_in_one, self._plain_asked(), self.tried.say)
-
-    def _weigh_plain(self, thought_ns: int | None) -> None:
-        """Plans one stage, where that may be as good as what is thought to take so long: what it
-        takes is then known, and shapes that take longer are left out early."""
-        known_ns = None if thought_ns is None else int(NEAR * thought_ns)
-        self.plain = self.plain or self._plain(known_ns)
-        if self.plain is not None and (known_ns is None or self.plain.step_ns <= known_ns):
-            self.plan_plain()
-
-    def _plain_asked(self) -> Sequence[Asked]:
-        """One stage, on any mesh: where there are many and memory binds, so that each takes long,
-        first on the best by what segments take."""
-        whole = self.in_one
-        has_many = len(meshes_of(whole.cluster, whole.options)) > _FEW
-        if self.plain is None or not self.plain.is_tight or not has_many:
-            return (whole,)
-        options = replace(whole.options, mesh=self.plain.mesh_text)
-        return replace(whole, options=options, tolerance=STAGE_TOLERANCE), whole
-
-    def _plain(self, known_ns: int | None) -> Divided | None:
-        """What a step in one stage takes, in as few microbatches as are thought to fit, if that is
-        less than what is known. More of them never take less time."""
-        for count in numbers_of_microbatches(self.asked, 1):
-            divided = self._divided(PipelineShape(1, count, "1f1b"), known_ns)
-            if divided is None or divided.is_within:
-                return divided
-        return None
-
-    def _thought_ns(self) -> int | None:
-        """What shapes that are thought to fit in memory take at the least."""
+    def _estimated_ns(self) -> int | None:
+        """What shapes that are estimated to fit in memory take at the least."""
         return min(map(_step_ns, self._within()), default=None)
 
     def _known_ns(self) -> int | None:
         """The same, or what there is a plan of."""
-        best = self.tried.best
-        known = (self._thought_ns(), None if best is None else best.estimates.step_ns)
+        best = self.tried.incumbent
+        known = (self._estimated_ns(), None if best is None else best.step_ns)
         return min((ns for ns in known if ns is not None), default=None)
 
     def best(self) -> list[tuple[PipelineShape, Divided]]:
-        """Best first. One stage is weighed beside the first of them, where it is open: before that
-        is planned within the memory there is, if one stage may be better than it is without."""
+        """Best first."""
         ranks = numbers_of_ranks(self.asked)
-        start = self._start(ranks)
-
-        def improves(k: int) -> bool:
-            is_open = k == start and self.is_open
-            hoped_ns = self._hoped_ns(ranks[k]) if is_open else None
-            if hoped_ns is not None:
-                self._weigh_plain(hoped_ns)
-            found = self._improves_on(ranks[k])
-            if is_open and self.has_plain is None:
-                self._weigh_plain(self._thought_ns())
-            return found
-
-        climb(len(ranks), start, improves)
-        if not ranks and self.is_open:
-            self._weigh_plain(None)
-        for best, _ in self._best_of_ranks(self._within(), _COARSER):
+        climb(len(ranks), self._start(ranks), lambda k: self._improves_on(ranks[k]))
+        for best, _ in self._best_of_ranks(self._within(), self.policy.fewer_turns_gain):
             self._climb_from(best)
         self._mix()
         for best, divided in self._best_of_ranks(self._within() or self.found):
@@ -183,7 +89,9 @@ class Promising:
         """The numbers of microbatches on so many ranks, and the place of the first to consider."""
         counts = numbers_of_microbatches(self.asked, ranks)
         most = self._most_launched(ranks)
-        enough = (k for k, count in enumerate(counts) if count >= _TURNS * ranks)
+        enough = (
+            k for k, count in enumerate(counts) if count >= self.policy.turns_per_rank * ranks
+        )
         first = next(enough, len(counts) - 1)
         while first and most is not None and counts[first] > most:
             first -= 1
@@ -192,28 +100,17 @@ class Promising:
     def _most_launched(self, ranks: int) -> float | None:
         """In how many microbatches ranks launch what they do in a small part of the step in one
         stage that there is a plan of."""
-        best, device = self.tried.best, self.asked.cluster.device
-        if best is None or best.structure.is_pipeline:
+        best, device = self.tried.incumbent, self.asked.cluster.device
+        if best is None or len(best.stages) > 1:
             return None
-        once_ns = launched_ns(best.estimates.stages[0], device) / best.structure.microbatches
-        return _FINE * best.estimates.step_ns * ranks / max(1.0, once_ns)
-
-    def _hoped_ns(self, ranks: int) -> int | None:
-        """What a pipeline on so many ranks may take at the least, if that is known soon."""
-        counts, start = self._counts(ranks)
-        shape = shaped(self.asked, ranks, counts[start])
-        if shape.sizes:
-            return None
-        try:
-            return self.ways.hoped_ns(shape.table)
-        except (InfeasibleError, StageError, UnsuitedMeshError):
-            return None
+        once_ns = launched_ns(best.estimates.stages[0], device) / best.microbatches
+        return self.policy.launched_most * best.step_ns * ranks / max(1.0, once_ns)
 
     def _improves_on(self, ranks: int) -> bool:
         """Whether a pipeline on so many ranks is better than those before, if any fit in memory, or
         there is none at all: in some microbatches for each, in as many more as it takes to fit, or
         in fewer where more cannot be."""
-        before, (counts, start) = self._thought_ns(), self._counts(ranks)
+        before, (counts, start) = self._estimated_ns(), self._counts(ranks)
         is_possible = False
         for count in (*counts[start:], *reversed(counts[:start])):
             shape = shaped(self.asked, ranks, count)
@@ -225,7 +122,7 @@ class Promising:
                 return False
             if divided is not None and divided.is_within:
                 break
-        return before is None or not is_possible or self._thought_ns() != before
+        return before is None or not is_possible or self._estimated_ns() != before
 
     def _improves(self, shape: PipelineShape) -> bool:
         """Whether a shape is better than those before, or is one of them, or cannot be."""
@@ -260,22 +157,22 @@ class Promising:
         tried = self.tried
         done = {shape for shape, _ in self.found}
         for ranks in numbers_of_ranks(self.asked):
-            before = tried.best
+            before = tried.incumbent
             for count in numbers_of_microbatches(self.asked, ranks):
                 shape = shaped(self.asked, ranks, count)
-                if shape in done or tried.best is not before:
+                if shape in done or tried.incumbent is not before:
                     continue
                 divided = self._divided(shape, None)
                 if divided is not None:
                     yield shape, divided
 
     def _within(self) -> list[tuple[PipelineShape, Divided]]:
-        """The shapes that are thought to fit in memory."""
+        """The shapes that are estimated to fit in memory."""
         return [each for each in self.found if each[1].is_within]
 
     def _consider(self, shape: PipelineShape, mesh: str = "") -> Divided | None:
-        """The best stages of a shape, on one `mesh` if it is given, if they are thought to take
-        less than what is known."""
+        """The best stages of a shape, on one `mesh` if it is given, if they are estimated to
+        take less than what is known."""
         divided = self._divided(shape, self._known_ns(), mesh)
         if divided is not None:
             self.found.append((shape, divided))
@@ -285,26 +182,39 @@ class Promising:
         self, shape: PipelineShape, known_ns: int | None, mesh: str = ""
     ) -> Divided | None:
         """The best stages of a shape, if there are any that are better than what is known."""
-        say = self.tried.say
-        say(f"{shape} ({shape.schedule})")
+        trail = self.tried.trail
+        trail(shape.name)
         try:
             if shape.sizes:
                 divided = self.ways.mixed(shape.table, shape.sizes)
             else:
                 divided = self.ways.divided(shape.table, known_ns, mesh)
-        except (InfeasibleError, StageError, UnsuitedMeshError) as error:
-            self.tried.fail(error)
+        except Beaten as beaten:
+            self._beaten[shape] = beaten.bound
+            trail(f"{shape}: {beaten}")
+            trail.note(shape.name, "not better", beaten.bound)
+            return None
+        except REFUSALS as error:
+            self.tried.refuse(error, name=shape.name)
             self._failed.add(shape)
             return None
-        if divided is not None:
-            say(f"{shape}: about {format_ns(divided.step_ns)}")
+        trail(f"{shape}: about {format_ns(divided.step_ns)}")
+        trail.note(shape.name, "estimated", divided.step_ns)
         return divided
 
+    def others(self, best: Finding) -> tuple[Other, ...]:
+        """What is known of shapes with other meshes than the `best` plan has."""
+        own = _meshes(best)
+        listed = [
+            Other(shape.name, divided.bound_ns, self.planned.get(shape))
+            for shape, divided in self.found
+            if tuple(divided.meshes[k].text for k in shape.table.ranks.values()) != own
+        ]
+        return (*listed, *(Other(shape.name, ns) for shape, ns in self._beaten.items()))
 
-def _best_in_one(asked: Asked, say: Say) -> Plan:
-    """The best plan in one stage, on a mesh of at most two axes where none is named, as stages are.
-    Errors are not explained: there may be one in several."""
-    return planned(survey(asked, say, finer=False))
+
+def _meshes(found: Finding) -> tuple[str, ...]:
+    return tuple(stage.mesh.text for stage in found.stages)
 
 
 def _step_ns(found: tuple[PipelineShape, Divided]) -> int:

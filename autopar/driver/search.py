@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf, log2, prod
 
@@ -13,10 +13,11 @@ from autopar.compile import Say
 from autopar.cost_model.account import account
 from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.cost_model.price import limited_classes
+from autopar.driver.finding import Finding, Other
+from autopar.driver.incumbent import Search, Trail
 from autopar.driver.infeasible_subset import explain_infeasible, suited
-from autopar.driver.loss_chunking import best_in_chunks
+from autopar.driver.on_mesh import best_on_mesh
 from autopar.driver.shortage import explain_shortage
-from autopar.driver.writing import found_by, write_plan
 from autopar.errors import ClusterError, InfeasibleError, UnsuitedMeshError
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import Solution
@@ -25,61 +26,14 @@ from autopar.ir.units import format_ns
 from autopar.ir.uses import groups
 from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import StageEstimates, of_one_stage
-from autopar.plans.fitting import Beaten, Candidate, bounded
+from autopar.plans.fitting import Candidate, bounded
 from autopar.plans.options import AUTO, Options
-from autopar.plans.plan import Margin, Plan
+from autopar.plans.plan import Plan
 from autopar.plans.request import Asked, PlanRequest
 from autopar.plans.strategies import MAX_AXES
 
 _AXES, _MOST_AXES = 2, 3
 """How many axes meshes have that are all tried unasked, and those of which a few are."""
-
-_NEAR = 0.05
-"""A mesh of three axes is tried where the two of two axes that it refines have bounds no further
-above the best plan, as a part of it. What lies over two of three axes is sent in two steps, so that
-such a mesh is hardly better than the worse of those two (by at most 4 % on 8x8 H100, ADR 7)."""
-
-_MANY_DEVICES = 64
-"""How many devices there are where meshes of three axes are tried unasked: on eight, one of them
-takes several times as long as all others together, and little is to be gained."""
-
-_MOST = 3
-"""How many of them are tried at most, those first that refine the best meshes."""
-
-_MANY_NODES = 1_000
-"""Nodes of a problem, as of a model whose many layers differ, of which a mesh of three axes takes
-as long as all others together: none is tried unasked."""
-
-_HARDLY = 1e-3
-"""By what part of the best plan others of three axes are to be better, unasked: as much the best
-may be above its own bound."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """What is known of one mesh: no plan on it takes less than `bound` nanoseconds, and `found` is
-    the best of them, unless the mesh was cut off."""
-
-    mesh: Mesh
-    bound: int
-    found: Candidate | None
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What a search found: the best plan of all, the `meshes` that were looked at, and what is
-    known of each on which there are plans, in their order."""
-
-    best: Candidate
-    meshes: tuple[Mesh, ...]
-    tried: tuple[Tried, ...]
-
-
-def search(asked: Asked, say: Say) -> Plan:
-    """The plan with the shortest predicted step over all meshes that are admitted. InfeasibleError,
-    with what would do, if none has a plan within the memory limit."""
-    with explaining(asked, say):
-        return planned(survey(asked, say))
 
 
 @contextmanager
@@ -99,7 +53,7 @@ def explaining(asked: Asked, say: Say) -> Generator[None]:
         raise InfeasibleError(explain_shortage(asked, first, why, say)) from why
 
 
-def survey(asked: Asked, say: Say, *, margin: float = 0.0, finer: bool = True) -> Survey:
+def survey(asked: Asked, trail: Trail, *, margin: float = 0.0, finer: bool = True) -> Finding:
     """The best plan over all meshes that are admitted, and what is known of the others.
 
     Meshes like the levels of the cluster come first: a good plan in hand cuts off the others as
@@ -109,99 +63,133 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0, finer: bool = True) -
     that is listed wins. InfeasibleError, that of the first mesh, if none has a plan within the
     memory limit.
     """
-    looked = _Looked(say, margin)
+    looked = _Looked(trail, margin)
     requests = suited(asked, meshes_of(asked.cluster, asked.options))
     for place in promising(requests):
         looked.at(requests[place], place)
     more = [*enumerate(_finer(asked) if finer else (), len(requests))]
-    for place, request in sorted(more, key=lambda each: looked.refined_ns(each[1].mesh))[:_MOST]:
-        if looked.is_promising(request.mesh):
-            looked.at_finer(request, place)
-    return looked.survey()
+    looked.at_finer(sorted(more, key=lambda each: looked.refined_ns(each[1].mesh)))
+    return looked.finding(asked)
 
 
 class _Looked:
     """What is known of the meshes that were looked at, by their places in the order in which they
     are preferred."""
 
-    def __init__(self, say: Say, margin: float) -> None:
-        self._say, self._margin = say, margin
-        self._best: tuple[int, Candidate] | None = None
-        self._tried: dict[int, Tried] = {}
-        self._failures: dict[int, tuple[Mesh, InfeasibleError]] = {}
+    def __init__(self, trail: Trail, margin: float) -> None:
+        self._trail = trail
+        self._found: dict[int, tuple[Mesh, Candidate | None]] = {}
+        self._search = Search[Candidate](
+            trail,
+            cost_ns=lambda found: found.solution.objective,
+            bound_ns=lambda found: found.solution.bound,
+            slack=margin,
+        )
 
-    def at(self, request: PlanRequest, place: int, *, margin: float | None = None) -> None:
+    def at(self, request: PlanRequest, place: int, *, slack: float | None = None) -> bool:
         """Looks for plans on a mesh, as long as they may be better than the best so far, or come
-        within a `margin` of it."""
-        self._say(f"solving for mesh {request.mesh or 'of one device'}")
-        best, least, cutoff = None, None, None
-        if self._best is not None:
-            best_place, best = self._best
-            least = best.solution.objective + (place < best_place)
-            cutoff = least + int(least * (self._margin if margin is None else margin))
-        try:
-            after = best if best is not None and best.is_tight else None
-            found = best_in_chunks(request, self._say, cutoff, after=after)
-        except InfeasibleError as error:
-            self._failures[place] = request.mesh, error
-            return
-        except Beaten as beaten:
-            self._say(f"{beaten}")
-            self._tried[place] = Tried(request.mesh, beaten.bound, None)
-            return
-        self._tried[place] = Tried(request.mesh, found.solution.bound, found)
-        if least is None or found.solution.objective < least:
-            self._best = place, found
+        within a margin of it. Whether one is better."""
+        best = self._search.incumbent
+        after = best if best is not None and best.is_tight else None
+        make = partial(best_on_mesh, request, self._trail, after=after)
+        tried = self._search.attempt(make, rank=place, slack=slack)
+        self._found[place] = request.mesh, tried.found
+        return tried.is_better
 
-    def at_finer(self, request: PlanRequest, place: int) -> None:
-        """The same on a mesh of more axes than are all tried. Unless its plan is the best, what is
-        said of that one is not said of this mesh: neither its bound nor its margin, which would
-        take long to be known as well as those of the others."""
-        best = self._best
-        self.at(request, place, margin=-_HARDLY)
-        if self._best is best:
-            self._tried.pop(place, None)
-            self._failures.pop(place, None)
+    def at_finer(self, listed: Sequence[tuple[int, PlanRequest]]) -> None:
+        """The same on meshes of more axes than are all tried, the most promising first. Unless its
+        plan is the best, what is said of that one is not said of such a mesh: neither its bound nor
+        its margin, which would take long to be known as well as those of the others."""
+        skipped = dict[str, list[str]]()
+        looked = 0
+        for place, request in listed:
+            policy = request.options.policy
+            why = self._unpromising(request)
+            if not why and looked >= policy.refined_most:
+                why = f"refined_most {policy.refined_most}"
+            if why:
+                skipped.setdefault(why, []).append(str(request.mesh))
+                continue
+            looked += 1
+            if not self.at(request, place, slack=-policy.refined_gain):
+                self._search.forget(place)
+                del self._found[place]
+        for why, meshes in skipped.items():
+            self._trail.skip(f"meshes {'; '.join(meshes)}", why)
 
-    def is_promising(self, mesh: Mesh) -> bool:
-        """Whether a mesh of three axes may be worth a search: the meshes of two that joining
-        neighbouring axes of it makes are both near the best plan, as far as is known. None is where
-        memory binds: a search then takes minutes."""
-        if self._best is None or self._best[1].is_tight:
-            return False
-        if len(self._best[1].problem.keys) > _MANY_NODES:
-            return False
-        return self.refined_ns(mesh) <= self._best[1].solution.objective * (1 + _NEAR)
+    def _unpromising(self, request: PlanRequest) -> str:
+        """Why a mesh of three axes is not worth a search, if it is not: the meshes of two that
+        joining neighbouring axes of it makes are to be both near the best plan, as far as is known.
+        None is where memory binds: a search then takes minutes."""
+        best, policy = self._search.incumbent, request.options.policy
+        if best is None:
+            return "no mesh of two axes has a plan"
+        if best.is_tight:
+            return "memory binds"
+        if len(best.problem.keys) > policy.refined_nodes:
+            return f"refined_nodes {policy.refined_nodes}"
+        if self.refined_ns(request.mesh) > best.solution.objective * (1 + policy.refined_within):
+            return f"refined_within {policy.refined_within:g}"
+        return ""
 
     def refined_ns(self, mesh: Mesh) -> float:
         """The bound of the worse of the two meshes that one of three axes refines, as far as it is
         known."""
-        known = {each.mesh.sizes: float(each.bound) for each in self._tried.values()}
-        known |= {mesh.sizes: inf for mesh, _ in self._failures.values()}
-        a, b, c = mesh.sizes
-        # Over links of one kind, of two orders of the same axes one is listed.
-        joined = [known.get(some, known.get(some[::-1])) for some in ((a * b, c), (a, b * c))]
-        return max((bound for bound in joined if bound is not None), default=inf)
+        search, meshes = self._search, {k: mesh.sizes for k, (mesh, _) in self._found.items()}
+        known = {meshes[place]: float(bound) for place, bound in search.bounds.items()}
+        return refined_ns(mesh, known | {meshes[place]: inf for place in search.failures})
 
-    def survey(self) -> Survey:
+    def finding(self, asked: Asked) -> Finding:
         """All of it. InfeasibleError, that of the first mesh, if none has a plan."""
-        if self._best is None:
-            raise self._failures[min(self._failures)][1]
-        known = tuple(self._tried[place] for place in sorted(self._tried))
-        best, bound = self._best[1], min(each.bound for each in known)
-        best = replace(best, solution=bounded(best.solution, bound))
-        failures = {place: mesh for place, (mesh, _) in self._failures.items()}
-        meshes = {place: each.mesh for place, each in self._tried.items()} | failures
-        return Survey(best, tuple(meshes[place] for place in sorted(meshes)), known)
+        best, bounds = self._search.result(), self._search.bounds
+        best = replace(best, solution=bounded(best.solution, self._search.least_ns))
+        others: list[Other] = []
+        for place, (mesh, found) in sorted(self._found.items()):
+            if place in bounds:
+                alone = None if found is None else in_one_stage(asked, found)
+                others.append(Other(f"mesh {mesh}", bounds[place], alone, mesh))
+        return in_one_stage(asked, best, others)
 
 
-def _finer(asked: Asked) -> Sequence[PlanRequest]:
-    """What is asked, on meshes of more axes than are all tried, where none is named."""
-    if asked.options.mesh != AUTO or asked.cluster.num_devices < _MANY_DEVICES:
+def in_one_stage(asked: Asked, found: Candidate, others: Sequence[Other] = ()) -> Finding:
+    """A plan in one stage, as what a search found."""
+    solution = found.solution
+    return Finding(
+        asked,
+        (found,),
+        of_one_stage(found.estimates),
+        solution.objective,
+        solution.bound,
+        solution.status.value,
+        tuple(others),
+        imposed=found.request.describe_imposed(),
+        statistics=solution.statistics,
+    )
+
+
+def refined_ns(mesh: Mesh, known: Mapping[tuple[int, ...], float]) -> float:
+    """What the worse of the two meshes takes that one of three axes refines, as far as that is
+    known by their sizes."""
+    a, b, c = mesh.sizes
+    # Over links of one kind, of two orders of the same axes one is listed.
+    joined = [known.get(some, known.get(some[::-1])) for some in ((a * b, c), (a, b * c))]
+    return max((bound for bound in joined if bound is not None), default=inf)
+
+
+def finer_meshes(asked: Asked) -> Sequence[Mesh]:
+    """Meshes of more axes than are all tried, of which a few are where none is named."""
+    if asked.options.mesh != AUTO:
+        return ()
+    if asked.cluster.num_devices < asked.options.policy.refined_devices:
         return ()
     listed = meshes_of(asked.cluster, asked.options)
     more = replace(asked.options, mesh=f"{AUTO}:{_MOST_AXES}")
-    finer = [mesh for mesh in meshes_of(asked.cluster, more) if mesh not in listed]
+    return [mesh for mesh in meshes_of(asked.cluster, more) if mesh not in listed]
+
+
+def _finer(asked: Asked) -> Sequence[PlanRequest]:
+    """What is asked, on `finer_meshes`."""
+    finer = finer_meshes(asked)
     try:
         return suited(asked, finer) if finer else ()
     except UnsuitedMeshError:
@@ -247,7 +235,7 @@ def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError
     leaves something without any choice is told."""
     try:
         if solves:
-            best_in_chunks(request, say)
+            best_on_mesh(request, Trail(say))
         else:
             limited_classes(request, groups(request.step))
     except InfeasibleError as error:
@@ -259,33 +247,6 @@ def estimates_of(best: Candidate, solution: Solution) -> StageEstimates:
     """What another plan on the mesh of `best` takes and holds, temporaries included."""
     stage = make_stage(best.request, best.problem, solution)
     return account(best.request, stage).estimates
-
-
-def planned(found: Survey, margin: Margin | None = None) -> Plan:
-    """The plan that a search found best."""
-    best, request = found.best, found.best.request
-    solution = best.solution
-    provenance = found_by(
-        request.options,
-        solver=solution.solver,
-        status=solution.status.value,
-        objective_ns=solution.objective,
-        bound_ns=solution.bound,
-        gap_ppm=round(solution.gap * 1e6),
-        meshes_tried=tuple(str(mesh) for mesh in found.meshes),
-        imposed=request.describe_imposed(),
-        margin=margin,
-        statistics={
-            key: str(value)
-            for key, value in sorted(solution.statistics.items())
-            # A plan is the same, byte for byte, however long it took.
-            if not key.endswith("_s")
-        },
-    )
-    estimates = of_one_stage(best.estimates)
-    return write_plan(
-        request.graph, request.cluster, request.options, [best.structure], estimates, provenance
-    )
 
 
 def summary(plan: Plan) -> str:

@@ -28,10 +28,6 @@ from autopar.plans.pipelines import play_pipeline
 from autopar.plans.request import Asked, Narrowed
 from autopar.solver.cutting import divide
 
-_PARTS = (0.85, 0.5)
-"""Within which parts of a device's memory segments are planned where memory binds, if it were
-shared by segments alone."""
-
 
 @dataclass(frozen=True, slots=True)
 class Divided:
@@ -64,13 +60,6 @@ class Divided:
             return self.is_within
         return self.step_ns < other.step_ns
 
-    @property
-    def gap_ppm(self) -> int:
-        """By which part of the step other stages may be better, in millionths."""
-        if not self.objective_ns:
-            return 1_000_000
-        return max(0, round((1 - self.bound_ns / self.objective_ns) * 1e6))
-
 
 class SegmentDivision:
     """The segments of what is `asked` for, on the meshes of `plans`, each with a number. Ranks have
@@ -98,8 +87,9 @@ class SegmentDivision:
             return found
         least_ns = self.boundless().step_ns
         if known_ns is not None and least_ns >= known_ns:
-            raise Beaten(self.plans[0].mesh, least_ns)
-        for part in _PARTS:
+            raise Beaten(str(self.plans[0].mesh), least_ns)
+        policy = self.asked.options.policy
+        for part in (policy.segments_memory, policy.segments_least_memory):
             for plans in self.plans:
                 plans.plan_within(int(self.limit * part))
             found = self._within()

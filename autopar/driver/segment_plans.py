@@ -20,9 +20,6 @@ from autopar.ir.stages import is_end
 from autopar.plans.fitting import Beaten, Candidate
 from autopar.plans.request import PlanRequest
 
-_TOLERANCE = 0.02
-"""Of what segments take: each stage is planned again, within its own limit of memory."""
-
 _Place = tuple[str, int, bool]
 """A mesh, a stage, and whether the step is in one microbatch: its stages may be others."""
 
@@ -68,7 +65,9 @@ class SegmentPlans:
         say: Say,
     ) -> None:
         self.sample, self.table, self.say = sample, table, say
-        self.requests = [replace(r.opened(), tolerance=_TOLERANCE) for r in requests]
+        self.requests = [
+            replace(r.opened(), tolerance=r.options.policy.segments_tolerance) for r in requests
+        ]
         self.free = free
         self.stated: dict[int, Problem] = {}
         self.of_stages: list[list[Candidate]] = [[] for _ in requests]
@@ -97,7 +96,7 @@ class SegmentPlans:
         least = cutoff if stage == self.sample.busiest else None
         known_ns = self.free.bound_ns(place, form)
         if least is not None and known_ns >= least:
-            raise Beaten(request.mesh, known_ns)
+            raise Beaten(request.name, known_ns)
         found = self.free.get(place, form)
         if found is None:
             try:

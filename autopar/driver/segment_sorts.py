@@ -14,14 +14,8 @@ from autopar.ir.segments import segments
 from autopar.ir.stage_homes import belongs_nowhere, forward_readers
 from autopar.ir.stages import in_stages
 from autopar.plans.matching import general
+from autopar.plans.policy import Policy
 from autopar.rules.work import flops
-
-_MEMBERS = 3
-"""How many segments of a sort make a stage, so that most of what is between two of them is seen."""
-
-_STAGES = 24
-"""How many stages there are at most: the segments of models of more sorts are taken some sorts at a
-time, and what that takes is shared by their work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +33,8 @@ class SampledStep:
     `stages`. Where no stage can begin, none of the `parts` does. StageError if it can be cut
     nowhere."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.parts = graph, segments(graph)
+    def __init__(self, graph: Graph, policy: Policy) -> None:
+        self.graph, self.parts, self.policy = graph, segments(graph), policy
         self.sorts: tuple[Sort, ...] = ()
         self.stages: list[Graph] = []
         try:
@@ -91,14 +85,14 @@ class SampledStep:
 
     def _sorts(self, groups: Sequence[range]) -> tuple[tuple[Sort, ...], list[range]]:
         """The sorts, and the segments that are planned as stages."""
-        if len(groups) <= _STAGES:
-            planned = [group[:_MEMBERS] for group in groups]
+        if len(groups) <= self.policy.segments_stages:
+            planned = [group[: self.policy.segments_of_sort] for group in groups]
             pairs = zip(groups, planned, strict=True)
             return tuple(Sort(len(g), k, 1 / len(p)) for k, (g, p) in enumerate(pairs)), planned
         total, so_far = sum(self.work), 0.0
         bundles: dict[int, list[range]] = {}
         for group in groups:
-            bundles.setdefault(int(so_far / total * _STAGES), []).append(group)
+            bundles.setdefault(int(so_far / total * self.policy.segments_stages), []).append(group)
             so_far += sum(self.work[k] for k in group)
         planned = [range(found[0].start, found[-1].stop) for found in bundles.values()]
         done = [sum(self.work[k] for k in part) for part in planned]

@@ -8,19 +8,19 @@ fraction of the time in which a model is planned, however deep it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from autopar.cluster.mesh_shapes import size_of_mesh
 from autopar.cluster.parts import part_of
-from autopar.compile import Say
-from autopar.driver.climbing import climb
+from autopar.driver.incumbent import Search, Trail
 from autopar.driver.infeasible_subset import suited
-from autopar.driver.search import meshes_of, promising
+from autopar.driver.search import finer_meshes, meshes_of, promising, refined_ns
 from autopar.driver.segment_division import Divided, SegmentDivision
 from autopar.driver.segment_plans import FreePlans, SegmentPlans
 from autopar.driver.segment_sorts import SampledStep
-from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
+from autopar.errors import StageError, UnsuitedMeshError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MESH_OF_RANK, Mesh
 from autopar.ir.microbatches import in_microbatches, in_other_microbatches
@@ -32,8 +32,8 @@ from autopar.plans.request import Asked, PlanRequest
 class SegmentWays:
     """The segments of what is asked for, in any number of microbatches."""
 
-    def __init__(self, asked: Asked, say: Say) -> None:
-        self.asked, self.say = asked, say
+    def __init__(self, asked: Asked, trail: Trail) -> None:
+        self.asked, self.trail = asked, trail
         self._sampled: dict[bool, SampledStep] = {}
         self._free = FreePlans()
 
@@ -46,7 +46,7 @@ class SegmentWays:
         is_whole = microbatches == 1
         if is_whole not in self._sampled:
             graph = in_microbatches(self.asked.graph, microbatches)
-            self._sampled[is_whole] = SampledStep(graph)
+            self._sampled[is_whole] = SampledStep(graph, self.asked.options.policy)
         return self._sampled[is_whole]
 
     def _in(self, graph: Graph, microbatches: int) -> Graph:
@@ -54,13 +54,11 @@ class SegmentWays:
             return graph
         return in_other_microbatches(graph, self.asked.graph, microbatches)
 
-    def divided(
-        self, table: ActionTable, known_ns: int | None = None, mesh: str = ""
-    ) -> Divided | None:
+    def divided(self, table: ActionTable, known_ns: int | None = None, mesh: str = "") -> Divided:
         """The best stages for `table` whose ranks share the cluster evenly, on any mesh or a given
-        `mesh`, or on meshes of their own if those are given (`meshes_text`); None if all are
-        thought to take `known_ns` or more. InfeasibleError if none fit in memory, StageError if the
-        model cannot be cut so."""
+        `mesh`, or on meshes of their own if those are given (`meshes_text`). Beaten if all are
+        estimated to take `known_ns` or more, InfeasibleError if none fit in memory, StageError if
+        the model cannot be cut so."""
         sample, text = self._sample(table.microbatches), mesh or self.asked.options.mesh
         if not self.asked.options.cuts and len(sample.parts) < table.num_stages:
             raise StageError(
@@ -69,41 +67,56 @@ class SegmentWays:
         if MESH_OF_RANK in text:
             return self._given(table, text.split(MESH_OF_RANK))
         part = self._part(table, self.asked.cluster.num_devices // len(table.rows), text)
-        found = _Best(known_ns, self.say)
         often = sample.least_often(sample.busiest, table)
+        search = Search[Divided](
+            self.trail,
+            cost_ns=lambda found: found.step_ns,
+            bound_ns=lambda found: found.bound_ns,
+            fits=lambda found: found.is_within,
+            cutoff=known_ns,
+        )
 
-        def improves(place: int) -> bool:
-            plans = part.plans(place)
+        known: dict[tuple[int, ...], float] = {}
 
-            def divided(least_ns: int | None) -> Divided:
-                try:
-                    plans.plan_free(None if least_ns is None else int(least_ns / often))
-                except Beaten as beaten:
-                    raise Beaten(plans.mesh, int(beaten.bound * often)) from None
-                division = SegmentDivision(self.asked, sample, table, [plans], self.say)
-                return division.divided(least_ns)
+        def divided(on: Mesh, least_ns: int | None) -> Divided:
+            plans = part.plans(on)
+            try:
+                plans.plan_free(None if least_ns is None else int(least_ns / often))
+            except Beaten as beaten:
+                known[on.sizes] = least = int(beaten.bound * often)
+                raise Beaten(str(on), least) from None
+            found = SegmentDivision(self.asked, sample, table, [plans], self.trail).divided(
+                least_ns
+            )
+            known[on.sizes] = found.step_ns
+            return found
 
-            return found.offer(divided)
+        search.climb(len(part.line), part.start, lambda k, least: divided(part.line[k], least))
+        for finer in self._refining(part, search.incumbent, known):
+            search.attempt(partial(divided, finer))
+        return search.result(str(table.num_stages))
 
-        climb(len(part.line), part.start, improves)
-        return found.best()
-
-    def hoped_ns(self, table: ActionTable) -> int:
-        """The step of the best stages for `table` on the mesh that is likely to be good, whatever
-        they hold. InfeasibleError or StageError if there are none."""
-        sample = self._sample(table.microbatches)
-        size = self.asked.cluster.num_devices // len(table.rows)
-        part = self._part(table, size, self.asked.options.mesh)
-        plans = part.plans(part.start)
-        plans.plan_free(None)
-        return SegmentDivision(self.asked, sample, table, [plans], self.say).boundless().step_ns
+    def _refining(
+        self, part: _PartOfCluster, best: Divided | None, known: Mapping[tuple[int, ...], float]
+    ) -> Sequence[Mesh]:
+        """The meshes of three axes that may be worth a look, as for one stage: none where memory
+        binds, and else those that refine meshes near the `best`."""
+        policy = self.asked.options.policy
+        if best is None or best.is_tight or not best.is_within:
+            return ()
+        near = [
+            (refined_ns(mesh, known), mesh)
+            for mesh in finer_meshes(part.asked)
+            if refined_ns(mesh, known) <= best.step_ns * (1 + policy.refined_within)
+        ]
+        return [mesh for _, mesh in sorted(near, key=lambda each: each[0])[: policy.refined_most]]
 
     def mixed(self, table: ActionTable, sizes: Sequence[int]) -> Divided:
         """The best stages for `table` whose ranks have one of so many devices each, on the mesh of
         that many on which segments take least. InfeasibleError or StageError if there are none."""
         sample = self._sample(table.microbatches)
         plans = [self._quickest(table, size) for size in sizes]
-        return SegmentDivision(self.asked, sample, table, plans, self.say).divided()
+        return SegmentDivision(self.asked, sample, table, plans, self.trail).divided()
 
     def _given(self, table: ActionTable, texts: Sequence[str]) -> Divided:
         """The best stages whose ranks have these meshes. ClusterError if they cannot."""
@@ -111,36 +124,26 @@ class SegmentWays:
         plans: list[SegmentPlans] = []
         for text in distinct:
             part = self._part(table, size_of_mesh(text), text)
-            plans.append(part.plans(part.start))
+            plans.append(part.plans(part.line[part.start]))
             plans[-1].plan_free(None)
         given = tuple(distinct.index(text) for text in texts)
-        return SegmentDivision(self.asked, sample, table, plans, self.say, given).divided()
+        return SegmentDivision(self.asked, sample, table, plans, self.trail, given).divided()
 
     def _quickest(self, table: ActionTable, size: int) -> SegmentPlans:
         """Plans of segments on the mesh of so many devices on which the busiest take least.
         InfeasibleError if nothing can be computed on any."""
         part, busiest = self._part(table, size, "auto"), self._sample(table.microbatches).busiest
-        best: SegmentPlans | None = None
-        failure: InfeasibleError | None = None
+        search = Search[SegmentPlans](
+            self.trail, cost_ns=lambda plans: plans.of_stages[busiest][0].solution.objective
+        )
 
-        def improves(place: int) -> bool:
-            nonlocal best, failure
-            plans = part.plans(place)
-            known = None if best is None else best.of_stages[busiest][0].solution.objective
-            try:
-                plans.plan_free(known)
-            except InfeasibleError as error:
-                failure = failure or error
-                return best is None
-            except Beaten:
-                return False
-            best = plans
-            return True
+        def planned(place: int, known: int | None) -> SegmentPlans:
+            plans = part.plans(part.line[place])
+            plans.plan_free(known)
+            return plans
 
-        climb(len(part.line), part.start, improves)
-        if best is None:
-            raise failure or InfeasibleError(f"no mesh of {size} devices")
-        return best
+        search.climb(len(part.line), part.start, planned)
+        return search.result()
 
     def _part(self, table: ActionTable, size: int, mesh: str) -> _PartOfCluster:
         """Segments on the meshes that parts of so many devices have, or one of them."""
@@ -156,7 +159,7 @@ class SegmentWays:
         if self.asked.options.rank_meshes:
             (only,) = meshes_of(cluster, options)
             asked = asked.standing_for(asked.graph, only)
-        return _PartOfCluster(asked, sample, table, graphs, self._free, self.say)
+        return _PartOfCluster(asked, sample, table, graphs, self._free, self.trail)
 
 
 class _PartOfCluster:
@@ -169,52 +172,19 @@ class _PartOfCluster:
         table: ActionTable,
         graphs: Sequence[Graph],
         free: FreePlans,
-        say: Say,
+        trail: Trail,
     ) -> None:
         self.asked, self.sample, self.table = asked, sample, table
-        self.graphs, self.free, self.say = graphs, free, say
+        self.graphs, self.free, self.trail = graphs, free, trail
         requests = suited(asked, meshes_of(asked.cluster, asked.options))
         self.line = sorted((request.mesh for request in requests), key=_place)
         self.start = self.line.index(requests[promising(requests)[0]].mesh)
         """The place of the mesh that is likely to be good."""
 
-    def plans(self, place: int) -> SegmentPlans:
-        """Those on one of the meshes, none of which is made yet."""
-        mesh = self.line[place]
+    def plans(self, mesh: Mesh) -> SegmentPlans:
+        """Those on a mesh, none of which is made yet."""
         each = [_on(self.asked.standing_for(graph, mesh), mesh) for graph in self.graphs]
-        return SegmentPlans(self.sample, self.table, each, self.free, self.say)
-
-
-class _Best:
-    """The best stages so far, on any mesh. They are to take less than `known_ns`."""
-
-    def __init__(self, known_ns: int | None, say: Say) -> None:
-        self.known_ns, self.say = known_ns, say
-        self._best: Divided | None = None
-        self._failure: InfeasibleError | None = None
-
-    def offer(self, divided: Callable[[int | None], Divided]) -> bool:
-        """Whether the best stages on a mesh are better than those before, if there were any;
-        `divided` looks for those that take less than so long."""
-        best = self._best if self._best is not None and self._best.is_within else None
-        known = [n for n in (self.known_ns, best.step_ns if best else None) if n]
-        try:
-            found = divided(min(known, default=None))
-        except InfeasibleError as error:
-            self._failure = self._failure or error
-            return self._best is None
-        except Beaten as beaten:
-            self.say(f"{beaten}")
-            return False
-        is_better = self._best is None or found.is_better(self._best)
-        self._best = found if is_better else self._best
-        return is_better
-
-    def best(self) -> Divided | None:
-        """None if none takes less than `known_ns`; InfeasibleError if none fit in memory."""
-        if self._best is None and self._failure is not None and self.known_ns is None:
-            raise self._failure
-        return self._best
+        return SegmentPlans(self.sample, self.table, each, self.free, self.trail)
 
 
 def _place(mesh: Mesh) -> tuple[int, ...]:

@@ -13,8 +13,9 @@ from autopar.compile import Say
 from autopar.cost_model.account import account
 from autopar.cost_model.residency import why_not_hosted
 from autopar.driver.device_limits import SharedMemory, StageBytes, plan_within_devices
+from autopar.driver.incumbent import Trail
 from autopar.driver.leanest import leanest
-from autopar.driver.loss_chunking import best_in_chunks
+from autopar.driver.on_mesh import best_on_mesh
 from autopar.driver.search import explaining, meshes_of, survey
 from autopar.errors import InfeasibleError, UnsuitedMeshError
 from autopar.ir.choices import ParamChoice
@@ -28,14 +29,6 @@ from autopar.plans.matching import general, matches
 from autopar.plans.request import Asked, Narrowed, with_host_share
 from autopar.plans.strategies import expand_strategy
 from autopar.plans.structure import Stage
-
-_LEVELS = 4
-"""For how many numbers of microbatches in flight stages are planned that are equal but for that:
-for the next larger one that is a multiple of such a part of the largest."""
-
-STAGE_TOLERANCE = 1e-2
-"""By which part a stage may take longer than it need: the step is known no better."""
-
 
 HeldOnDevices = Callable[[Sequence[Candidate]], Sequence[Memory]]
 """What a device of each rank holds where stages are planned so."""
@@ -107,7 +100,8 @@ class _Planner:
         """The leanest plans of stages that share their memory."""
         all_others = [each for others in self.waiting for each in others]
         self.most = Waiting(*(max(n) for n in zip(*all_others, strict=True)))
-        self.unit = max(1, -(-self.most.backward // _LEVELS))
+        self.policy = ranks[0].asked.options.policy
+        self.unit = max(1, -(-self.most.backward // self.policy.stages_in_flight))
 
     def plan(self, hosted: Mapping[str, bool]) -> list[Candidate]:
         """`plan_stages`, where it is known of some parameters whether they are `hosted`."""
@@ -138,7 +132,8 @@ class _Planner:
             lambda each: each.estimates.host_bytes, None,
             "Raise --memory-host, use more devices, or more --microbatches",
         )  # fmt: skip
-        found = plan_within_devices(self.table, (device, host), planned, self.say)
+        rounds = self.policy.sharing_rounds
+        found = plan_within_devices(self.table, (device, host), planned, self.say, rounds)
         return [self._of_device(stage, each) for stage, each in enumerate(found)]
 
     def _of_device(self, stage: int, found: Candidate) -> Candidate:
@@ -173,7 +168,7 @@ class _Planner:
             if key not in self.known:
                 self.say(f"planning stage {stage} of {len(graphs)}")
                 while_waiting = here.while_waiting(others, is_split=table.is_split)
-                wanted = replace(while_waiting, tolerance=STAGE_TOLERANCE)
+                wanted = replace(while_waiting, tolerance=self.policy.stages_tolerance)
                 narrowed = self.of_stages[stage].narrowed
                 try:
                     self.known[key] = _best(wanted, settled, narrowed, self.say)
@@ -241,12 +236,13 @@ def _best(asked: Asked, settled: Narrowed, narrowed: Narrowed, say: Say) -> Cand
     if not asked.options.asked:
         (mesh,) = meshes_of(asked.cluster, asked.options)
         try:
-            return best_in_chunks(replace(asked, narrowed=(*settled, *narrowed)).on(mesh), say)
+            request = replace(asked, narrowed=(*settled, *narrowed)).on(mesh)
+            return best_on_mesh(request, Trail(say))
         except InfeasibleError as error:
             say(f"{error}; with other choices")
     asked = replace(asked, narrowed=settled)
     with explaining(asked, say):
-        return survey(asked, say).best
+        return survey(asked, Trail(say)).only
 
 
 _End = tuple[str, str, str]

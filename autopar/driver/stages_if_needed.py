@@ -1,39 +1,34 @@
-"""Plans of which nobody has said how many microbatches or stages they have: one, unless that does
-not fit in memory, or its devices wait for each other, or do the same work, for long, and several
-stages take less."""
+"""The best plan in one stage or in several, as many as are asked for. Where nobody has said how
+many microbatches or stages there are to be: one, unless that does not fit in memory, or its devices
+wait for each other, or do the same work, for long, and several stages take less."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
-import msgspec
-
-from autopar.compile import Say
-from autopar.driver.margin import find_margin
+from autopar.driver.finding import Finding, Other
+from autopar.driver.incumbent import Trail
 from autopar.driver.microbatching import possible_counts
+from autopar.driver.narrower import with_narrower
 from autopar.driver.pipelining import search_stages
-from autopar.driver.search import Survey, explaining, planned, survey
+from autopar.driver.search import explaining, survey
 from autopar.errors import ClusterError, InfeasibleError, SolverError, StageError
 from autopar.ir.microbatches import trains
 from autopar.ir.units import format_ns
 from autopar.plans.estimates import LARGE_WAIT
-from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options
-from autopar.plans.plan import FRAGILE, IN_STAGES, Plan
+from autopar.plans.provenance import FRAGILE, IN_STAGES
 from autopar.plans.request import Asked
 
-WORTH_LOOKING_NS = 10_000_000
-"""To look for stages takes seconds to minutes: a step that loses less has hardly that to win in
-thousands of them."""
 
-PRICES_ERR = 0.1
-"""Scripts may do less in stages, and what steps take is not known exactly: stages that nobody asked
-for are to win more than this part. Of emulated clusters (`benchmarks.emulated`) those that were
-thought to win 14 % took 3 to 9 % longer, and those that were thought to win 15 % or more won."""
+def best_of_all(asked: Asked, trail: Trail) -> Finding:
+    """The best plan, in as many stages as are asked for. InfeasibleError if none fits in memory."""
+    options = asked.options
+    is_staged = options.is_staged and not options.is_number_of_stages_open
+    return search_stages(asked, trail) if is_staged else search_one_or_several(asked, trail)
 
 
-def search_one_or_several(asked: Asked, say: Say) -> Plan:
+def search_one_or_several(asked: Asked, trail: Trail) -> Finding:
     """The best plan in one stage, in microbatches only if it does not fit in memory else, or one in
     several stages: where their number is open, if that takes less; where nobody asks for stages, if
     one does not fit, or is hindered and they take less by more than prices err. InfeasibleError,
@@ -47,32 +42,35 @@ def search_one_or_several(asked: Asked, say: Say) -> Plan:
     is_open = is_asked or one.options.stages_if_needed
     is_open = is_open and trains(asked.graph) and asked.cluster.num_devices > 1
     try:
-        found = _in_one(one, say)
+        plain = with_narrower(_in_one, one, trail)
     except (InfeasibleError, ClusterError) as why:
         if is_open:
-            say(f"{why}; looking for stages, each of which holds its own part")
-            staged, _ = _in_stages(asked, say)
-            if staged is not None:
+            trail(f"{why}; looking for stages, each of which holds its own part")
+            staged = _in_stages(asked, trail)
+            if isinstance(staged, Finding):
                 return staged
-        with explaining(one, say):
+        with explaining(one, trail):
             raise
-    plain, told = planned(found), ""
-    if is_open and (is_asked or is_hindered(found.best)):
-        if not is_asked:
-            say("devices wait, or do the same work, for long; looking for stages, which send less")
-        staged, told = _in_stages(asked, say, plain)
-        worth = 1 if is_asked else 1 - PRICES_ERR
-        if staged is not None and _step_ns(staged) < worth * _step_ns(plain):
-            return staged
-        if staged is not None:
-            told = f"the best take {format_ns(_step_ns(staged))}"
-    if one.options.margin:
-        plain = planned(found, find_margin(found, say))
-    if not told:
+    if not (is_open and (is_asked or is_hindered(plain))):
         return plain
-    statistics = {**plain.provenance.statistics, IN_STAGES: told}
-    provenance = msgspec.structs.replace(plain.provenance, statistics=statistics)
-    return msgspec.structs.replace(plain, provenance=provenance)
+    if not is_asked:
+        trail("devices wait, or do the same work, for long; looking for stages, which send less")
+    staged = _in_stages(asked, trail, plain)
+    worth = 1 if is_asked else 1 - asked.options.policy.prices_err
+    told = staged if isinstance(staged, str) else f"the best take {format_ns(staged.step_ns)}"
+    if isinstance(staged, str) or staged.step_ns >= worth * plain.step_ns:
+        statistics = {**plain.statistics, IN_STAGES: told}
+        return replace(plain, statistics=statistics, others=(*plain.others, *_beside(staged)))
+    return replace(staged, others=(*staged.others, *_beside(plain)))
+
+
+def _beside(other: Finding | str) -> tuple[Other, ...]:
+    """What is known of a plan that another is better than, and of others that were looked at on the
+    way to it."""
+    if isinstance(other, str):
+        return ()
+    name = "one stage" if len(other.stages) == 1 else f"{len(other.stages)} stages"
+    return (Other(name, other.bound_ns, other), *other.others)
 
 
 def _of_one_stage(options: Options) -> Options:
@@ -82,52 +80,38 @@ def _of_one_stage(options: Options) -> Options:
     return replace(options, stages=1, microbatches=count, microbatches_if_needed=unsaid)
 
 
-def is_hindered(found: Candidate) -> bool:
-    """Whether a plan loses much of its step, for long enough: beyond what its ops take where each
-    is shared in the way that is best for it alone, and nothing is sent."""
-    step_ns = found.estimates.step_ns
-    lost_ns = step_ns - sum(int(costs.min()) for costs in found.problem.costs)
-    return lost_ns > max(LARGE_WAIT * step_ns, WORTH_LOOKING_NS)
+def is_hindered(found: Finding) -> bool:
+    """Whether a plan in one stage loses much of its step, for long enough: beyond what its ops take
+    where each is shared in the way that is best for it alone, and nothing is sent."""
+    lost_ns = found.step_ns - sum(int(costs.min()) for costs in found.only.problem.costs)
+    return lost_ns > max(LARGE_WAIT * found.step_ns, found.asked.options.policy.hindered_ns)
 
 
-def _step_ns(plan: Plan) -> int:
-    """Nanoseconds of a step, as predicted."""
-    return plan.estimates.step_ns
-
-
-def _in_one(asked: Asked, say: Say) -> Survey:
+def _in_one(asked: Asked, trail: Trail) -> Finding:
     """What is known of one stage: at once, or in microbatches if that does not fit and nobody has
-    said how many; or if it fits only with parameters on the host, which may take longer.
-    InfeasibleError if there is no plan."""
+    said how many. InfeasibleError if there is no plan."""
     options = asked.options
     # With a margin, meshes are not cut off before they are known to make the plan no fragile one.
     margin = FRAGILE if options.margin else 0.0
     can_be_more = options.microbatches_if_needed and len(possible_counts(asked.graph)) > 1
-    more = replace(asked, options=replace(options, microbatches=None))
     try:
-        found = survey(asked, say, margin=margin)
+        return survey(asked, trail, margin=margin)
     except InfeasibleError as why:
         if not can_be_more:
             raise
-        say(f"{why}; looking for microbatches, which take less memory")
-        return survey(more, say, margin=margin)
-    if can_be_more and options.residency == "auto" and found.best.request.hosted:
-        say("parameters are on the host; looking for microbatches, which take less memory")
-        with suppress(InfeasibleError):
-            other = survey(more, say, margin=margin)
-            return min(found, other, key=lambda each: each.best.estimates.step_ns)
-    return found
+        trail(f"{why}; looking for microbatches, which take less memory")
+        more = replace(asked, options=replace(options, microbatches=None))
+        return survey(more, trail, margin=margin)
 
 
-def _in_stages(asked: Asked, say: Say, plain: Plan | None = None) -> tuple[Plan | None, str]:
+def _in_stages(asked: Asked, trail: Trail, plain: Finding | None = None) -> Finding | str:
     """The best plan in several stages, if there is one and the `plain` one is not as good; else why
     there is not."""
     count = asked.options.microbatches if asked.options.stages is None else None
     options = replace(asked.options, stages=None, microbatches=count, stages_if_needed=False)
     try:
-        found = search_stages(replace(asked, options=options), say, plain, only_several=True)
+        found = search_stages(replace(asked, options=options), trail, plain)
     except (ClusterError, InfeasibleError, StageError, SolverError) as error:
-        say(f"{error}")
-        unknown = isinstance(error, SolverError)
-        return None, "what they take is not known" if unknown else "none is better"
-    return None if found is plain else found, "none is better"
+        trail(f"{error}")
+        return "what they take is not known" if isinstance(error, SolverError) else "none is better"
+    return "none is better" if found is plain else found

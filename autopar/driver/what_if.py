@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +21,10 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.bucket_sizes import with_buckets
-from autopar.driver.loss_chunking import best_in_chunks
-from autopar.driver.search import estimates_of
+from autopar.driver.incumbent import Trail
+from autopar.driver.pipelining import search_stages
+from autopar.driver.search import estimates_of, survey
+from autopar.driver.stage_in_step import StageInStep
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.graph import Graph, Node, Phase, Role
@@ -47,11 +50,17 @@ Allowed = Mapping[int, npt.NDArray[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Answers about the best plan on one mesh; made by `make_explainer`."""
+    """Answers about a stage of the best plan on some meshes, or its only one; made by
+    `make_explainer`."""
 
-    best: Candidate
+    place: StageInStep
     variations: Sensitivity | None
     """None for problems whose relaxation is too large to be solved at once."""
+
+    @property
+    def best(self) -> Candidate:
+        """The plan of the stage."""
+        return self.place.best
 
     @property
     def graph(self) -> Graph:
@@ -61,7 +70,7 @@ class Explainer:
     @property
     def cluster(self) -> Cluster:
         """The machines that it is planned for."""
-        return self.best.request.cluster
+        return self.place.step.asked.cluster
 
     def alternatives(self, name: str, solves: int = SOLVES) -> Explanation:
         """The step with every sharding that a tensor may have.
@@ -78,13 +87,27 @@ class Explainer:
             if known[label].status is not Status.OPTIMAL and solves > 0:
                 solves -= 1
                 known[label] = self._solved(known[label], table[label])
-        before = self.best.solution.objective
-        ordered = tuple(sorted(known.values(), key=_order))
-        return Explanation(subject, self.best.mesh, before, ordered)
+        ordered = tuple(map(self._in_step, sorted(known.values(), key=_order)))
+        before = self.place.step.objective_ns
+        return Explanation(self.place.name + subject, self.best.mesh, before, ordered)
+
+    def _in_step(self, found: Alternative) -> Alternative:
+        """What the whole step takes with an alternative of the stage."""
+        modelled_ns, bound_ns = found.modelled_ns, self.place.step_ns(found.bound_ns)
+        if modelled_ns is not None:
+            modelled_ns = self.place.step_ns(modelled_ns)
+        return replace(found, modelled_ns=modelled_ns, bound_ns=bound_ns)
 
     def more_memory(self, more_bytes: int = GIB) -> Benefit:
         """What `more_bytes` beyond the memory limit of each device would buy."""
-        limit = self.best.estimates.memory_limit + more_bytes
+        change = f"{format_bytes(more_bytes)} more memory per device"
+        if len(self.place.step.stages) > 1:
+            asked = self.place.step.asked
+            limit = asked.memory_limit_bytes + more_bytes
+            return self._replanned(
+                change, replace(asked, options=replace(asked.options, memory_limit_bytes=limit))
+            )
+        limit = self.best.request.memory_limit_bytes + more_bytes
         allowance = self.best.problem.usage_limit
         assert allowance is not None
         request = self.best.request
@@ -95,7 +118,7 @@ class Explainer:
             after = self._fit(replace(self.best.problem, usage_limit=limit), limit)
         before = self.best.solution.objective
         return Benefit(
-            change=f"{format_bytes(more_bytes)} more memory per device",
+            change=change,
             before_ns=before,
             estimate_ns=(
                 self.variations.bound_with_limit(allowance + more_bytes)
@@ -127,12 +150,24 @@ class Explainer:
             for level in self.cluster.levels
         )
         cluster = replace(self.cluster, levels=tuple(levels))
+        change = f"{times:g} times {name}"
+        if len(self.place.step.stages) > 1:
+            return self._replanned(change, replace(self.place.step.asked, cluster=cluster))
         mesh = with_buckets(parse_mesh(str(self.best.mesh), cluster), cluster.device)
-        return self._faster(f"{times:g} times {name}", cluster, mesh)
+        return self._faster(change, cluster, mesh)
+
+    def _replanned(self, change: str, asked: Asked) -> Benefit:
+        """What all stages together take after a change, planned again where they are cut now."""
+        step = self.place.step
+        after = min(step.step_ns, search_stages(asked, Trail(silent)).step_ns)
+        modelled_ns = max(0, step.objective_ns + after - step.step_ns)
+        return Benefit(change, step.objective_ns, None, modelled_ns, 0)
 
     def _faster(self, change: str, cluster: Cluster, mesh: Mesh) -> Benefit:
         changed = replace(
-            self.best.request.within(self.best.estimates.memory_limit), cluster=cluster, mesh=mesh
+            self.best.request.within(self.best.request.memory_limit_bytes),
+            cluster=cluster,
+            mesh=mesh,
         )
         as_it_is = account(changed, self.best.structure).estimates.modelled_ns
         after = best_on(changed, silent).solution
@@ -161,7 +196,7 @@ class Explainer:
         """An alternative that is not settled yet, solved whole."""
         problem = restricted(self.best.problem, allowed)
         try:
-            found = self._fit(problem, self.best.estimates.memory_limit)
+            found = self._fit(problem, self.best.request.memory_limit_bytes)
         except InfeasibleError:
             return replace(known, modelled_ns=None, status=Status.INFEASIBLE)
         bound = max(known.bound_ns, found.bound)
@@ -170,7 +205,7 @@ class Explainer:
     def _fits(self, solution: Solution) -> bool:
         """Whether a plan is within the memory of the device, and its share of the host's."""
         held, best = estimates_of(self.best, solution), self.best
-        most, share = best.estimates.memory_limit, best.request.host_memory_bytes
+        most, share = best.request.memory_limit_bytes, best.request.host_memory_bytes
         return held.memory.total <= most and held.host_bytes <= share
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
@@ -238,17 +273,21 @@ class Explainer:
         return dict(table)
 
 
-def make_explainer(asked: Asked) -> Explainer:
-    """An `Explainer` for the best plan on the mesh of the options, which must name one, not "auto".
-    What is imposed on the plan is imposed on the alternatives too.
+def make_explainer(asked: Asked, stage: int = 0) -> Explainer:
+    """An `Explainer` for a stage of the best plan on the mesh, or the meshes, of the options, which
+    must name them, not "auto". What is imposed on the plan is imposed on the alternatives too.
 
     InfeasibleError if no plan fits; ClusterError if the mesh does not fit the cluster.
     """
-    mesh = with_buckets(parse_mesh(asked.options.mesh, asked.cluster), asked.cluster.device)
-    best = best_in_chunks(asked.on(mesh), silent)
-    is_small = sum(map(len, best.problem.costs)) <= MAX_CHOICES
-    variations = Sensitivity(best.problem) if is_small else None
-    return Explainer(best, variations)
+    trail = Trail(silent)
+    # Whatever the plan was found with: all choices are tried of its stages.
+    policy = msgspec.structs.replace(asked.options.policy, estimate_kept=0.0)
+    asked = replace(asked, options=replace(asked.options, policy=policy))
+    step = search_stages(asked, trail) if asked.options.is_staged else survey(asked, trail)
+    place = StageInStep(step, stage)
+    problem = place.best.problem
+    is_small = sum(map(len, problem.costs)) <= MAX_CHOICES
+    return Explainer(place, Sensitivity(problem) if is_small else None)
 
 
 def restricted(problem: Problem, allowed: Allowed) -> Problem:

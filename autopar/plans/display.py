@@ -48,6 +48,7 @@ class Shown:
         inputs: Any = None,
         cluster: Any = None,
         profile: Any = None,
+        stage: int | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Reasons:
         """Why a parameter, a module or an op (by its key) is as it is, or all of the plan; printed,
@@ -56,7 +57,8 @@ class Shown:
         With the `model` and `inputs` that were planned, the alternatives too: see
         `alternatives.explain_plan`, which has the other arguments and the errors.
         """
-        return _pages().explain(_plan(self), name, model, inputs, cluster, profile, progress)
+        how = {"cluster": cluster, "profile": profile, "stage": stage, "progress": progress}
+        return _pages().explain(_plan(self), name, model, inputs, **how)
 
     def diff(self, other: Plan, fail_over: str = "") -> Verdict:
         """What is different in `other`, and whether it counts; printed, it is the page of `autopar

@@ -59,11 +59,11 @@ class Candidate:
 
 
 class Beaten(Exception):
-    """A mesh has no plan as good as the one in hand, or none was found; `bound` is below all of its
-    plans. It `is_tight` if there might be without a memory limit."""
+    """A candidate of such a `name` has no plan as good as the one in hand, or none was found;
+    `bound` is below all of its plans. It `is_tight` if there might be without a memory limit."""
 
-    def __init__(self, mesh: Mesh, bound: int, *, is_tight: bool = False) -> None:
-        super().__init__(f"{mesh}: nothing better; at least {format_ns(bound)}")
+    def __init__(self, name: str, bound: int, *, is_tight: bool = False) -> None:
+        super().__init__(f"{name}: nothing better; at least {format_ns(bound)}")
         self.bound, self.is_tight = bound, is_tight
 
 
@@ -100,7 +100,7 @@ class Fitting:
         mesh = self.request.mesh
         if solution.status is Status.BEATEN:
             is_tight = self.stated.usage_limit is not None and solution.is_limiting
-            raise Beaten(mesh, solution.bound, is_tight=is_tight)
+            raise Beaten(self.request.name, solution.bound, is_tight=is_tight)
         if solution.status is Status.LIMIT:
             raise SolverError(f"mesh {mesh}: no plan was found in time; raise the time limit")
         if solution.status is not Status.INFEASIBLE:

@@ -16,6 +16,7 @@ from autopar.plans.constraints import (
 from autopar.plans.matching import matches
 from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES
 from autopar.plans.plan_options import PlanOptions
+from autopar.plans.policy import Policy, policy_now
 from autopar.plans.structure import SavedDtype, Structure
 
 BACKENDS = ("eager", "inductor")
@@ -108,6 +109,8 @@ class Options:
     microbatches_if_needed: bool = False
     stages_if_needed: bool = False
     host_memory_bytes: int | None = None
+    policy: Policy = field(default_factory=policy_now)
+    """The thresholds of the search."""
     given: PlanOptions = field(default_factory=PlanOptions, compare=False)
     """What all of it was read from."""
 

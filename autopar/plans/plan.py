@@ -17,74 +17,14 @@ import msgspec
 
 from autopar.errors import PlanError
 from autopar.ir.canonical import Format, Wire
-from autopar.plans.cluster_rates import Count
 from autopar.plans.display import Shown
 from autopar.plans.estimates import Estimates, StageEstimates
 from autopar.plans.order import OPTIMIZER, Item
-from autopar.plans.plan_options import PlanOptions
+from autopar.plans.provenance import Provenance
 from autopar.plans.structure import MAX_ITEMS, Stage, Structure
 from autopar.plans.wire import SHARED_FIGURES, pack, unpack
 
-SCHEMA_VERSION = 13
-
-
-FRAGILE = 0.005
-"""A plan that is better than those of another structure by less than this part of its step is
-fragile: what they are is decided by trifles, or by errors of the cost model."""
-
-
-PROVEN = 0.001
-"""A plan whose gap is at most this part of its step is as good as optimal: to close the last of it
-takes long where resources share a window, and prices are not that exact."""
-
-
-class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long the best plan of another structure (`weight_layouts`) takes: `bound_ns` what none of
-    them beats, `step_ns` the step of the best one known (None if none is), and `rival` what it does
-    otherwise. They are steps as modelled (`Estimates.modelled_ns`), not differences."""
-
-    bound_ns: Count
-    step_ns: Count | None
-    rival: str
-
-
-IN_STAGES = "in_stages"
-"""What `Provenance.statistics` has of stages that were looked for and not chosen."""
-
-
-class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the plan came about. Never compared. `imposed` lists what the user asked for, and what a
-    strategy comes to on the mesh of the plan (`constraints`); `margin` is None where it was not
-    asked for. `options` are all that was asked, to plan again."""
-
-    autopar: str
-    torch: str
-    solver: str
-    status: str
-    objective_ns: Count
-    bound_ns: Count
-    gap_ppm: Count
-    meshes_tried: tuple[str, ...] = ()
-    imposed: tuple[str, ...] = ()
-    margin: Margin | None = None
-    statistics: dict[str, str] = {}
-    options: PlanOptions = PlanOptions()
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether no plan is known to be possible that is better by more than `PROVEN`."""
-        return self.gap_ppm <= PROVEN * 1e6
-
-    @property
-    def is_fragile(self) -> bool | None:
-        """Whether a plan of another structure is within `FRAGILE` of this one; None if unknown."""
-        margin = self.margin
-        most = self.objective_ns * (1 + FRAGILE)
-        if margin is None:
-            return None
-        if margin.step_ns is not None and margin.step_ns < most:
-            return True
-        return None if margin.bound_ns < most else False
+SCHEMA_VERSION = 14
 
 
 class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):

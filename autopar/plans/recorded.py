@@ -24,10 +24,12 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
             "what is to be imposed (--constraints-pin, --constraints-forbid, "
             "--constraints-strategy), or plan again without it"
         )
+    pipeline = _pipeline_of(plan)
     memory = replace(
         given.memory,
         limit=plan.estimates.memory_limit,
-        loss_chunks=structure.loss_chunks,
+        # Of several stages, each has as many as are best for it.
+        loss_chunks=structure.loss_chunks if pipeline.stages == 1 else given.memory.loss_chunks,
         saved_dtype=structure.stages[0].saved_dtype,
     )
     again = replace(
@@ -36,12 +38,21 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
         optimizer=structure.optimizer,
         microbatches=structure.microbatches,
         memory=memory,
-        pipeline=PipelineOptions(stages=1),
+        pipeline=pipeline,
         constraints=imposed or given.constraints,
         search=replace(given.search, time_limit=None),
     )
     # A file may come from anyone: what it asks for is read as if somebody had written it.
     return make_options(**asdict(again))
+
+
+def _pipeline_of(plan: Plan) -> PipelineOptions:
+    """The same stages, in the same order."""
+    structure = plan.structure
+    if not structure.is_pipeline:
+        return PipelineOptions(stages=1)
+    cuts = tuple(stage.start for stage in structure.stages[1:])
+    return PipelineOptions(cuts=cuts, schedule="\n".join(structure.table) or structure.schedule)
 
 
 def cluster_of(plan: Plan) -> Cluster:

@@ -178,6 +178,13 @@ class PlanRequest:
     known_hosted: tuple[tuple[str, bool], ...] = ()
     """As `Asked` has these."""
 
+    @property
+    def name(self) -> str:
+        """What a candidate of the search is called."""
+        mesh, count, chunks = self.mesh or "of one device", self.microbatches, self.loss_chunks
+        parts = f" in {count} microbatches" if count > 1 else ""
+        return f"mesh {mesh}{parts}" + (f", the loss in {chunks} chunks" if chunks > 1 else "")
+
     def as_asked(self) -> PlanRequest:
         """The same where nothing is decided that saves memory, but for what is asked for."""
         graph, options = self.graph, self.options

@@ -7,7 +7,8 @@ from math import prod
 
 from autopar.ir.graph import itemsize
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
-from autopar.plans.plan import IN_STAGES, Plan, Provenance, StagePlan
+from autopar.plans.plan import Plan, StagePlan
+from autopar.plans.provenance import IN_STAGES, Provenance
 from autopar.plans.structure import MAX_TENSOR_BYTES
 from autopar.report.names import stages_text, tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed

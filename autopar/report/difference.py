@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.plans.plan import FRAGILE, Plan
+from autopar.plans.plan import Plan
+from autopar.plans.provenance import FRAGILE
 from autopar.report.bill import MEMORY, STAGES, TIME, Figure, bill
 from autopar.report.cautions import doubt
 from autopar.report.changes import Cause, Topic

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.errors import PlanError
-from autopar.plans.plan import Plan
+from autopar.plans.plan import Plan, StagePlan
 from autopar.report.names import stages_text
 from autopar.report.pipeline_reasons import pipeline_reasons
 from autopar.report.reasons import Reasons, knows, reasons, whole_reasons
@@ -21,16 +21,15 @@ def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons:
         return found if name else replace(found, subject=f"stage {stage}")
     if not name:
         return whole_reasons(plan, pipeline_reasons(plan))
+    return reasons(stage_having(plan, name), name)
+
+
+def stage_having(plan: Plan, name: str, stage: int | None = None) -> StagePlan:
+    """The stage that has `name`: the one that is given, or the only one that has it; the first if
+    none has. PlanError if several have it."""
+    if stage is not None:
+        return stage_of(plan, stage)
     having = [k for k, each in enumerate(plan.stages) if knows(each, name)]
-    if len(having) > 1:
+    if len(having) > 1 and name:
         raise PlanError(f"{name} is in {stages_text(having)}: say which (--stage {having[0]})")
-    return reasons(plan.stages[having[0] if having else 0], name)
-
-
-def check_one_stage(plan: Plan) -> None:
-    """PlanError if what a plan could be otherwise is not told of it."""
-    if len(plan.stages) > 1:
-        raise PlanError(
-            "what else it could be is told of plans in one stage: this one has "
-            f"{len(plan.stages)}; leave out the model"
-        )
+    return plan.stages[having[0] if having else 0]

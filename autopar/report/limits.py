@@ -12,6 +12,7 @@ from autopar.ir.hardware import AxisTime
 from autopar.ir.units import format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.cluster_rates import LinkRates
 from autopar.plans.plan import StagePlan
+from autopar.plans.provenance import Provenance
 from autopar.report.timeline import DrawnStep
 
 SHORT = 0.9
@@ -53,18 +54,12 @@ class Bottlenecks:
     host_share: float
     axes: tuple[AxisShare, ...]
     binds: tuple[str, ...]
-    objective_ns: int
-    rival_ns: int | None
-    rival_bound_ns: int | None
-    rival: str
-    is_fragile: bool | None
 
 
 def find_limits(plan: StagePlan, step: DrawnStep) -> Bottlenecks:
     """The limits of a plan whose step is drawn as `step`, from its own figures."""
-    estimates, provenance = plan.estimates, plan.provenance
+    estimates = plan.estimates
     step_ns = max(1, estimates.step_ns)
-    margin = provenance.margin
     peak, limit = estimates.memory.total, estimates.memory_limit
     axes = _axes(plan, step)
     compute = estimates.compute_ns / step_ns
@@ -84,28 +79,24 @@ def find_limits(plan: StagePlan, step: DrawnStep) -> Bottlenecks:
             _memory(peak, limit, is_short),
             _time(compute, communication, optimizer, host, axes),
         ),
-        objective_ns=provenance.objective_ns,
-        rival_ns=None if margin is None else margin.step_ns,
-        rival_bound_ns=None if margin is None else margin.bound_ns,
-        rival="" if margin is None else margin.rival,
-        is_fragile=provenance.is_fragile,
     )
 
 
-def margin_text(limits: Bottlenecks) -> str:
+def margin_text(provenance: Provenance) -> str:
     """A sentence on the best plan of another structure."""
-    bound, own_ns = limits.rival_bound_ns, limits.objective_ns
-    if bound is None:
+    margin, own_ns = provenance.margin, provenance.objective_ns
+    if margin is None:
         return "not in the plan: it was not asked for, or no plan of another structure is known"
-    if limits.rival_ns is None:
-        return f"as modelled, a plan of another structure takes at least {_more(bound, own_ns)}"
+    if margin.step_ns is None:
+        least = _more(margin.bound_ns, own_ns)
+        return f"as modelled, a plan of another structure takes at least {least}"
     text = (
         "as modelled, the best plan known of another structure takes "
-        f"{_more(limits.rival_ns, own_ns)}"
+        f"{_more(margin.step_ns, own_ns)}"
     )
-    if bound < limits.rival_ns:
-        text += f", and none less than {_more(bound, own_ns)}"
-    return f"{text}: {limits.rival}"
+    if margin.bound_ns < margin.step_ns:
+        text += f", and none less than {_more(margin.bound_ns, own_ns)}"
+    return f"{text}: {margin.rival}"
 
 
 def _more(ns: int, own_ns: int) -> str:

@@ -21,7 +21,8 @@ from autopar.errors import AutoparError
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.estimates import Memory, OpTotal
 from autopar.plans.matching import general, matches, outer_names
-from autopar.plans.plan import FRAGILE, Plan, StagePlan
+from autopar.plans.plan import Plan, StagePlan
+from autopar.plans.provenance import FRAGILE, Provenance
 from autopar.report.costs import costs, held_by
 from autopar.report.decisions import Alike, DecisionText, alike, op_decision, param_decision
 from autopar.report.limits import Bottlenecks, find_limits, margin_text
@@ -67,9 +68,9 @@ class Holding:
 class Reasons(Printed):
     """What a plan says of `subject`: a parameter, a module, an op, or all of it (`kind` "plan").
 
-    `parts` are what it costs, the largest first, `time_ns` of all of them. `limits` and what they
-    say of the margin are the whole plan's; of several stages together `pipeline` says what limits
-    them instead. `alternatives` and `benefits` are empty unless the model was at hand.
+    `parts` are what it costs, the largest first, `time_ns` of all of them. `limits` and the
+    `margin` are the whole plan's; of several stages together `pipeline` says what limits them.
+    `alternatives` and `benefits` are empty unless the model was at hand.
     """
 
     subject: str
@@ -82,6 +83,8 @@ class Reasons(Printed):
     share: float
     holdings: tuple[Holding, ...]
     limits: Bottlenecks | None
+    margin: str
+    is_fragile: bool | None
     pipeline: PipelineReasons | None = None
     alternatives: tuple[Explanation, ...] = ()
     benefits: tuple[Benefit, ...] = ()
@@ -102,6 +105,7 @@ class Reasons(Printed):
         if self.pipeline is not None:
             yield from self.pipeline.sections()
         if self.limits is None:
+            yield "How far the next plan is", self._margin()
             return
         time, whole = format_ns(self.time_ns), "of a step with nothing hidden"
         what = f"What it costs: {time}, {format_percent(self.share)} {whole}"
@@ -110,11 +114,14 @@ class Reasons(Printed):
         yield what, _parts(self.parts)
         if self.holdings:
             yield "What a device holds", _held(self, self.limits)
-        margin = Text(clean_sentence(margin_text(self.limits)))
-        if self.limits.is_fragile:
-            margin.append(f"\nfragile: that is less than {format_percent(FRAGILE)}", style="yellow")
         yield "What limits the plan", Text("\n".join(map(clean_sentence, self.limits.binds)))
-        yield "How far the next plan is", margin
+        yield "How far the next plan is", self._margin()
+
+    def _margin(self) -> Text:
+        margin = Text(clean_sentence(self.margin))
+        if self.is_fragile:
+            margin.append(f"\nfragile: that is less than {format_percent(FRAGILE)}", style="yellow")
+        return margin
 
 
 def reasons(plan: StagePlan, name: str = "") -> Reasons:
@@ -151,7 +158,12 @@ def whole_reasons(plan: Plan, pipeline: PipelineReasons | None) -> Reasons:
     if pipeline is None:
         return _whole(plan.stages[0])
     what = "the whole plan", "plan", plan.structure.model, plan.estimates.step_ns
-    return Reasons(*what, (), (), plan.estimates.added_up_ns, 1.0, (), None, pipeline)
+    time_ns, margin = plan.estimates.added_up_ns, _margin(plan.provenance)
+    return Reasons(*what, (), (), time_ns, 1.0, (), None, *margin, pipeline)
+
+
+def _margin(provenance: Provenance) -> tuple[str, bool | None]:
+    return margin_text(provenance), provenance.is_fragile
 
 
 def _whole(plan: StagePlan) -> Reasons:
@@ -164,6 +176,7 @@ def _whole(plan: StagePlan) -> Reasons:
     return Reasons(
         "the whole plan", "plan", plan.whole.structure.model, estimates.step_ns, (), parts,
         estimates.added_up_ns, 1.0, holdings, find_limits(plan, timeline(plan)),
+        *_margin(plan.provenance),
     )  # fmt: skip
 
 
@@ -193,6 +206,8 @@ def _reasons(
         share=_share(plan, time_ns),
         holdings=_holdings(plan, groups, keys),
         limits=find_limits(plan, timeline(plan)),
+        margin=margin_text(plan.provenance),
+        is_fragile=plan.provenance.is_fragile,
     )
 
 

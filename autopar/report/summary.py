@@ -17,13 +17,15 @@ from rich.text import Text
 from autopar.ir.mesh import NO_AXES
 from autopar.ir.units import format_bytes_of, format_ns, format_percent
 from autopar.plans.estimates import Memory
-from autopar.plans.plan import PROVEN, Plan, Provenance
+from autopar.plans.plan import Plan
+from autopar.plans.provenance import PROVEN, CandidateOutcome, Provenance
 from autopar.report.cautions import cautions
 from autopar.report.held import HOST_LABEL, HostUse, host_table, host_use
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.names import escape
 from autopar.report.pipeline import PipelineContent, pipeline_content
 from autopar.report.printed import Printed, name, section, speed_text
+from autopar.report.searched import searched_text
 from autopar.report.stage_content import StageContent, stage_content
 from autopar.report.timeline import timeline
 
@@ -61,7 +63,8 @@ class Summary(Printed):
     bound_ns: int
     gap: float
     margin: str
-    meshes_tried: tuple[str, ...]
+    candidates: tuple[CandidateOutcome, ...]
+    searched: str
     imposed: tuple[str, ...]
     schedule: str
     microbatches: int
@@ -91,13 +94,12 @@ class Summary(Printed):
 def summarize(plan: Plan, stage: int | None = None) -> Summary:
     """The summary of a plan, with all of the `stage` that is chosen, or of the only one."""
     structure, estimates, provenance = plan.structure, plan.estimates, plan.provenance
-    content, margin, pipeline = None, "", pipeline_content(plan)
+    content, pipeline = None, pipeline_content(plan)
     if stage is not None or pipeline is None:
         own = plan.stages[stage or 0]
         step = timeline(own)
         limits = find_limits(own, step)
         content = stage_content(own, step, limits)
-        margin = margin_text(limits) if provenance.margin else ""
     return Summary(
         model=structure.model,
         cluster=structure.cluster,
@@ -121,8 +123,9 @@ def summarize(plan: Plan, stage: int | None = None) -> Summary:
         objective_ns=provenance.objective_ns,
         bound_ns=provenance.bound_ns,
         gap=provenance.gap_ppm / 1e6,
-        margin=margin,
-        meshes_tried=provenance.meshes_tried,
+        margin=margin_text(provenance) if provenance.margin else "",
+        candidates=provenance.candidates,
+        searched=searched_text(provenance),
         imposed=provenance.imposed,
         schedule=structure.schedule,
         microbatches=structure.microbatches,
@@ -180,8 +183,8 @@ def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
     yield from _proof(summary)
     if summary.margin:
         yield "margin", Text(escape(summary.margin[:MAX_SENTENCE]))
-    if len(summary.meshes_tried) > 1:
-        yield "search", name(f"best of meshes {'; '.join(summary.meshes_tried)}")
+    if summary.searched:
+        yield "search", name(summary.searched)
     yield "plan", name(f"{summary.digest} ({summary.made_by})", "dim")
 
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import depth, irregular, memory_choices, plan_time, stages
+from autopar.plans.policy import Policy
+from benchmarks import depth, irregular, memory_choices, plan_time, policy, stages
 from benchmarks.plan_time import PHASES, Phases, Result, main, row
 
 
@@ -167,3 +168,21 @@ def test_a_pipeline_is_told_as_it_is() -> None:
         "15.25", "40.1 %", "70.0", "0.009 %",
     ]  # fmt: skip
     assert len(cells) == len(stages.HEADER)
+
+
+@pytest.mark.nightly
+def test_a_threshold_is_tried_where_it_is_read() -> None:
+    found = [*policy.rows(("4 L4, tight",), ("chunks_worth", "sharing_rounds"))]
+    assert [row[:4] for row in found] == [
+        ["chunks_worth", "32", value, "4 L4, tight"] for value in ("16", "64")
+    ]
+    assert all(float(step) > 0 for *_, step, _ in found)
+
+
+def test_thresholds_are_halved_and_doubled() -> None:
+    assert [*policy.tried("refined_most")] == [2, 6]
+    assert [*policy.tried("stages_in_flight")] == [2, 8]
+    assert [*policy.tried("prices_err")] == [0.05, 0.2]
+    assert [*policy.tried("estimate_near")] == pytest.approx([1.015, 1.06])
+    for name in Policy.__struct_fields__:
+        assert all(type(value) is type(getattr(Policy(), name)) for value in policy.tried(name))

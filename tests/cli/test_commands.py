@@ -158,7 +158,6 @@ def test_no_command_prints_the_help() -> None:
         (["plan", "t.py:build", "--cluster", "8xH1000"], "H1000"),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--memory-limit", "72"], "has no unit"),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--frontier", "8,4"], "has no unit"),
-        (["plan", "t.py:build", "--frontier=4GiB", "--search-margin"], "leave out --search-margin"),
         (
             ["plan", "t.py:build", "--cluster", "4xcpu", "--search-time-limit", "0"],
             "--search-time-limit",

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from autopar.cli.main import main
 from autopar.errors import PlanError
 from autopar.ir.canonical import MAX_FILE_BYTES
-from autopar.plans.plan import Plan
+from autopar.plans.plan import SCHEMA_VERSION, Plan
 from tests.report.any_plans import plans
 from tests.report.plans import two_axis_plan
 
 GOOD = two_axis_plan().to_bytes()
+SCHEMA = f'"schema": {SCHEMA_VERSION}'
 
 
 def changed(pattern: str, replacement: str) -> bytes:
@@ -43,14 +44,14 @@ HOSTILE = {
     "lone surrogate": GOOD.replace(b'"Toy"', b'"\\ud800"'),
     "a list": b"[]\n",
     "deep nesting": b'{"schema":' + b"[" * 200_000,
-    "duplicate key": changed(r'"schema": 13', '"schema": 12,\n  "schema": 13'),
+    "duplicate key": changed(SCHEMA, f'"schema": 12,\n  {SCHEMA}'),
     "keys not sorted": msgspec.json.format(msgspec.json.encode(two_axis_plan()), indent=2) + b"\n",
     "compact": msgspec.json.encode(two_axis_plan(), order="sorted"),
-    "schema to come": changed(r'"schema": 13', '"schema": 14'),
-    "no schema": changed(r',\n  "schema": 13', ""),
-    "schema of words": changed(r'"schema": 13', '"schema": "13"'),
-    "older schema": changed(r'"schema": 13', '"schema": 12'),
-    "unknown field": changed(r'"schema": 13', '"schema": 13,\n  "strategy": "x"'),
+    "schema to come": changed(SCHEMA, f'"schema": {SCHEMA_VERSION + 1}'),
+    "no schema": changed(rf",\n  {SCHEMA}", ""),
+    "schema of words": changed(SCHEMA, f'"schema": "{SCHEMA_VERSION}"'),
+    "older schema": changed(SCHEMA, f'"schema": {SCHEMA_VERSION - 1}'),
+    "unknown field": changed(SCHEMA, f'{SCHEMA},\n  "strategy": "x"'),
     "float": changed(r'"flops": \d+', '"flops": 1.5'),
     "text for a number": changed(r'"flops": \d+', '"flops": "1"'),
     "not a number": changed(r'"flops": \d+', '"flops": NaN'),
@@ -132,7 +133,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     two_axis_plan().save(path)
     assert Plan.load(path) == two_axis_plan()
-    assert json.loads(path.read_bytes())["schema"] == 13
+    assert json.loads(path.read_bytes())["schema"] == SCHEMA_VERSION
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 

@@ -22,7 +22,8 @@ from autopar.ir.redistribute import is_legal, placements, step
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, groups, is_saved, requirement, root_key
 from autopar.plans.estimates import Memory, StageEstimates, of_one_stage
-from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.plan import SCHEMA_VERSION, Plan
+from autopar.plans.provenance import Provenance
 from autopar.plans.structure import MeshAxis, Param, Stage, Structure
 from tests.redone import redecided
 from tests.report.plans import NO_STEP

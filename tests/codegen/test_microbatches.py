@@ -13,6 +13,7 @@ from torch.nn import functional
 from autopar.cluster.parsing import parse_cluster
 from autopar.codegen import generate
 from autopar.compile import best_on
+from autopar.driver.incumbent import Trail
 from autopar.driver.search import survey
 from autopar.errors import InfeasibleError
 from autopar.plans.estimates import StageEstimates
@@ -41,7 +42,7 @@ def chosen(
         backend="eager",
         microbatches=count,
     )
-    return survey(ask(case(name).traced.graph, hostless(cluster), options), silent).best
+    return survey(ask(case(name).traced.graph, hostless(cluster), options), Trail(silent)).only
 
 
 def sent(estimates: StageEstimates, kind: str, phase: str) -> int:
@@ -106,7 +107,7 @@ def test_as_many_as_it_takes_where_memory_binds() -> None:
         options = make_options(
             mesh="1", optimizer="sgd", memory={"limit": limit}, backend="eager", microbatches=count
         )
-        return survey(ask(graph, hostless("1xH100"), options), silent).best
+        return survey(ask(graph, hostless("1xH100"), options), Trail(silent)).only
 
     assert best("auto").structure.microbatches == 1
     limit = best(8).estimates.memory.total
@@ -122,7 +123,7 @@ def test_no_more_of_them_is_shorter_than_one() -> None:
     cluster = parse_cluster("2xH100")
     options = make_options(mesh="2", backend="eager")
     wanted = ask(case("llama").traced.graph, cluster, options)
-    request = survey(wanted, silent).best.request
+    request = survey(wanted, Trail(silent)).only.request
     times = [
         best_on(replace(request, microbatches=n), silent).solution.objective for n in (1, 2, 4)
     ]

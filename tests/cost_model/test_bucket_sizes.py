@@ -17,7 +17,7 @@ from autopar.cost_model.bucket_sizes import (
     with_buckets,
 )
 from autopar.cost_model.collectives import collective_s
-from autopar.driver.search import search
+from autopar.driver.asking import answer
 from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.schedule import Start
 from autopar.plans.layout import parse_layout
@@ -73,7 +73,7 @@ def test_what_starts_later_has_no_smaller_buckets() -> None:
 def test_a_plan_says_it_and_its_gathers_keep_to_it(tmp_path: Path) -> None:
     graph, cluster = linear_step(4096, 4096, 4096, layers=6), parse_cluster("64x8xH100")
     options = make_options(mesh="512", constraints={"strategy": "fsdp"})
-    search(ask(graph, cluster, options), silent).save(tmp_path / "plan.json")
+    answer(ask(graph, cluster, options), silent).save(tmp_path / "plan.json")
     layout = parse_layout(graph, Plan.load(tmp_path / "plan.json").structure.only)
     assert layout.mesh[0].bucket_bytes == 800 << 20
     events = schedule(layout).forward

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import autopar
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.search import search
+from autopar.driver.asking import answer
 from autopar.errors import AutoparError
 from autopar.plans.plan import Plan
 from autopar.plans.read_options import make_options
@@ -23,7 +23,7 @@ from tests.graphs import linear_step
 def planned(pins: Mapping[str, str], mesh: str = "3", hidden: int = 64) -> Plan:
     """The plan of two layers on three devices, or as many as the mesh has."""
     count = 6 if "x" in mesh else 3
-    return search(
+    return answer(
         ask(
             linear_step(4096, hidden, 60, layers=2),
             parse_cluster(f"{count}xH100"),

@@ -15,7 +15,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.driver.search import search
+from autopar.driver.asking import answer
 from autopar.errors import InfeasibleError, PlanMismatchError
 from autopar.ir.buckets import Sharing
 from autopar.ir.graph import Phase, Role
@@ -118,7 +118,7 @@ def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, me
 
 def test_a_small_model_on_a_slow_link_is_replicated() -> None:
     graph = linear_step(4096, 64, 64, layers=2)
-    plan = search(ask(graph, parse_cluster("2x1xL4"), Options()), quiet)
+    plan = answer(ask(graph, parse_cluster("2x1xL4"), Options()), quiet)
     assert {(p.storage, p.kept) for p in plan.structure.params.values()} == {("[R]", "[R]")}
     assert plan.provenance.status == "optimal"
     assert plan.provenance.objective_ns == plan.estimates.step_ns == plan.provenance.bound_ns

@@ -20,6 +20,7 @@ from autopar.ir.pipeline import ActionTable
 from autopar.plans.estimates import Shared, TurnTimes
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
+from autopar.plans.policy import Policy
 from autopar.tracer import trace
 from tests.grouped import grouped
 from tests.planned import hostless
@@ -87,10 +88,12 @@ def test_stages_of_a_tied_weight_on_one_rank_share_nothing() -> None:
 
 
 def test_segments_that_use_a_weight() -> None:
-    graph = in_microbatches(trace(Model(tied=True), (IDS,), {}).graph, 4)
-    sample = SampledStep(graph)
-    assert sample.tied == {"embed.weight": (0, len(sample.parts) - 1)}
-    assert SampledStep(in_microbatches(trace(Model(tied=False), (IDS,), {}).graph, 4)).tied == {}
+    tied, apart = (
+        SampledStep(in_microbatches(trace(Model(tied=tied), (IDS,), {}).graph, 4), Policy())
+        for tied in (True, False)
+    )
+    assert tied.tied == {"embed.weight": (0, len(tied.parts) - 1)}
+    assert apart.tied == {}
 
 
 def test_what_is_shared_waits_for_the_last_of_its_ranks() -> None:

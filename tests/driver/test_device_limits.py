@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.driver import device_limits
 from autopar.driver.device_limits import SharedMemory, plan_within_devices
 from autopar.errors import InfeasibleError
 from autopar.ir.pipeline import ActionTable
@@ -84,7 +83,7 @@ def test_on_the_host_a_stage_has_what_another_one_leaves() -> None:
 
 
 def within(
-    most: Sequence[int], least: Sequence[int], limit: int, *, is_known: bool = True
+    most: Sequence[int], least: Sequence[int], limit: int, *, is_known: bool = True, rounds: int = 8
 ) -> list[int]:
     """What stages 0 and 1 of one device hold, which have no use for more than `most` and need
     `least`, on a device with such a limit; whether it `is_known` what they need."""
@@ -100,7 +99,7 @@ def within(
         lambda n: cast("int", n), (lambda stage, _: least[stage]) if is_known else None, "",
     )  # fmt: skip
     table = ActionTable.parse("0F0 1F0 1B0 0B0")
-    return cast("list[Any]", plan_within_devices(table, (memory,), planned, silent))
+    return cast("list[Any]", plan_within_devices(table, (memory,), planned, silent, rounds))
 
 
 def test_what_is_given_up_is_in_proportion_to_what_can_be() -> None:
@@ -120,11 +119,10 @@ def test_where_it_is_not_known_what_stages_need_they_have_as_much_in_the_end() -
         within([60, 60], [10, 60], 100, is_known=False)
 
 
-def test_the_last_round_ends_with_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_round_ends_with_what_is_wrong() -> None:
     """Though there would be as much for each stage still to try."""
-    monkeypatch.setattr(device_limits, "_ROUNDS", 2)
     with pytest.raises(InfeasibleError, match="less than it needs"):
-        within([90, 60], [50, 50], 100, is_known=False)
+        within([90, 60], [50, 50], 100, is_known=False, rounds=2)
 
 
 def test_what_does_not_fit_together_is_said() -> None:

@@ -17,13 +17,12 @@ from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
 from autopar.driver.asking import answer
 from autopar.driver.leanest import leanest
-from autopar.driver.search import search
 from autopar.errors import InfeasibleError, NotImposedWarning
 from autopar.ir.graph import Graph
 from autopar.ir.moments import ON_HOST
 from autopar.ir.problem import Problem
 from autopar.plans.options import Options
-from autopar.plans.plan import PROVEN
+from autopar.plans.provenance import PROVEN
 from autopar.plans.read_options import make_options
 from autopar.plans.recorded import options_of
 from autopar.plans.request import Asked, PlanRequest, ask, with_host_share
@@ -140,20 +139,20 @@ def asked(host_memory: str | None, microbatches: int | None = 1) -> Asked:
 
 
 def within(wanted: Asked) -> bool:
-    held = search(wanted, silent).estimates
+    held = answer(wanted, silent).estimates
     return held.host_bytes <= wanted.cluster.host.memory_bytes and held.host_memory.total >= 0
 
 
 def test_what_is_short_of_the_host_is_told_with_what_would_do() -> None:
     with pytest.raises(InfeasibleError) as caught:
-        search(asked("1MiB"), silent)
+        answer(asked("1MiB"), silent)
     found = re.search(r"--memory-host (\w+) \(.*--microbatches (\d+) ", str(caught.value))
     assert found is not None, str(caught.value)
     host_memory, count = found[1], int(found[2])
     assert within(asked(host_memory)) and within(asked("1MiB", microbatches=count))
     if count > 2:
         with pytest.raises(InfeasibleError):
-            search(asked("1MiB", microbatches=count // 2), silent)
+            answer(asked("1MiB", microbatches=count // 2), silent)
 
 
 def test_microbatches_are_looked_for_where_the_host_is_too_small() -> None:
@@ -192,10 +191,10 @@ def test_a_node_is_shared_by_its_devices() -> None:
 
 
 def test_what_was_asked_for_is_in_the_plan() -> None:
-    plan = search(asked("64GiB"), silent)
+    plan = answer(asked("64GiB"), silent)
     assert "host memory 64GiB" in plan.provenance.imposed
     assert options_of(plan).host_memory_bytes == 64 << 30
-    assert options_of(search(asked(None), silent)).host_memory_bytes is None
+    assert options_of(answer(asked(None), silent)).host_memory_bytes is None
 
 
 @pytest.mark.parametrize("residency", ["cpu", "cuda"])
@@ -203,5 +202,5 @@ def test_the_host_of_a_cpu_has_no_other_memory(residency: str) -> None:
     cluster = parse_cluster("2xcpu")
     cluster = replace(cluster, host=replace(cluster.host, memory_bytes_per_s=1e10, memory_bytes=1))
     options = Options(mesh="2", residency=residency)
-    held = search(ask(parameters.traced().graph, cluster, options), silent).estimates
+    held = answer(ask(parameters.traced().graph, cluster, options), silent).estimates
     assert held.memory.params > 0 and held.host_bytes == 0

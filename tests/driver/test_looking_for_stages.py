@@ -14,17 +14,20 @@ from torch import nn
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver import pipelining, segment_plans
-from autopar.driver.offers import Offers
+from autopar.driver.asking import answer, best_of_all
+from autopar.driver.finding import Finding, Other
+from autopar.driver.incumbent import Search, Trail
+from autopar.driver.narrower import findings
 from autopar.driver.pipeline_shapes import PipelineShape, numbers_of_microbatches, numbers_of_ranks
 from autopar.driver.pipelining import search_stages
 from autopar.driver.promising_shapes import Promising
-from autopar.driver.search import search
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_plans import SegmentPlans
 from autopar.driver.segment_ways import SegmentWays
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import ActionTable
+from autopar.plans.fitting import Beaten
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
 from autopar.plans.request import Asked
@@ -36,11 +39,11 @@ from tests.redone import repriced
 
 def opened(graph: Any, devices: int, **options: Any) -> Plan:
     wanted = {"stages": "auto", "microbatches": "auto", **options}
-    return search_stages(asked(graph, devices, **wanted), silent)
+    return answer(asked(graph, devices, **wanted), silent)
 
 
 def in_one(graph: Any, devices: int, **options: Any) -> Plan:
-    return search(asked(graph, devices, microbatches="auto", **options), silent)
+    return answer(asked(graph, devices, microbatches="auto", **options), silent)
 
 
 @pytest.mark.parametrize(("layers", "devices"), [(4, 1), (2, 7), (1, 2)])
@@ -62,7 +65,7 @@ def test_numbers_of_microbatches_that_have_no_order_are_left_out() -> None:
     graph = trace(Chain([64] * 13), (torch.randn(16, 64),), {}).graph
     wanted = asked(graph, 3, stages=6, microbatches="auto", schedule="interleaved")
     assert 16 not in numbers_of_microbatches(wanted, 3)
-    assert search_stages(wanted, silent).structure.microbatches == 4
+    assert answer(wanted, silent).structure.microbatches == 4
 
 
 def test_numbers_of_ranks_that_share_nodes_unevenly_are_left_out() -> None:
@@ -106,33 +109,30 @@ def test_one_stage_is_planned_in_any_number_of_microbatches() -> None:
 
 
 def test_once_one_stage_is_planned_pipelines_that_take_longer_are_left_out() -> None:
-    """Links are fast: one stage is as good as the first pipeline would be with all the memory it
-    likes, and is planned first; by what their busiest segments take alone pipelines are known to be
-    longer. Other orders are not even looked at, in which ranks would wait less."""
+    """Links are fast: by what their busiest segments take alone pipelines are known to be longer.
+    Other orders are not even looked at, in which ranks would wait less."""
     said: list[str] = []
     graph = trace(Chain([256] * 13), (torch.randn(4096, 256),), {}).graph
-    plan = search_stages(asked(graph, 8, stages="auto", microbatches="auto"), said.append)
+    plan = answer(asked(graph, 8, stages="auto", microbatches="auto"), said.append)
     assert not plan.structure.is_pipeline
-    planned = said.index("solving for mesh dp=8")
-    assert next(text for text in said[:planned] if ": about " in text).startswith("1 stages")
-    assert sum(": about " in text for text in said[:planned]) == 1
-    assert not any(": about " in text for text in said[planned:])
-    assert sum("nothing better" in text for text in said[planned:]) >= 2
+    assert not any(": about " in text for text in said)
+    results = [e.result for e in plan.provenance.candidates if "stages" in e.candidate]
+    assert len(results) >= 2 and {*results} == {"not better"}
     assert not any("zb-" in text or "interleaved" in text for text in said)
 
 
 def test_orders_share_plans_of_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interleaved, stages hold more microbatches meanwhile, and take as long each."""
     graph = trace(Chain([32] * 9), (torch.randn(64, 32),), {}).graph
-    known = SegmentWays(asked(graph, 4, stages="auto", microbatches=8), silent)
+    known = SegmentWays(asked(graph, 4, stages="auto", microbatches=8), Trail(silent))
     plain, interleaved = (make_table("1f1b", 2, 8), make_table("interleaved", 2, 8, 2))
     first = known.divided(plain)
     solved: list[object] = []
     monkeypatch.setattr(segment_plans, "best_as_stated", lambda *_: solved.append(1))
     shared = known.divided(interleaved)
-    assert not solved and first is not None and shared is not None
+    assert not solved and first.step_ns > 0
     monkeypatch.undo()
-    alone = SegmentWays(known.asked, silent).divided(interleaved)
+    alone = SegmentWays(known.asked, Trail(silent)).divided(interleaved)
     assert alone == shared
 
 
@@ -143,10 +143,12 @@ def test_a_mesh_that_is_beaten_without_a_limit_is_not_planned_within_it(
     tight = asked(graph, 2, stages=2, microbatches=8, memory_limit=5 << 20)
     within: list[int] = []
     monkeypatch.setattr(SegmentPlans, "plan_within", lambda _, limit: within.append(limit))
-    hoped_ns = SegmentWays(tight, silent).hoped_ns(table)
-    assert SegmentWays(tight, silent).divided(table, hoped_ns) is None
+    roomy = asked(graph, 2, stages=2, microbatches=8)
+    hoped_ns = SegmentWays(roomy, Trail(silent)).divided(table).step_ns
+    with pytest.raises(Beaten):
+        SegmentWays(tight, Trail(silent)).divided(table, hoped_ns)
     assert not within
-    assert SegmentWays(tight, silent).divided(table, hoped_ns + 1) is not None
+    SegmentWays(tight, Trail(silent)).divided(table, hoped_ns + 1)
     assert within
 
 
@@ -158,13 +160,11 @@ class Known(SegmentWays):
     """Steps of which it is known what they take; of others 500."""
 
     def __init__(self, wanted: Asked, took: Took) -> None:
-        super().__init__(wanted, silent)
+        super().__init__(wanted, Trail(silent))
         self.took = took
         self.asked_for: list[tuple[int, int, str]] = []
 
-    def divided(
-        self, table: ActionTable, known_ns: int | None = None, mesh: str = ""
-    ) -> Divided | None:
+    def divided(self, table: ActionTable, known_ns: int | None = None, mesh: str = "") -> Divided:
         ranks = len(table.rows)
         name = "1f1b"
         if table.is_split or table.num_stages > ranks:
@@ -173,7 +173,7 @@ class Known(SegmentWays):
         self.asked_for.append(shape)
         step_ns, waits = self.took.get(shape, (500, 0.0))
         if known_ns is not None and step_ns >= known_ns:
-            return None
+            raise Beaten("stages", step_ns)
         return Divided((Mesh(()),), (), step_ns, waits, 0, 0, {}, is_within=True, is_tight=False)
 
 
@@ -187,7 +187,7 @@ def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
     graph = trace(Chain([32] * 17), (torch.randn(64, 32),), {}).graph
     wanted = asked(graph, 8, stages="auto", microbatches="auto")
     known = Known(wanted, took)
-    (best, divided), *_ = Promising(wanted, known, Offers(silent)).best()
+    (best, divided), *_ = Promising(wanted, known, findings(Trail(silent))).best()
     assert (best.ranks, best.microbatches, best.schedule) == (4, 8, "zb-h1")
     assert divided.step_ns == 180
     # Eight ranks take longer than that even if they wait for nobody, and work less in fewer.
@@ -197,19 +197,17 @@ def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
 class AsIs(Known):
     """Whatever is known, what takes longer is told."""
 
-    def divided(
-        self, table: ActionTable, known_ns: int | None = None, mesh: str = ""
-    ) -> Divided | None:
+    def divided(self, table: ActionTable, known_ns: int | None = None, mesh: str = "") -> Divided:
         return super().divided(table, None, mesh)
 
 
-def plain_of(graph: Graph, step_ns: int, kernels: int) -> Plan:
+def plain_of(graph: Graph, step_ns: int, kernels: int) -> Finding:
     """In one stage; it takes so long, and launches so many kernels, one after the other."""
-    plan = in_one(graph, 1)
+    plan = best_of_all(asked(graph, 1, microbatches="auto"), Trail(silent))
     (key, op), *_ = ((k, op) for k, op in plan.estimates.stages[0].ops.items() if op.compute_ns)
     one = {key: msgspec.structs.replace(op, count=kernels)}
     estimates = repriced(plan.estimates, step_ns=step_ns, ops=one, host_ns=0)
-    return msgspec.structs.replace(plan, estimates=estimates)
+    return replace(plan, estimates=estimates)
 
 
 def test_fewer_microbatches_in_which_ranks_work_less_are_looked_at() -> None:
@@ -221,8 +219,9 @@ def test_fewer_microbatches_in_which_ranks_work_less_are_looked_at() -> None:
     }  # fmt: skip
     graph = trace(Chain([32] * 17), (torch.randn(64, 32),), {}).graph
     wanted = asked(graph, 4, stages="auto", microbatches="auto")
-    tried = Offers(silent, plain_of(graph, 375, 0))
-    best = Promising(wanted, AsIs(wanted, took), tried, only_several=True).best()[0][0]
+    tried = findings(Trail(silent))
+    tried.offer(plain_of(graph, 375, 0))
+    best = Promising(wanted, AsIs(wanted, took), tried).best()[0][0]
     assert (best.ranks, best.microbatches) == (4, 4)
 
 
@@ -238,8 +237,9 @@ def test_where_launches_count_fewer_microbatches_are_considered_first(
     )
     known = Known(wanted, {})
     # Of four ranks a tenth of the step is as long as 400 kernels launch: ten times 40.
-    tried = Offers(silent, plain_of(graph, 1_000_000, kernels))
-    Promising(wanted, known, tried, only_several=True).best()
+    tried = findings(Trail(silent))
+    tried.offer(plain_of(graph, 1_000_000, kernels))
+    Promising(wanted, known, tried).best()
     assert known.asked_for[0] == (4, first, "1f1b")
 
 
@@ -247,16 +247,18 @@ def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ran
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else three shapes of two ranks were planned, and no more."""
-    some, graph = in_one(chain(64, 64, 64), 1), chain(64, 64, 64)
+    graph = chain(64, 64, 64)
+    some = best_of_all(asked(graph, 1), Trail(silent))
     thought = {(2, 2): 90, (2, 4): 91, (2, 8): 92, (4, 4): 100}
     takes, planned = {2: 130, 4: 101}, list[int]()
 
     class Promised:
-        plain = has_plain = None
-        is_open = False
+        def __init__(self, asked: Asked, ways: SegmentWays, tried: Search[Finding]) -> None:
+            self.ways, self.tried = ways, tried
+            self.planned: dict[object, Finding] = {}
 
-        def __init__(self, _asked: object, _ways: object, tried: Offers, **_: object) -> None:
-            self.tried = tried
+        def others(self, _: Finding) -> tuple[Other, ...]:
+            return ()
 
         def best(self) -> list[tuple[PipelineShape, Any]]:
             return [
@@ -268,13 +270,12 @@ def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ran
         def __init__(self, _asked: object, shape: PipelineShape, *_: object) -> None:
             self.ranks = shape.ranks
 
-        def plan(self, _graph: object) -> Plan:
+        def planned(self, _graph: object) -> Finding:
             planned.append(self.ranks)
-            estimates = repriced(some.estimates, step_ns=takes[self.ranks])
-            return msgspec.structs.replace(some, estimates=estimates)
+            return replace(some, estimates=repriced(some.estimates, step_ns=takes[self.ranks]))
 
     monkeypatch.setattr(pipelining, "Promising", Promised)
     monkeypatch.setattr(pipelining, "_Pipeline", Pipeline)
-    found = search_stages(asked(graph, 4, stages="auto", microbatches="auto"), silent)
+    found = search_stages(asked(graph, 4, stages="auto", microbatches="auto"), Trail(silent))
     assert planned == [2, 4]
-    assert found.estimates.step_ns == 101
+    assert found.step_ns == 101

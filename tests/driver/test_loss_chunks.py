@@ -19,9 +19,11 @@ import autopar
 from autopar.codegen import generate
 from autopar.compile import ModelCall, plan_call
 from autopar.driver.chunk_counts import chunk_count, chunk_ladder, most_saved_bytes
+from autopar.driver.finding import Finding
 from autopar.driver.frontier import find_frontier
-from autopar.driver.loss_chunking import best_in_chunks
-from autopar.driver.search import Survey, planned, survey
+from autopar.driver.incumbent import Trail
+from autopar.driver.on_mesh import best_on_mesh
+from autopar.driver.search import survey
 from autopar.errors import ArgumentError, InfeasibleError, NotImposedWarning
 from autopar.ir.loss_chunks import LINEAR, SCORES
 from autopar.ir.problem import Problem, Solution
@@ -72,7 +74,7 @@ def request(limit: int | None, chunks: int | str, *unread: str) -> PlanRequest:
 
 
 def best(limit: int | None, chunks: int | str, *unread: str) -> Candidate:
-    return best_in_chunks(request(limit, chunks, *unread), silent)
+    return best_on_mesh(request(limit, chunks, *unread), Trail(silent))
 
 
 def chunks_of(found: Candidate) -> int:
@@ -125,7 +127,7 @@ def test_where_there_is_little_to_save_it_is_not_tried() -> None:
     small = request(80 << 30, "auto")
     assert chunk_count(small) == 1
     said: list[str] = []
-    best_in_chunks(small, said.append)
+    best_on_mesh(small, Trail(said.append))
     assert not any("chunks" in text for text in said)
     assert chunk_count(replace(small, graph=case("mlp").traced.graph).within(1000)) == 1
 
@@ -151,9 +153,9 @@ def test_chunks_that_would_save_less_than_is_tolerated_are_not_planned(
 
     compile = import_module("autopar.compile")
     limit = best(None, 1, "logits").estimates.memory.total * 95 // 100
-    monkeypatch.setattr("autopar.driver.microbatching.best_on", best_on)
+    monkeypatch.setattr("autopar.driver.on_mesh.best_on", best_on)
     asked = replace(request(limit, "auto", "logits"), tolerance=tolerance)
-    found = best_in_chunks(asked, silent)
+    found = best_on_mesh(asked, Trail(silent))
     assert found.estimates.memory.total <= limit
     assert tried[0] == 1 and (len(tried) > 1) == is_tried
 
@@ -220,7 +222,7 @@ def test_a_step_without_a_head_says_so() -> None:
     options = make_options(mesh="2", optimizer="sgd", backend="eager", memory={"loss_chunks": 4})
     with pytest.warns(NotImposedWarning, match="loss_chunks=4: the step has no loss"):
         asked = ask(case("mlp").traced.graph, hostless("2xH100"), options)
-    assert chunks_of(survey(asked, silent).best) == 1
+    assert chunks_of(survey(asked, Trail(silent)).only) == 1
 
 
 class TwoHeads(nn.Module):
@@ -257,18 +259,18 @@ def test_an_output_is_not_left_out_and_differentiable(name: str) -> None:
 
 
 def test_a_plan_file_says_it_only_where_it_is_so() -> None:
-    whole, chunked = (planned(survey_of(chunks)) for chunks in (1, 4))
+    whole, chunked = (survey_of(chunks).plan() for chunks in (1, 4))
     assert b"loss_chunks" not in msgspec.json.encode(whole.structure)
     assert b'"loss_chunks":4' in msgspec.json.encode(chunked.structure)
     for plan in (whole, chunked):
         assert Plan.from_bytes(plan.to_bytes()) == plan
 
 
-def survey_of(chunks: int) -> Survey:
+def survey_of(chunks: int) -> Finding:
     options = make_options(
         mesh="2", optimizer="sgd", backend="eager", memory={"loss_chunks": chunks}
     )
-    return survey(ask(traced().graph, hostless("2xH100"), options), silent)
+    return survey(ask(traced().graph, hostless("2xH100"), options), Trail(silent))
 
 
 @pytest.mark.breadth(3)
@@ -287,7 +289,7 @@ def test_strategies_are_eager(cluster: str, mesh: str, strategy: str, backend: s
     options = make_options(
         mesh=mesh, constraints={"strategy": strategy}, backend=backend, memory={"loss_chunks": 3}
     )
-    plan = planned(survey(ask(found.traced.graph, hostless(cluster), options), silent))
+    plan = survey(ask(found.traced.graph, hostless(cluster), options), Trail(silent)).plan()
     assert plan.structure.loss_chunks == 3
     assert abs(plan.estimates.step_ns / plan.estimates.stages[0].modelled_ns - 1) < 0.1
     assert "lm_head:forward:scores_nll.0" in plan.structure.only.ops

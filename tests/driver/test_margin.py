@@ -12,12 +12,14 @@ import pytest
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
 from autopar.cost_model.price import price
-from autopar.driver.search import estimates_of, search
-from autopar.driver.stages_if_needed import search_one_or_several
+from autopar.driver.asking import answer
+from autopar.driver.search import estimates_of
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.options import Options
-from autopar.plans.plan import Margin, Plan
+from autopar.plans.plan import Plan
+from autopar.plans.policy import other_thresholds
+from autopar.plans.provenance import Margin
 from autopar.plans.request import ask
 from autopar.plans.weight_layouts import ENOUGH, Roles, describe, find_roles, signature
 from autopar.solver import solve
@@ -50,7 +52,7 @@ def moved(roles: Roles, one: Sequence[object], other: Sequence[object]) -> float
 def with_margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Plan:
     options = Options(mesh=mesh, memory_limit_bytes=limit)
     asked = ask(graph, hostless(cluster), replace(options, margin=True))
-    return search_one_or_several(asked, quiet)
+    return answer(asked, quiet)
 
 
 def margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Margin:
@@ -116,7 +118,7 @@ def only(problem: Problem, roles: Roles, wanted: Sequence[tuple[str]]) -> Proble
 def test_the_plan_is_the_one_that_is_found_without_a_margin() -> None:
     graph, options = linear_step(512, 256, 1024, 2), Options()
     cluster = hostless("2x4xL4")
-    alone = search(ask(graph, cluster, options), quiet)
+    alone = answer(ask(graph, cluster, options), quiet)
     found = with_margin(graph, "2x4xL4", "auto", limit=cluster.device.memory_bytes)
     assert found.structure == alone.structure
     assert found.provenance.margin is not None and alone.provenance.margin is None
@@ -171,11 +173,11 @@ def test_where_memory_binds_the_rival_fits(batch: int) -> None:
 
 @pytest.mark.breadth(2)
 @pytest.mark.parametrize("steps", [1, 20, 60, 100])
-def test_limited_work_leaves_what_is_proven(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limited_work_leaves_what_is_proven(steps: int) -> None:
     graph = linear_step(4096, 256, 1024, 3)
     exact = margin(graph, "2x4xL4", "2x4")
-    monkeypatch.setattr("autopar.driver.margin._MAX_ITERATIONS", steps)
-    plan = with_margin(graph, "2x4xL4", "2x4")
+    with other_thresholds(rival_iterations=steps):
+        plan = with_margin(graph, "2x4xL4", "2x4")
     found = plan.provenance.margin
     if found is not None:
         assert plan.provenance.objective_ns < found.bound_ns <= exact.bound_ns

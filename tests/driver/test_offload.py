@@ -21,7 +21,7 @@ from autopar.ir.offloading import offloadable
 from autopar.ir.problem import Problem, Status
 from autopar.plans.decisions import make_stage
 from autopar.plans.options import Options
-from autopar.plans.plan import PROVEN
+from autopar.plans.provenance import PROVEN
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
 from autopar.solver import evaluate, solve

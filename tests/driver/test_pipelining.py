@@ -16,7 +16,7 @@ import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.cluster.parts import axis_between, part_of, place_parts
 from autopar.compile import best_on
-from autopar.driver.pipelining import search_stages
+from autopar.driver.asking import answer
 from autopar.errors import (
     ArgumentError,
     ClusterError,
@@ -224,7 +224,7 @@ def test_stages_that_differ_in_names_alone_are_planned_once() -> None:
             "cuts": ["model.layers.1", "model.layers.2", "model.layers.3"],
         },
     )
-    plan = search_stages(ask(graph, hostless("4xH100"), options), said.append)
+    plan = answer(ask(graph, hostless("4xH100"), options), said.append)
     assert sum(line.startswith("planning stage") for line in said) == 3
     second, third = plan.structure.stages[1:3]
     assert second.ops == third.ops

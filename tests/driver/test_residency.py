@@ -21,7 +21,7 @@ from autopar.ir.problem import Problem
 from autopar.ir.residency import Hosting, can_be_hosted
 from autopar.plans.decisions import make_stage
 from autopar.plans.options import Options
-from autopar.plans.plan import PROVEN
+from autopar.plans.provenance import PROVEN
 from autopar.plans.read_options import make_options
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request

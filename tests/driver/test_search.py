@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -10,16 +11,20 @@ import pytest
 
 from autopar.cluster.mesh_shapes import candidate_meshes
 from autopar.cluster.parsing import parse_cluster
-from autopar.compile import Say, best_on
+from autopar.compile import best_on
 from autopar.driver import search as driver
-from autopar.driver.search import meshes_of, search
+from autopar.driver.asking import answer
+from autopar.driver.incumbent import Trail
+from autopar.driver.search import meshes_of
 from autopar.errors import ClusterError, InfeasibleError
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.fitting import Beaten, Candidate
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
+from autopar.plans.policy import other_thresholds
 from autopar.plans.request import PlanRequest, ask
 from tests.graphs import linear_step
+from tests.looked import looked_at, named
 
 
 def planned(
@@ -32,7 +37,7 @@ def planned(
 ) -> Plan:
     told = [] if heard is None else heard
     graph = linear_step(rows, width, width, layers=3)
-    return search(ask(graph, parse_cluster(cluster), Options(mesh=mesh)), told.append)
+    return answer(ask(graph, parse_cluster(cluster), Options(mesh=mesh)), told.append)
 
 
 @pytest.mark.breadth(2)
@@ -42,7 +47,7 @@ def test_the_best_mesh_wins_and_its_bound_holds_on_all(mesh: str, max_axes: int)
     found = planned(mesh, heard=heard)
     meshes = candidate_meshes(parse_cluster("2x4xH100"), max_axes)
     single = {str(each): planned(str(each)).provenance for each in meshes}
-    assert found.provenance.meshes_tried == tuple(single)
+    assert looked_at(found) == named(*single)
     best = min(single, key=lambda each: single[each].objective_ns)
     assert found.structure.only.mesh == planned(best).structure.only.mesh
     assert found.provenance.objective_ns == single[best].objective_ns
@@ -53,9 +58,10 @@ def test_the_best_mesh_wins_and_its_bound_holds_on_all(mesh: str, max_axes: int)
 
 
 @pytest.fixture
-def many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def many_devices() -> Iterator[None]:
     """Eight are many."""
-    monkeypatch.setattr(driver, "_MANY_DEVICES", 8)
+    with other_thresholds(refined_devices=8):
+        yield
 
 
 @pytest.mark.usefixtures("many_devices")
@@ -89,17 +95,18 @@ def test_three_axes_are_not_tried_where_those_that_they_refine_are_far_from_the_
 def test_three_axes_are_not_tried_where_each_takes_long(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = driver.best_in_chunks
+    made = driver.best_on_mesh
 
     def tight(*args: Any, **how: Any) -> Candidate:
         return replace(made(*args, **{**how, "after": None}), is_tight=True)
 
     heard: list[str] = []
-    if limit == "many nodes":
-        monkeypatch.setattr(driver, "_MANY_NODES", 1)
-    else:
-        monkeypatch.setattr(driver, "best_in_chunks", tight)
-    planned("auto", heard=heard)
+    if limit == "memory binds":
+        monkeypatch.setattr(driver, "best_on_mesh", tight)
+    with other_thresholds(**({"refined_nodes": 1} if limit == "many nodes" else {})):
+        found = planned("auto", heard=heard)
+    (skipped,) = (e for e in found.provenance.candidates if e.result == "skipped")
+    assert skipped.reason == {"many nodes": "refined_nodes 1"}.get(limit, limit)
     assert "solving for mesh dp=4,tp=2" in heard
     assert "solving for mesh dp=2,cp=2,tp=2" not in heard
 
@@ -108,19 +115,21 @@ def test_three_axes_are_not_tried_where_each_takes_long(
 def test_what_is_not_known_of_three_axes_unasked_is_not_said_of_the_best_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = driver.best_in_chunks
+    made = driver.best_on_mesh
 
-    def unsure(request: PlanRequest, say: Say, cutoff: int | None = None, **how: Any) -> Candidate:
+    def unsure(
+        request: PlanRequest, say: Trail, cutoff: int | None = None, **how: Any
+    ) -> Candidate:
         if len(request.mesh.sizes) < 3:
             return made(request, say, cutoff, **how)
         found = made(request, say, None, **how)
         return replace(found, solution=replace(found.solution, bound=found.solution.bound // 2))
 
-    monkeypatch.setattr(driver, "best_in_chunks", unsure)
+    monkeypatch.setattr(driver, "best_on_mesh", unsure)
     heard: list[str] = []
     found = planned("auto", heard=heard)
     assert "solving for mesh dp=2,cp=2,tp=2" in heard
-    assert found.provenance.meshes_tried == ("dp=8", "dp=2,tp=4", "dp=4,tp=2")
+    assert looked_at(found) == named("dp=8", "dp=2,tp=4", "dp=4,tp=2", "dp=2,cp=2,tp=2")
     assert found.provenance.bound_ns == found.provenance.objective_ns
     better = planned("auto", cluster="4x4xA100", rows=1024).provenance
     assert better.bound_ns < 0.6 * better.objective_ns

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.driver import pipelining, promising_shapes, segment_plans, segment_sorts
-from autopar.driver.pipelining import search_stages
+from autopar.driver import pipelining, segment_plans, segment_sorts
+from autopar.driver.asking import answer
+from autopar.driver.incumbent import Trail
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_plans import FreePlans
 from autopar.driver.segment_sorts import SampledStep
@@ -22,8 +23,10 @@ from autopar.ir.graph import Graph, Role
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.segments import segments
 from autopar.ir.stages import is_end
+from autopar.plans.fitting import Beaten
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
+from autopar.plans.policy import Policy
 from autopar.plans.read_options import make_options
 from autopar.plans.request import Asked, ask
 from autopar.solver.search import silent
@@ -62,16 +65,16 @@ def asked(graph: Graph, devices: int, **options: Any) -> Asked:
 
 def test_equal_segments_are_planned_once() -> None:
     """Embedding, layers, norm and head of Llama; blocks of a ResNet that differ are not equal."""
-    sample = SampledStep(in_microbatches(case("llama").traced.graph, 2))
+    sample = SampledStep(in_microbatches(case("llama").traced.graph, 2), Policy())
     assert [(s.count, s.stage) for s in sample.sorts] == [(1, 0), (2, 1), (1, 2), (1, 3)]
     assert sample.sorts[1].share == 1 / 2 and sample.busiest == 1
-    resnet = SampledStep(trained("resnet").traced.graph)
+    resnet = SampledStep(trained("resnet").traced.graph, Policy())
     assert sum(sort.count for sort in resnet.sorts) == len(resnet.parts)
     assert len(resnet.sorts) > 3
 
 
 def test_of_many_equal_segments_few_are_planned() -> None:
-    sample = SampledStep(in_microbatches(chain(*[16] * 9), 2))
+    sample = SampledStep(in_microbatches(chain(*[16] * 9), 2), Policy())
     sort, last = sample.sorts  # with the loss
     stage, _ = sample.stages
     assert (sort.count, sort.share) == (7, 1 / 3) and last.count == 1
@@ -82,7 +85,7 @@ def test_of_many_equal_segments_few_are_planned() -> None:
 
 def test_of_many_sorts_some_are_planned_together() -> None:
     """And share what that takes by their work."""
-    sample = SampledStep(in_microbatches(chain(*range(16, 16 + 41)), 2))
+    sample = SampledStep(in_microbatches(chain(*range(16, 16 + 41)), 2), Policy())
     assert len(sample.sorts) == 40 and 12 < len(sample.stages) <= 24
     for stage in range(len(sample.stages)):
         assert sum(s.share for s in sample.sorts if s.stage == stage) == pytest.approx(1)
@@ -93,21 +96,21 @@ def test_of_many_sorts_some_are_planned_together() -> None:
 def test_steps_are_thought_to_take_about_what_they_take(count: int) -> None:
     """Within a tenth on devices that compute most of the time."""
     wanted = asked(chain(*[4096] * 9), 2, stages=2, microbatches=count)
-    divided = SegmentWays(wanted, silent).divided(make_table("1f1b", 2, count))
+    divided = SegmentWays(wanted, Trail(silent)).divided(make_table("1f1b", 2, count))
     assert divided is not None and 0 < divided.bound_ns <= divided.objective_ns
-    plan = search_stages(wanted, silent)
+    plan = answer(wanted, silent)
     assert divided.step_ns == pytest.approx(plan.estimates.step_ns, rel=0.1)
     assert [start for start, _ in divided.starts] == [plan.structure.stages[1].start]
 
 
 def test_stages_that_take_longer_than_what_is_known_are_left_out() -> None:
     wanted = asked(chain(*[256] * 9), 4, stages=2, microbatches=4)
-    ways, table = SegmentWays(wanted, silent), make_table("1f1b", 2, 4)
+    ways, table = SegmentWays(wanted, Trail(silent)), make_table("1f1b", 2, 4)
     found = ways.divided(table)
-    assert found is not None
-    assert ways.divided(table, found.step_ns // 2) is None
+    with pytest.raises(Beaten):
+        ways.divided(table, found.step_ns // 2)
     again = ways.divided(table, found.step_ns * 3)
-    assert again is not None and again.step_ns == found.step_ns
+    assert again.step_ns == found.step_ns
 
 
 def test_what_no_segments_take_less_than_is_known_of_more_microbatches() -> None:
@@ -123,12 +126,12 @@ def test_what_no_segments_take_less_than_is_known_of_more_microbatches() -> None
 def test_other_microbatches_are_left_out_by_what_fewer_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ways = SegmentWays(asked(chain(*[256] * 9), 4, stages=2), silent)
+    ways = SegmentWays(asked(chain(*[256] * 9), 4, stages=2), Trail(silent))
     found = ways.divided(make_table("1f1b", 2, 4))
-    assert found is not None
     monkeypatch.setattr(segment_plans, "price", None)
     for name, count in (("1f1b", 8), ("zb-h1", 4)):
-        assert ways.divided(make_table(name, 2, count), found.step_ns // 3) is None
+        with pytest.raises(Beaten):
+            ways.divided(make_table(name, 2, count), found.step_ns // 3)
 
 
 def test_within_less_memory_segments_take_longer() -> None:
@@ -138,12 +141,10 @@ def test_within_less_memory_segments_take_longer() -> None:
 
     def divided(limit: int | None) -> Divided:
         wanted = asked(graph, 2, stages=2, microbatches=4, memory_limit=limit)
-        found = SegmentWays(wanted, silent).divided(table)
-        assert found is not None
-        return found
+        return SegmentWays(wanted, Trail(silent)).divided(table)
 
     free = divided(None)
-    peak = search_stages(asked(graph, 2, stages=2, microbatches=4), silent).estimates.memory.total
+    peak = answer(asked(graph, 2, stages=2, microbatches=4), silent).estimates.memory.total
     assert divided(2 * peak) == free
     tight = divided(peak // 2)
     assert tight.objective_ns > free.objective_ns
@@ -154,7 +155,7 @@ def test_within_less_memory_segments_take_longer() -> None:
 def test_the_plan_of_fewer_in_flight_is_told_with_what_those_hold() -> None:
     """Stages are planned for a few numbers of microbatches in flight, and told with their own."""
     wanted = asked(chain(*[64] * 17), 8, stages=8, microbatches=8, schedule="1f1b")
-    plan = search_stages(wanted, silent)
+    plan = answer(wanted, silent)
     saved = [stage.estimates.memory.saved for stage in plan.stages[1:-1]]
     assert saved == sorted(saved, reverse=True) and len({*saved}) == len(saved)
 
@@ -166,7 +167,7 @@ def test_stages_that_fit_are_found_where_those_thought_best_do_not() -> None:
     graph = trace(Chain([32] * 7, 3), (torch.randn(1024, 32),), {}).graph
 
     def found(**options: Any) -> Plan:
-        return search_stages(asked(graph, 2, stages=2, **options), silent)
+        return answer(asked(graph, 2, stages=2, **options), silent)
 
     eight = found(microbatches=8)
     limit = max(stage.estimates.memory.total for stage in eight.stages) + (1 << 16)
@@ -201,7 +202,7 @@ def test_what_forward_changes_is_within_a_segment() -> None:
         "norm",
         *(f"layers.{k}" for k in range(2, 6)),
     ]
-    plan = search_stages(asked(graph, 2, cuts="layers.4", microbatches=1), silent)
+    plan = answer(asked(graph, 2, cuts="layers.4", microbatches=1), silent)
     assert [stage.start for stage in plan.structure.stages] == ["", "layers.4"]
 
 
@@ -218,10 +219,10 @@ def test_cuts_that_are_given_may_be_anywhere() -> None:
 
     graph = trace(One(), (torch.randn(8, 16),), {}).graph
     assert len(segments(graph)) == 1
-    plan = search_stages(asked(graph, 2, cuts="layers.0.1", microbatches=2), silent)
+    plan = answer(asked(graph, 2, cuts="layers.0.1", microbatches=2), silent)
     assert len(plan.structure.stages) == 2
     with pytest.raises(StageError, match="2 stages are more than the model has parts: 1"):
-        search_stages(asked(graph, 2, stages=2, microbatches=2), silent)
+        answer(asked(graph, 2, stages=2, microbatches=2), silent)
 
 
 def test_each_segment_makes_again_what_the_model_wraps() -> None:
@@ -234,7 +235,7 @@ def test_each_segment_makes_again_what_the_model_wraps() -> None:
             return x.square().mean()
 
     graph = trace(Wrapped([16, 16, 16, 64, 16, 16]), (torch.randn(8, 16),), {}).graph
-    plan = search_stages(asked(graph, 2, stages=2, microbatches=2, checkpoint="as written"), silent)
+    plan = answer(asked(graph, 2, stages=2, microbatches=2, checkpoint="as written"), silent)
     again = [stage.again for stage in plan.structure.stages]
     assert all(again) and again[0] != again[1]
 
@@ -245,7 +246,7 @@ def test_no_more_is_held_than_there_are_microbatches() -> None:
 
     def found(limit: int | None) -> Plan:
         given: dict[str, Any] = {"stages": 8, "microbatches": 8, "schedule": "1f1b"}
-        return search_stages(asked(graph, 8, **given, memory_limit=limit), silent)
+        return answer(asked(graph, 8, **given, memory_limit=limit), silent)
 
     free = found(None)
     tight = found(free.estimates.memory.total)
@@ -255,13 +256,13 @@ def test_no_more_is_held_than_there_are_microbatches() -> None:
 def test_microbatches_that_are_asked_for_hold_of_one_stage_too() -> None:
     """Where their number is given and that of stages is open."""
     wanted = asked(chain(*[16] * 4), 2, stages="auto", microbatches=4)
-    assert search_stages(wanted, silent).structure.microbatches == 4
+    assert answer(wanted, silent).structure.microbatches == 4
 
 
 def test_a_strategy_may_have_nothing_to_say_of_some_segments() -> None:
     """An embedding has no layer that Megatron's way would share."""
     wanted = asked(case("llama").traced.graph, 4, stages=2, microbatches=2, strategy="megatron")
-    assert search_stages(wanted, silent).structure.is_pipeline
+    assert answer(wanted, silent).structure.is_pipeline
 
 
 def test_one_stage_is_planned_where_no_other_number_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +272,7 @@ def test_one_stage_is_planned_where_no_other_number_fits(monkeypatch: pytest.Mon
         raise InfeasibleError("no stage fits")
 
     monkeypatch.setattr(pipelining, "plan_stages", nothing_fits)
-    monkeypatch.setattr(promising_shapes, "NEAR", 0.0)
-    plan = search_stages(asked(chain(*[64] * 5), 2, stages="auto", microbatches=2), silent)
+    plan = answer(asked(chain(*[64] * 5), 2, stages="auto", microbatches=2), silent)
     assert not plan.structure.is_pipeline
 
 
@@ -287,11 +287,11 @@ def test_where_no_stage_can_begin_segments_go_on(monkeypatch: pytest.MonkeyPatch
         return cut(graph, cuts)
 
     monkeypatch.setattr(segment_sorts, "in_stages", stubborn)
-    assert SampledStep(whole).parts == (*parts[:3], *parts[4:])
+    assert SampledStep(whole, Policy()).parts == (*parts[:3], *parts[4:])
 
     def never(graph: Graph, cuts: Sequence[int]) -> tuple[Graph, ...]:
         raise StageError("nowhere")
 
     monkeypatch.setattr(segment_sorts, "in_stages", never)
     with pytest.raises(StageError, match="nowhere"):
-        SampledStep(whole)
+        SampledStep(whole, Policy())

@@ -13,8 +13,6 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver.asking import answer
 from autopar.driver.leanest import leanest
-from autopar.driver.pipelining import search_stages
-from autopar.driver.search import search
 from autopar.driver.shortage import with_smaller_batch
 from autopar.errors import InfeasibleError
 from autopar.ir.graph import Graph
@@ -51,7 +49,7 @@ def lean(of: Graph) -> Candidate:
 @cache
 def told() -> str:
     with pytest.raises(InfeasibleError) as caught:
-        search(asked(5 * MIB), silent)
+        answer(asked(5 * MIB), silent)
     return str(caught.value)
 
 
@@ -88,7 +86,7 @@ def test_each_of_what_would_do_does() -> None:
         asked(5 * MIB, devices=devices),
         asked(5 * MIB, batch=batch),
     ):
-        found = search(each, silent).estimates
+        found = answer(each, silent).estimates
         assert found.memory.total <= found.memory_limit
 
 
@@ -109,7 +107,7 @@ def test_a_smaller_batch_is_as_if_it_were_traced() -> None:
 
 def test_no_batch_does_where_states_are_too_large() -> None:
     with pytest.raises(InfeasibleError, match=r"would do: --memory-limit \w+") as caught:
-        search(asked("700KiB"), silent)
+        answer(asked("700KiB"), silent)
     assert "a batch" not in str(caught.value)
 
 
@@ -117,7 +115,7 @@ def test_on_one_device() -> None:
     with pytest.raises(
         InfeasibleError, match=r"^mesh of one device: .*; \d+ of these devices \(mesh"
     ):
-        search(asked(5 * MIB, devices=1), silent)
+        answer(asked(5 * MIB, devices=1), silent)
 
 
 def test_what_was_looked_for_unasked_is_named() -> None:
@@ -136,12 +134,12 @@ def test_stages_are_told_how_many_microbatches_would_do() -> None:
     def staged(count: int, limit: int | None) -> Asked:
         return chain_asked(graph, 2, stages=2, microbatches=count, memory_limit=limit)
 
-    limit = search_stages(staged(8, None), silent).estimates.memory.total // 2
+    limit = answer(staged(8, None), silent).estimates.memory.total // 2
     with pytest.raises(InfeasibleError) as caught:
         answer(staged(1, limit), silent)
     found = re.search(r"What would do: --microbatches (\d+) ", str(caught.value))
     assert found is not None, str(caught.value)
     count = int(found[1])
-    assert search_stages(staged(count, limit), silent).estimates.memory.total <= limit
+    assert answer(staged(count, limit), silent).estimates.memory.total <= limit
     with pytest.raises(InfeasibleError):
-        search_stages(staged(count // 2, limit), silent)
+        answer(staged(count // 2, limit), silent)

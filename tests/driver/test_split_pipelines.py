@@ -15,8 +15,8 @@ import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.pipeline import add_up
+from autopar.driver.asking import answer
 from autopar.driver.pipeline_shapes import PipelineShape, other_orders
-from autopar.driver.pipelining import search_stages
 from autopar.errors import ArgumentError, PlanError, StageError
 from autopar.ir.backward_parts import in_two_parts
 from autopar.ir.mesh import Level, Link, Mesh
@@ -316,7 +316,7 @@ def test_given_stages_are_in_the_shortest_order_where_links_are_slow(bytes_per_s
 
     def found(**order: str) -> Plan:
         options = replace(wanted.options, **order)
-        return search_stages(replace(wanted, cluster=cluster, options=options), silent)
+        return answer(replace(wanted, cluster=cluster, options=options), silent)
 
     named = {name: found(schedule=name) for name in ("1f1b", "eager-1f1b", "zb-h1", "gpipe")}
     best = min(named.values(), key=lambda plan: plan.estimates.step_ns)

@@ -6,16 +6,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
 import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver import stages_if_needed
+from autopar.driver.finding import Finding
 from autopar.errors import AutoparError, InfeasibleError, SolverError, StageError
 from autopar.ir.mesh import Cluster, Level, Link
-from autopar.plans.plan import IN_STAGES, Plan
+from autopar.plans.plan import Plan
+from autopar.plans.policy import other_thresholds
+from autopar.plans.provenance import IN_STAGES
 from tests.driver.test_segments import Chain
 from tests.grouped import grouped
 from tests.planned import whatever_asked
@@ -73,9 +75,9 @@ def test_fast_links_are_no_reason_to_look() -> None:
     assert not found.structure.is_pipeline and not has_looked
 
 
-def test_a_short_step_is_not_worth_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages_if_needed, "WORTH_LOOKING_NS", 10**12)
-    found, has_looked = planned(joined_by(4e8))
+def test_a_short_step_is_not_worth_the_time() -> None:
+    with other_thresholds(hindered_ns=10**12):
+        found, has_looked = planned(joined_by(4e8))
     assert not found.structure.is_pipeline and not has_looked
 
 
@@ -83,10 +85,9 @@ def test_a_short_step_is_not_worth_the_time(monkeypatch: pytest.MonkeyPatch) -> 
 def test_stages_are_to_win_more_than_prices_err(
     part: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def search_stages(_asked: object, _say: object, known: Plan, **_options: object) -> Plan:
-        step_ns = int(part * known.estimates.step_ns)
-        estimates = repriced(known.estimates, step_ns=step_ns)
-        return msgspec.structs.replace(known, estimates=estimates)
+    def search_stages(_asked: object, _trail: object, known: Finding) -> Finding:
+        estimates = repriced(known.estimates, step_ns=int(part * known.step_ns))
+        return replace(known, estimates=estimates)
 
     plain, _ = planned(joined_by(4e8), stages=1)
     monkeypatch.setattr(stages_if_needed, "search_stages", search_stages)
@@ -99,7 +100,7 @@ def test_stages_are_to_win_more_than_prices_err(
 def test_stages_that_cannot_be_are_no_failure(
     kind: type[AutoparError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def search_stages(*_: object, **_options: object) -> Plan:
+    def search_stages(*_: object, **_options: object) -> Finding:
         raise kind("no stages")
 
     monkeypatch.setattr(stages_if_needed, "search_stages", search_stages)
@@ -133,7 +134,7 @@ def test_stages_where_one_does_not_fit() -> None:
 
 
 def test_where_nothing_fits_at_all_one_stage_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    def search_stages(*_: object, **_options: object) -> Plan:
+    def search_stages(*_: object, **_options: object) -> Finding:
         raise StageError("no stages")
 
     monkeypatch.setattr(stages_if_needed, "search_stages", search_stages)

@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.search import search
+from autopar.driver.asking import answer
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.sharding import P, R, S, Sharding
@@ -66,7 +66,7 @@ def tiny_llama() -> Graph:
 def found(graph: Graph, cluster: str, mesh: str, gap_ppm: int = 0) -> Plan:
     """A plan on `mesh` that is proven to be the best, or as good but for a gap; nothing is
     pinned."""
-    plan = search(ask(graph, parse_cluster(cluster), Options(mesh=mesh)), lambda _: None)
+    plan = answer(ask(graph, parse_cluster(cluster), Options(mesh=mesh)), lambda _: None)
     assert plan.provenance.gap_ppm <= gap_ppm
     assert gap_ppm or plan.provenance.status == "optimal"
     return plan

@@ -62,16 +62,9 @@ def written(field: OptionField) -> Any:
 def test_functions_take_them(function: Any) -> None:
     known = inspect.signature(function).parameters
     assert len(known) <= MAX_PARAMETERS
-    missing = set(PlanOptions.__struct_fields__) - set(known)
-    assert missing == ({"pipeline"} if function is autopar.frontier else set())
-    for name in set(PlanOptions.__struct_fields__) & set(known):
+    for name in PlanOptions.__struct_fields__:
         default, usual = known[name].default, getattr(PlanOptions(), name)
-        if name in GROUPS:
-            assert default is None
-        elif function is autopar.frontier and name == "microbatches":
-            assert default == 1
-        else:
-            assert (default or usual) == usual
+        assert default is None if name in GROUPS else (default or usual) == usual
 
 
 @pytest.mark.parametrize("name", GROUPS)

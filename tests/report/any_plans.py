@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import msgspec
 from hypothesis import strategies as st
@@ -17,7 +17,8 @@ from autopar.plans.estimates import (
     of_one_stage,
 )
 from autopar.plans.order import OPTIMIZER, Run
-from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.plan import SCHEMA_VERSION, Plan
+from autopar.plans.provenance import CandidateOutcome, Provenance, Result
 from autopar.plans.structure import MeshAxis, Param, Stage, Structure
 from tests.report.plans import two_axis_plan
 
@@ -42,6 +43,8 @@ def plans(draw: st.DrawFn) -> Plan:
 
     texts = st.lists(_names, max_size=3).map(tuple)
     pairs = st.lists(st.tuples(_names, _names), max_size=2).map(tuple)
+    results = st.sampled_from(get_args(Result))
+    outcomes = st.builds(CandidateOutcome, _names, results, st.none() | _counts, _names)
     totals = st.builds(OpTotal, _names, _names, _names, *[_counts] * 5, pairs, pairs)
     sent = st.builds(CollectiveTotal, *[_names] * 3, *[_counts] * 3)
     ops = draw(st.dictionaries(_names, totals, max_size=4))
@@ -87,6 +90,9 @@ def plans(draw: st.DrawFn) -> Plan:
             )
         ),
         Provenance(
-            *(draw(_names) for _ in range(4)), *(draw(_counts) for _ in range(3)), draw(texts)
+            *(draw(_names) for _ in range(4)),
+            *(draw(_counts) for _ in range(3)),
+            candidates=tuple(draw(st.lists(outcomes, max_size=3))),
+            imposed=draw(texts),
         ),
     )

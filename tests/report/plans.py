@@ -23,7 +23,8 @@ from autopar.plans.estimates import (
 from autopar.plans.order import OPTIMIZER, Run
 from autopar.plans.pipeline_orders import made_table
 from autopar.plans.pipelines import play_pipeline
-from autopar.plans.plan import SCHEMA_VERSION, Margin, Plan, Provenance
+from autopar.plans.plan import SCHEMA_VERSION, Plan
+from autopar.plans.provenance import CandidateOutcome, Margin, Provenance
 from autopar.plans.structure import MeshAxis, Param, Stage, Structure
 from tests.redone import redecided, repriced
 
@@ -138,7 +139,10 @@ def two_axis_plan() -> Plan:
             objective_ns=34 * MS,
             bound_ns=33 * MS,
             gap_ppm=29412,
-            meshes_tried=("dp=8", "dp=2,tp=4"),
+            candidates=(
+                CandidateOutcome("mesh dp=8", "planned", 34 * MS),
+                CandidateOutcome("mesh dp=2,tp=4", "not better", 36 * MS),
+            ),
         ),
     )
 
@@ -362,7 +366,10 @@ def renamed(plan: Plan, name: str) -> Plan:
             torch=name,
             autopar=name,
             imposed=(name,),
-            meshes_tried=(name, name),
+            candidates=(
+                CandidateOutcome(name, "infeasible", None, name),
+                CandidateOutcome(name, "skipped"),
+            ),
             margin=Margin(1, None, name),
         ),
     )

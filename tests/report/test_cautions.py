@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.plans.estimates import OpTotal
-from autopar.plans.plan import IN_STAGES, Plan
+from autopar.plans.plan import Plan
+from autopar.plans.provenance import IN_STAGES
 from autopar.report.cautions import type_bytes
 from autopar.report.summary import summarize
 from tests.redone import repriced

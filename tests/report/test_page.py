@@ -53,7 +53,7 @@ step     31 ms: compute 21 ms, exposed communication 6 ms, optimizer 4 ms, hidde
          3 ms
 memory   40 MiB of 50 MiB (80 %)
 proof    feasible: 34 ms as modelled, proven bound 33 ms, gap 2.94 %
-search   best of meshes dp=8; dp=2,tp=4
+search   2 candidates: 1 planned, 1 not better
 plan     b2d57706b1846a081d36e706e9217d18 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
 
 Blocks: time, hidden communication too, and saved memory of all of them together

@@ -42,6 +42,7 @@ def test_headline() -> None:
         ("Bubble of the busiest rank", "24 %"),
         ("Memory at the peak", "41 MiB"),
         ("Cuts", "feasible"),
+        ("Margin", "0.0294 %"),
     ]
     assert head.cards[6].notes == ("of 50 MiB (82 %)", "stage 1, the fullest")
     assert head.shares[-1].title == "waiting for other stages" and head.shares[-1].ns == 40 * MS

@@ -12,7 +12,6 @@ from expecttest import assert_expected_inline
 
 from autopar.cli.main import main
 from autopar.errors import AutoparError, PlanError
-from autopar.plans.plan import Plan
 from autopar.report.explained import explained
 from autopar.report.pipeline_reasons import pipeline_reasons
 from autopar.report.printed import plain
@@ -60,7 +59,12 @@ What waiting costs
 What is held in flight
   stage  in flight  saved for each  for all  memory   limit  of the limit
   0              2           6 MiB   12 MiB  40 MiB  50 MiB          80 %
-  1              1          12 MiB   12 MiB  41 MiB  50 MiB          82 %""",
+  1              1          12 MiB   12 MiB  41 MiB  50 MiB          82 %
+
+How far the next plan is
+  as modelled, the best plan known of another structure takes 34 ms (+0.0294 %): shards the
+  sequence on tp
+  fragile: that is less than 0.5 %""",
     )
 
 
@@ -165,13 +169,3 @@ def test_command(tmp_path: Path) -> None:
     assert [row["in_flight"] for row in content["stages"]] == [2, 1]
     one = run(file, "--stage", "1")
     assert one.exit_code == 0 and "What a step goes to" in one.stdout
-    for more in ([], ["--stage", "1"]):
-        asked = run(file, "lm_head.weight", "nowhere.py:build", *more)
-        assert (asked.exit_code, asked.stdout) == (1, "")
-        assert "is told of plans in one stage: this one has 2" in asked.stderr
-
-
-def test_alternatives_are_not_told_of_stages() -> None:
-    plan: Plan = staged_plan()
-    with pytest.raises(PlanError, match="of plans in one stage"):
-        plan.explain(model=object(), inputs=())

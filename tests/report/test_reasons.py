@@ -13,11 +13,13 @@ from rich.cells import cell_len
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.search import search, summary
+from autopar.driver.asking import answer
+from autopar.driver.search import summary
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
 from autopar.plans.options import Options
-from autopar.plans.plan import Margin, Plan
+from autopar.plans.plan import Plan
+from autopar.plans.provenance import Margin
 from autopar.plans.request import ask
 from autopar.plans.structure import Param
 from autopar.report import placed
@@ -41,7 +43,7 @@ def limits_of(plan: Plan) -> Bottlenecks:
 
 @cache
 def plan_of(cluster: str = "2x4xH100", mesh: str = "2x4") -> Plan:
-    return search(
+    return answer(
         ask(linear_step(256, 1024, 2048, layers=3), parse_cluster(cluster), Options(mesh=mesh)),
         lambda _: None,
     )
@@ -162,7 +164,7 @@ def test_names_cannot_command_the_terminal(name: str) -> None:
 )  # fmt: skip
 def test_links_of_axes_are_those_of_the_mesh(cluster: str, mesh: str) -> None:
     graph, described = linear_step(64, 64, 64), parse_cluster(cluster)
-    plan = search(ask(graph, described, Options(mesh=mesh)), lambda _: None)
+    plan = answer(ask(graph, described, Options(mesh=mesh)), lambda _: None)
     links = {axis.axis: axis.link for axis in limits_of(plan).axes}
     assert links == {axis.name: axis.link.name for axis in parse_mesh(mesh, described).axes}
 
@@ -238,9 +240,9 @@ def with_margin(margin: Margin | None) -> Plan:
 )
 def test_margin_in_words(margin: Margin | None, words: str, warning: str) -> None:
     plan = with_margin(margin)
-    limits = limits_of(plan)
-    assert words in margin_text(limits)
-    assert margin is None or margin_text(limits).startswith("as modelled, ")
+    told = margin_text(plan.provenance)
+    assert words in told and plan.explain().margin == told
+    assert margin is None or told.startswith("as modelled, ")
     found = [text for text in plan.summary().warnings if "fragile" in text]
     assert len(found) == bool(warning)
     assert all(text.startswith(warning) for text in found)

@@ -15,7 +15,7 @@ from torch import Tensor
 from autopar.cluster.parsing import parse_cluster
 from autopar.codegen import generate
 from autopar.compile import Compiled
-from autopar.driver.pipelining import search_stages
+from autopar.driver.asking import answer
 from autopar.driver.stage_binding import StageBinder
 from autopar.ir.pipeline import Action
 from autopar.plans.layout import stage_graphs
@@ -49,7 +49,7 @@ def planned(found: ZooCase, schedule: str, ranks: int, stages: int) -> Plan:
         mesh="1", stages=stages, microbatches=TURNS, schedule=read_schedule(schedule),
         backend="eager",
     )  # fmt: skip
-    return search_stages(ask(found.traced.graph, cluster, options), silent)
+    return answer(ask(found.traced.graph, cluster, options), silent)
 
 
 class OnTime:

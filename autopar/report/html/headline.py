@@ -20,6 +20,7 @@ from autopar.report.held import HOST_LABEL, host_use
 from autopar.report.limits import Bottlenecks, margin_text
 from autopar.report.names import stages_text
 from autopar.report.pipeline import PipelineContent
+from autopar.report.searched import searched_lines
 from autopar.report.summary import made_by
 
 UNKNOWN = "not known"
@@ -124,8 +125,8 @@ def _cards(
     else:
         yield from _pipeline_cards(plan, pipeline)
     yield _proof(plan, is_of_cuts=pipeline is not None)
-    if limits is not None:
-        yield _margin(plan, limits)
+    if limits is not None or plan.provenance.margin is not None:
+        yield _margin(plan)
 
 
 def _pipeline_cards(plan: Plan, pipeline: PipelineContent) -> Iterator[Card]:
@@ -196,9 +197,9 @@ def memory_card(plan: Plan, *notes: str) -> Card:
     )
 
 
-def _margin(plan: Plan, limits: Bottlenecks) -> Card:
+def _margin(plan: Plan) -> Card:
     margin, fragile = plan.provenance.margin, plan.provenance.is_fragile
-    words = margin_text(limits)
+    words = margin_text(plan.provenance)
     if margin is None:
         return Card("Margin", UNKNOWN, (words,))
     tone = "" if fragile is None else "bad" if fragile else "good"
@@ -210,14 +211,13 @@ def _margin(plan: Plan, limits: Bottlenecks) -> Card:
 def _facts(plan: Plan, pipeline: PipelineContent | None, binds: tuple[str, ...]) -> Iterator[Fact]:
     """What a plan is for and was made with, and what `binds` it."""
     structure, provenance = plan.structure, plan.provenance
-    meshes = provenance.meshes_tried
     yield Fact("Inputs", structure.inputs)
     yield Fact("Trained with", (structure.optimizer,))
     yield Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster))
     yield Fact("What binds", binds)
     yield Fact("Imposed", provenance.imposed)
     yield Fact("Mesh of a stage", () if pipeline is None else _meshes(pipeline))
-    yield Fact("Best of the meshes", meshes if len(meshes) > 1 else ())
+    yield Fact("Candidates", tuple(searched_lines(provenance)))
     yield Fact("Plan", (plan.digest,))
     yield Fact("Made by", (made_by(provenance),))
 

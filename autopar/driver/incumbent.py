@@ -1,0 +1,231 @@
+"""The incumbent of a search: the best of what was tried, what nothing that was tried beats, and why
+there was none where there was none. Every search of the driver is one, over meshes, microbatches,
+chunks of the loss, segments or pipelines; one that stands within another is an attempt of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, TypeVar
+
+from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
+from autopar.ir.units import format_ns
+from autopar.plans.fitting import Beaten, Candidate
+from autopar.plans.provenance import CandidateOutcome, Result
+from autopar.plans.request import PlanRequest
+
+T = TypeVar("T")
+_Place = TypeVar("_Place")
+
+REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
+"""Why there is no plan of a candidate."""
+
+
+class Trail:
+    """Is told what is being done, as `say`, and keeps what became of the candidates."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._outcomes: dict[str, CandidateOutcome] = {}
+        self._known: dict[tuple[object, ...], Candidate | InfeasibleError | Beaten] = {}
+
+    def __call__(self, text: str) -> None:
+        self._say(text)
+
+    @property
+    def outcomes(self) -> tuple[CandidateOutcome, ...]:
+        """What became of each candidate, in the order in which they were looked at."""
+        return tuple(self._outcomes.values())
+
+    def note(self, name: str, result: Result, ns: int | None = None, reason: str = "") -> None:
+        """Keeps what became of a candidate: the best plan of it, if there is one."""
+        known, found = self._outcomes.get(name), CandidateOutcome(name, result, ns, reason)
+        is_planned = known is not None and known.result == "planned"
+        if known is None or not is_planned or (result == "planned" and (ns or 0) < (known.ns or 0)):
+            self._outcomes[name] = found
+
+    def once(
+        self, request: PlanRequest, cutoff: int | None, make: Callable[[], Candidate]
+    ) -> Candidate:
+        """What `make` finds for a request, or says of it, with such a cutoff; what is known from
+        another search of what is asked, or less, is not looked for once more."""
+        options = request.options
+        key = (
+            *(request.mesh.text, request.microbatches, request.loss_chunks, request.tolerance),
+            *(request.memory_limit_bytes, request.host_memory_bytes, options.residency),
+        )
+        known = self._known.get(key)
+        if isinstance(known, Beaten) and (cutoff is None or known.bound < cutoff):
+            known = None
+        if known is None:
+            try:
+                known = make()
+            except (InfeasibleError, Beaten) as error:
+                known = error
+            self._known[key] = known
+        if isinstance(known, Candidate):
+            return known
+        raise known
+
+    def skip(self, name: str, threshold: str) -> None:
+        """Candidates that are not looked at, for a threshold of the policy."""
+        self(f"{name} are not looked at: {threshold}")
+        self.note(name, "skipped", reason=threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Generic[T]):
+    """What became of a candidate: the plan `found`, which `is_better` than those before; none where
+    it is `refused`, or cut off. Memory binds where it `is_tight`."""
+
+    found: T | None = None
+    is_better: bool = False
+    is_refused: bool = False
+    is_tight: bool = False
+
+
+@dataclass(slots=True)
+class Search(Generic[T]):
+    """What is known of the candidates so far. They cost what `cost_ns` says, in nanoseconds, and
+    `bound_ns` what they are proven to; those that may not fit (`fits`) are worse than all that do.
+
+    Only what costs less than `cutoff` is looked for, if that is given, and than the incumbent, to
+    a `slack`, a part of it, more, or less if that is negative. Of equals the first stays, or the
+    one whose `rank` is lower."""
+
+    trail: Trail
+    cost_ns: Callable[[T], int]
+    bound_ns: Callable[[T], int] = lambda _: 0
+    fits: Callable[[T], bool] = lambda _: True
+    is_tight: Callable[[T], bool] = lambda _: False
+    cutoff: int | None = None
+    slack: float = 0.0
+    incumbent: T | None = None
+    rank: int = 0
+    bounds: dict[int, int] = field(default_factory=dict[int, int])
+    """By rank, what no plan of a candidate takes less than."""
+    failures: dict[int, Exception] = field(default_factory=dict[int, Exception])
+    """By rank, why a candidate has no plan."""
+    was_tight: bool = False
+    """Whether the last that was cut off might be better if memory did not bind."""
+
+    def attempt(
+        self,
+        make: Callable[[int | None], T],
+        *,
+        name: str = "",
+        rank: int | None = None,
+        slack: float | None = None,
+    ) -> Attempt[T]:
+        """Tries a candidate: `make` is given what it has to cost less than. What became of it is
+        kept under its `name`, if it has one; a search within has kept that of its own."""
+        place = len(self.bounds) + len(self.failures) if rank is None else rank
+        try:
+            found = make(self.needed_ns(place, slack))
+        except Beaten as beaten:
+            self.bounds[place], self.was_tight = beaten.bound, beaten.is_tight
+            self._note(name, "not better", beaten.bound, told=f"{beaten}")
+            return Attempt(is_tight=beaten.is_tight)
+        except REFUSALS as error:
+            return self.refuse(error, rank=place, name=name)
+        self._note(name, "planned", self.cost_ns(found))
+        return self.offer(found, place)
+
+    def offer(self, found: T, rank: int | None = None) -> Attempt[T]:
+        """Takes a plan there is."""
+        place = len(self.bounds) + len(self.failures) if rank is None else rank
+        self.bounds[place] = self.bound_ns(found)
+        is_better = self.incumbent is None or self._key(found, place) < self._key(
+            self.incumbent, self.rank
+        )
+        if is_better:
+            self.incumbent, self.rank = found, place
+        return Attempt(found, is_better, is_tight=self.is_tight(found))
+
+    def refuse(self, error: Exception, *, rank: int | None = None, name: str = "") -> Attempt[T]:
+        """Why a candidate has no plan."""
+        place = len(self.bounds) + len(self.failures) if rank is None else rank
+        self.failures[place] = error
+        self._note(name, "infeasible", None, f"{error}", told=f"{error}")
+        return Attempt(is_refused=True)
+
+    def in_line(
+        self,
+        places: Iterable[_Place],
+        make: Callable[[_Place, int | None], T],
+        name: Callable[[_Place], str] = lambda _: "",
+    ) -> None:
+        """Tries candidates each of which takes less memory than the one before, and never less
+        time: for as long as memory binds and each is better than the one before."""
+        has_found = False
+        for each in places:
+            tried = self.attempt(partial(make, each), name=name(each))
+            if tried.is_refused or (tried.found is None and tried.is_tight and not has_found):
+                continue
+            if not (tried.is_better and tried.is_tight):
+                return
+            has_found = True
+
+    def climb(self, size: int, start: int, make: Callable[[int, int | None], T]) -> None:
+        """Tries places from `start` on, of `size` in a line (`climb`)."""
+
+        def improves(place: int) -> bool:
+            is_first = self.incumbent is None
+            tried = self.attempt(partial(make, place))
+            return tried.is_better or (tried.is_refused and is_first)
+
+        climb(size, start, improves)
+
+    def needed_ns(self, rank: int, slack: float | None = None) -> int | None:
+        """What a candidate of such a `rank` has to cost less than; None if anything will do."""
+        if self.incumbent is None or not self.fits(self.incumbent):
+            return self.cutoff
+        least = self.cost_ns(self.incumbent) + (rank < self.rank)
+        own = least + int(least * (self.slack if slack is None else slack))
+        return own if self.cutoff is None else min(own, self.cutoff)
+
+    @property
+    def least_ns(self) -> int:
+        """What no candidate that was tried costs less than."""
+        return min(self.bounds.values(), default=0)
+
+    def forget(self, rank: int) -> None:
+        """Nothing is said of a candidate any more."""
+        self.bounds.pop(rank, None)
+        self.failures.pop(rank, None)
+
+    def result(self, name: str = "") -> T:
+        """The incumbent. Beaten, of the candidates of such a `name`, if all that have plans were
+        cut off; else the failure of the lowest rank."""
+        if self.incumbent is not None:
+            return self.incumbent
+        if self.bounds:
+            raise Beaten(name, self.least_ns, is_tight=self.was_tight)
+        if self.failures:
+            raise self.failures[min(self.failures)]
+        raise StageError("the devices are not shared by as many stages")
+
+    def _key(self, found: T, rank: int) -> tuple[bool, int, int]:
+        return not self.fits(found), self.cost_ns(found), rank
+
+    def _note(
+        self, name: str, result: Result, ns: int | None, reason: str = "", told: str = ""
+    ) -> None:
+        if name:
+            self.trail.note(name, result, ns, reason)
+            self.trail(told or f"{name}: {format_ns(ns or 0)}")
+
+
+def climb(size: int, start: int, improves: Callable[[int], bool]) -> None:
+    """Tries places from `start` on, of `size` in a line: upwards, until one does not improve on
+    what was found before, as `improves` says that tries it; and downwards in the same way, unless
+    upwards some did: the best of a line is expected between what is worse."""
+    if size:
+        improves(start)
+    for places in (range(start + 1, size), range(start - 1, -1, -1)):
+        for passed, place in enumerate(places):
+            if not improves(place):
+                if passed:
+                    return
+                break

@@ -1,0 +1,155 @@
+"""The incumbent of a search: what stays, what is cut off, what is told of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.driver.incumbent import Search, Trail, climb
+from autopar.errors import InfeasibleError, StageError
+from autopar.plans.fitting import Beaten
+from autopar.plans.provenance import CandidateOutcome
+from autopar.solver.search import silent
+
+
+def searching(cutoff: int | None = None, slack: float = 0.0) -> Search[int]:
+    return Search(
+        Trail(silent), lambda n: n, bound_ns=lambda n: n - 1, is_tight=lambda n: n % 2 > 0,
+        cutoff=cutoff, slack=slack,
+    )  # fmt: skip
+
+
+def costing(cost: int) -> Callable[[int | None], int]:
+    """A candidate of such a cost, which is cut off where it has to cost less."""
+
+    def make(cutoff: int | None) -> int:
+        if cutoff is not None and cost >= cutoff:
+            raise Beaten(f"{cost}", cost - 1, is_tight=cost % 2 > 0)
+        return cost
+
+    return make
+
+
+def refused(_: int | None) -> int:
+    raise InfeasibleError("does not fit")
+
+
+@given(st.lists(st.integers(10, 30), min_size=1), st.sampled_from((None, 15, 20)))
+def test_the_least_is_found_or_it_is_said_that_none_is_below(
+    costs: list[int], cutoff: int | None
+) -> None:
+    search = searching(cutoff)
+    for cost in costs:
+        search.attempt(costing(cost))
+    assert search.least_ns <= min(costs)
+    if cutoff is None or min(costs) < cutoff:
+        assert search.result() == min(costs)
+        assert search.rank == costs.index(min(costs))
+    else:
+        with pytest.raises(Beaten) as beaten:
+            search.result("all")
+        assert cutoff - 1 <= beaten.value.bound <= min(costs)
+
+
+def test_of_equals_the_lower_rank_stays() -> None:
+    search = searching()
+    for rank in (2, 1, 3):
+        search.attempt(costing(20), rank=rank)
+    assert search.rank == 1
+    assert search.bounds == {2: 19, 1: 19, 3: 19}
+
+
+def test_with_slack_what_is_a_little_worse_is_planned_too() -> None:
+    search = searching(slack=0.1)
+    assert search.attempt(costing(20)).found == 20
+    assert search.attempt(costing(21)).found == 21
+    assert search.attempt(costing(22)).found is None
+    assert search.attempt(costing(19), slack=-0.1).found is None
+    assert search.result() == 20
+
+
+def test_what_does_not_fit_is_worse_than_all_that_does() -> None:
+    search = Search[int](Trail(silent), lambda n: n, fits=lambda n: n > 15)
+    search.attempt(costing(10))
+    # It cuts nothing off either.
+    assert search.attempt(costing(20)).is_better
+    assert search.result() == 20
+
+
+def test_a_line_goes_on_while_memory_binds_and_each_is_better() -> None:
+    tried: list[int] = []
+
+    def make(cost: int, cutoff: int | None) -> int:
+        tried.append(cost)
+        return refused(cutoff) if cost == 0 else costing(cost)(cutoff)
+
+    def in_line(*costs: int, cutoff: int | None = None) -> list[int]:
+        tried.clear()
+        searching(cutoff).in_line(costs, make)
+        return list(tried)
+
+    assert in_line(0, 25, 23, 22, 21) == [0, 25, 23, 22]
+    assert in_line(23, 25, 21) == [23, 25]
+    # What is cut off, and might not be were there more memory, does not end it before there is one.
+    assert in_line(25, 23, 21, 19, cutoff=22) == [25, 23, 21, 19]
+    assert in_line(25, 24, 21, cutoff=22) == [25, 24]
+
+
+def test_the_first_failure_is_told_where_there_is_no_plan() -> None:
+    search = searching()
+    search.refuse(StageError("later"), rank=5)
+    search.attempt(refused, rank=1)
+    with pytest.raises(InfeasibleError, match="does not fit"):
+        search.result()
+    with pytest.raises(StageError, match="not shared"):
+        searching().result()
+
+
+def test_what_becomes_of_candidates_is_kept_under_their_names() -> None:
+    said: list[str] = []
+    trail = Trail(said.append)
+    search = Search[int](trail, lambda n: n)
+    trail.note("b", "estimated", 30)
+    for name, make in (("a", costing(20)), ("b", costing(10)), ("c", costing(25)), ("d", refused)):
+        search.attempt(make, name=name)
+    search.attempt(costing(5))
+    trail.note("b", "not better", 1)
+    trail.skip("others", "a threshold")
+    assert trail.outcomes == (
+        CandidateOutcome("b", "planned", 10), CandidateOutcome("a", "planned", 20),
+        CandidateOutcome("c", "not better", 24),
+        CandidateOutcome("d", "infeasible", None, "does not fit"),
+        CandidateOutcome("others", "skipped", None, "a threshold"),
+    )  # fmt: skip
+    assert said == [
+        "a: 20 ns", "b: 10 ns", "25: nothing better; at least 24 ns", "does not fit",
+        "others are not looked at: a threshold",
+    ]  # fmt: skip
+
+
+def tried(costs: list[int], start: int) -> list[int]:
+    """The places that are tried, where a place improves that costs less than all before."""
+    found: list[int] = []
+
+    def improves(place: int) -> bool:
+        is_better = all(costs[place] < costs[other] for other in found)
+        found.append(place)
+        return is_better
+
+    climb(len(costs), start, improves)
+    return found
+
+
+def test_each_way_ends_where_nothing_is_better() -> None:
+    assert tried([9, 3, 5, 6, 4, 1], 2) == [2, 3, 1, 0]
+
+
+def test_the_other_way_is_not_tried_where_one_is_better() -> None:
+    assert tried([9, 3, 5, 4, 6, 1], 2) == [2, 3, 4]
+    # All that is there in one way may not fit in memory.
+    assert tried([2, 9, 8, 7], 1) == [1, 2, 3, 0]
+    assert tried([1, 2, 3, 4], 3) == [3, 2, 1, 0]
+    assert tried([7], 0) == [0]
