@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.units import format_ns
 from autopar.plans.fitting import Beaten, Candidate
-from autopar.plans.provenance import CandidateOutcome, Result
+from autopar.plans.provenance import CandidateOutcome, OutcomeKind
 from autopar.plans.request import PlanRequest
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _Place = TypeVar("_Place")
 
 REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
@@ -38,7 +38,7 @@ class Trail:
         """What became of each candidate, in the order in which they were looked at."""
         return tuple(self._outcomes.values())
 
-    def note(self, name: str, result: Result, ns: int | None = None, reason: str = "") -> None:
+    def note(self, name: str, result: OutcomeKind, ns: int | None = None, reason: str = "") -> None:
         """Keeps what became of a candidate: the best plan of it, if there is one."""
         known, found = self._outcomes.get(name), CandidateOutcome(name, result, ns, reason)
         is_planned = known is not None and known.result == "planned"
@@ -75,18 +75,18 @@ class Trail:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt(Generic[T]):
+class Attempted(Generic[_T]):
     """What became of a candidate: the plan `found`, which `is_better` than those before; none where
     it is `refused`, or cut off. Memory binds where it `is_tight`."""
 
-    found: T | None = None
+    found: _T | None = None
     is_better: bool = False
     is_refused: bool = False
     is_tight: bool = False
 
 
 @dataclass(slots=True)
-class Search(Generic[T]):
+class CandidateSearch(Generic[_T]):
     """What is known of the candidates so far. They cost what `cost_ns` says, in nanoseconds, and
     `bound_ns` what they are proven to; those that may not fit (`fits`) are worse than all that do.
 
@@ -95,13 +95,13 @@ class Search(Generic[T]):
     one whose `rank` is lower."""
 
     trail: Trail
-    cost_ns: Callable[[T], int]
-    bound_ns: Callable[[T], int] = lambda _: 0
-    fits: Callable[[T], bool] = lambda _: True
-    is_tight: Callable[[T], bool] = lambda _: False
+    cost_ns: Callable[[_T], int]
+    bound_ns: Callable[[_T], int] = lambda _: 0
+    fits: Callable[[_T], bool] = lambda _: True
+    is_tight: Callable[[_T], bool] = lambda _: False
     cutoff: int | None = None
     slack: float = 0.0
-    incumbent: T | None = None
+    incumbent: _T | None = None
     rank: int = 0
     bounds: dict[int, int] = field(default_factory=dict[int, int])
     """By rank, what no plan of a candidate takes less than."""
@@ -112,12 +112,12 @@ class Search(Generic[T]):
 
     def attempt(
         self,
-        make: Callable[[int | None], T],
+        make: Callable[[int | None], _T],
         *,
         name: str = "",
         rank: int | None = None,
         slack: float | None = None,
-    ) -> Attempt[T]:
+    ) -> Attempted[_T]:
         """Tries a candidate: `make` is given what it has to cost less than. What became of it is
         kept under its `name`, if it has one; a search within has kept that of its own."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
@@ -126,13 +126,13 @@ class Search(Generic[T]):
         except Beaten as beaten:
             self.bounds[place], self.was_tight = beaten.bound, beaten.is_tight
             self._note(name, "not better", beaten.bound, told=f"{beaten}")
-            return Attempt(is_tight=beaten.is_tight)
+            return Attempted(is_tight=beaten.is_tight)
         except REFUSALS as error:
             return self.refuse(error, rank=place, name=name)
         self._note(name, "planned", self.cost_ns(found))
         return self.offer(found, place)
 
-    def offer(self, found: T, rank: int | None = None) -> Attempt[T]:
+    def offer(self, found: _T, rank: int | None = None) -> Attempted[_T]:
         """Takes a plan there is."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
         self.bounds[place] = self.bound_ns(found)
@@ -141,19 +141,19 @@ class Search(Generic[T]):
         )
         if is_better:
             self.incumbent, self.rank = found, place
-        return Attempt(found, is_better, is_tight=self.is_tight(found))
+        return Attempted(found, is_better, is_tight=self.is_tight(found))
 
-    def refuse(self, error: Exception, *, rank: int | None = None, name: str = "") -> Attempt[T]:
+    def refuse(self, error: Exception, *, rank: int | None = None, name: str = "") -> Attempted[_T]:
         """Why a candidate has no plan."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
         self.failures[place] = error
         self._note(name, "infeasible", None, f"{error}", told=f"{error}")
-        return Attempt(is_refused=True)
+        return Attempted(is_refused=True)
 
     def in_line(
         self,
         places: Iterable[_Place],
-        make: Callable[[_Place, int | None], T],
+        make: Callable[[_Place, int | None], _T],
         name: Callable[[_Place], str] = lambda _: "",
     ) -> None:
         """Tries candidates each of which takes less memory than the one before, and never less
@@ -167,7 +167,7 @@ class Search(Generic[T]):
                 return
             has_found = True
 
-    def climb(self, size: int, start: int, make: Callable[[int, int | None], T]) -> None:
+    def climb(self, size: int, start: int, make: Callable[[int, int | None], _T]) -> None:
         """Tries places from `start` on, of `size` in a line (`climb`)."""
 
         def improves(place: int) -> bool:
@@ -195,7 +195,7 @@ class Search(Generic[T]):
         self.bounds.pop(rank, None)
         self.failures.pop(rank, None)
 
-    def result(self, name: str = "") -> T:
+    def result(self, name: str = "") -> _T:
         """The incumbent. Beaten, of the candidates of such a `name`, if all that have plans were
         cut off; else the failure of the lowest rank."""
         if self.incumbent is not None:
@@ -206,11 +206,11 @@ class Search(Generic[T]):
             raise self.failures[min(self.failures)]
         raise StageError("the devices are not shared by as many stages")
 
-    def _key(self, found: T, rank: int) -> tuple[bool, int, int]:
+    def _key(self, found: _T, rank: int) -> tuple[bool, int, int]:
         return not self.fits(found), self.cost_ns(found), rank
 
     def _note(
-        self, name: str, result: Result, ns: int | None, reason: str = "", told: str = ""
+        self, name: str, result: OutcomeKind, ns: int | None, reason: str = "", told: str = ""
     ) -> None:
         if name:
             self.trail.note(name, result, ns, reason)

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from autopar.driver.finding import Finding
-from autopar.driver.incumbent import Search, Trail
+from autopar.driver.incumbent import CandidateSearch, Trail
 from autopar.plans.options import AUTO, Options
 from autopar.plans.request import Asked
 
 
-def findings(trail: Trail) -> Search[Finding]:
+def findings(trail: Trail) -> CandidateSearch[Finding]:
     """A search for the shortest step, as it is simulated."""
-    return Search(trail, cost_ns=lambda found: found.step_ns)
+    return CandidateSearch(trail, cost_ns=lambda found: found.step_ns)
 
 
 def with_narrower(

@@ -11,7 +11,7 @@ from math import ceil
 
 from autopar.compile import best_on, check_least
 from autopar.driver.chunk_counts import chunk_ladder, in_chunks, most_saved_bytes
-from autopar.driver.incumbent import Search, Trail
+from autopar.driver.incumbent import CandidateSearch, Trail
 from autopar.driver.microbatching import possible_counts
 from autopar.errors import InfeasibleError
 from autopar.ir.problem import Solution
@@ -108,8 +108,8 @@ def _in_chunks(
     return _result(chunks, request)
 
 
-def _search(request: PlanRequest, trail: Trail, cutoff: int | None) -> Search[Candidate]:
-    return Search(
+def _search(request: PlanRequest, trail: Trail, cutoff: int | None) -> CandidateSearch[Candidate]:
+    return CandidateSearch(
         trail,
         cost_ns=lambda found: found.solution.objective,
         bound_ns=lambda found: found.solution.bound,
@@ -119,7 +119,7 @@ def _search(request: PlanRequest, trail: Trail, cutoff: int | None) -> Search[Ca
     )
 
 
-def _result(search: Search[Candidate], request: PlanRequest) -> Candidate:
+def _result(search: CandidateSearch[Candidate], request: PlanRequest) -> Candidate:
     best = search.result(request.name)
     return replace(best, solution=bounded(best.solution, search.least_ns))
 

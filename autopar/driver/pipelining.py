@@ -18,7 +18,7 @@ from autopar.cost_model.device_memory import StageMemory, device_memory
 from autopar.cost_model.pipeline import add_up
 from autopar.cost_model.sends import delays, message_bytes, shared_at_end, tied_in
 from autopar.driver.finding import Finding
-from autopar.driver.incumbent import Search, Trail
+from autopar.driver.incumbent import CandidateSearch, Trail
 from autopar.driver.narrower import findings, with_narrower
 from autopar.driver.pipeline_shapes import PipelineShape, imposed_on
 from autopar.driver.promising_shapes import Promising
@@ -94,7 +94,11 @@ def _plan_the_best(asked: Asked, promising: Promising) -> None:
 
 
 def _unworthy(
-    tried: Search[Finding], number: int, step_ns: float, least: float | None, policy: Policy
+    tried: CandidateSearch[Finding],
+    number: int,
+    step_ns: float,
+    least: float | None,
+    policy: Policy,
 ) -> str:
     """Why, after so many others, a pipeline that is expected to take `step_ns` is not planned, if
     it is not: plans take longer than they are estimated to."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from autopar.cost_model.turn_times import launched_ns
 from autopar.driver.finding import Finding, Other
-from autopar.driver.incumbent import REFUSALS, Search, climb
+from autopar.driver.incumbent import REFUSALS, CandidateSearch, climb
 from autopar.driver.pipeline_shapes import (
     PipelineShape,
     mixed_shapes,
@@ -27,7 +27,7 @@ class Promising:
     """The shapes that may have the shortest step, by what their segments take. What fails is told
     to `tried`, whose incumbent is to be beaten."""
 
-    def __init__(self, asked: Asked, ways: SegmentWays, tried: Search[Finding]) -> None:
+    def __init__(self, asked: Asked, ways: SegmentWays, tried: CandidateSearch[Finding]) -> None:
         self.asked, self.ways, self.tried = asked, ways, tried
         self.policy = asked.options.policy
         self.found: list[tuple[PipelineShape, Divided]] = []

@@ -14,7 +14,7 @@ from autopar.cost_model.account import account
 from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.cost_model.price import limited_classes
 from autopar.driver.finding import Finding, Other
-from autopar.driver.incumbent import Search, Trail
+from autopar.driver.incumbent import CandidateSearch, Trail
 from autopar.driver.infeasible_subset import explain_infeasible, suited
 from autopar.driver.on_mesh import best_on_mesh
 from autopar.driver.shortage import explain_shortage
@@ -79,7 +79,7 @@ class _Looked:
     def __init__(self, trail: Trail, margin: float) -> None:
         self._trail = trail
         self._found: dict[int, tuple[Mesh, Candidate | None]] = {}
-        self._search = Search[Candidate](
+        self._search = CandidateSearch[Candidate](
             trail,
             cost_ns=lambda found: found.solution.objective,
             bound_ns=lambda found: found.solution.bound,

@@ -14,7 +14,7 @@ from functools import partial
 
 from autopar.cluster.mesh_shapes import size_of_mesh
 from autopar.cluster.parts import part_of
-from autopar.driver.incumbent import Search, Trail
+from autopar.driver.incumbent import CandidateSearch, Trail
 from autopar.driver.infeasible_subset import suited
 from autopar.driver.search import finer_meshes, meshes_of, promising, refined_ns
 from autopar.driver.segment_division import Divided, SegmentDivision
@@ -68,7 +68,7 @@ class SegmentWays:
             return self._given(table, text.split(MESH_OF_RANK))
         part = self._part(table, self.asked.cluster.num_devices // len(table.rows), text)
         often = sample.least_often(sample.busiest, table)
-        search = Search[Divided](
+        search = CandidateSearch[Divided](
             self.trail,
             cost_ns=lambda found: found.step_ns,
             bound_ns=lambda found: found.bound_ns,
@@ -133,7 +133,7 @@ class SegmentWays:
         """Plans of segments on the mesh of so many devices on which the busiest take least.
         InfeasibleError if nothing can be computed on any."""
         part, busiest = self._part(table, size, "auto"), self._sample(table.microbatches).busiest
-        search = Search[SegmentPlans](
+        search = CandidateSearch[SegmentPlans](
             self.trail, cost_ns=lambda plans: plans.of_stages[busiest][0].solution.objective
         )
 

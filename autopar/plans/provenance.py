@@ -30,7 +30,7 @@ class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rival: str
 
 
-Result = Literal["planned", "estimated", "not better", "infeasible", "skipped"]
+OutcomeKind = Literal["planned", "estimated", "not better", "infeasible", "skipped"]
 """What may become of a candidate."""
 
 
@@ -41,7 +41,7 @@ class CandidateOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modelled, of several as simulated."""
 
     candidate: str
-    result: Result
+    result: OutcomeKind
     ns: Count | None = None
     reason: str = ""
 

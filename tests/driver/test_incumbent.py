@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.incumbent import Search, Trail, climb
+from autopar.driver.incumbent import CandidateSearch, Trail, climb
 from autopar.errors import InfeasibleError, StageError
 from autopar.plans.fitting import Beaten
 from autopar.plans.provenance import CandidateOutcome
 from autopar.solver.search import silent
 
 
-def searching(cutoff: int | None = None, slack: float = 0.0) -> Search[int]:
-    return Search(
+def searching(cutoff: int | None = None, slack: float = 0.0) -> CandidateSearch[int]:
+    return CandidateSearch(
         Trail(silent), lambda n: n, bound_ns=lambda n: n - 1, is_tight=lambda n: n % 2 > 0,
         cutoff=cutoff, slack=slack,
     )  # fmt: skip
@@ -72,7 +72,7 @@ def test_with_slack_what_is_a_little_worse_is_planned_too() -> None:
 
 
 def test_what_does_not_fit_is_worse_than_all_that_does() -> None:
-    search = Search[int](Trail(silent), lambda n: n, fits=lambda n: n > 15)
+    search = CandidateSearch[int](Trail(silent), lambda n: n, fits=lambda n: n > 15)
     search.attempt(costing(10))
     # It cuts nothing off either.
     assert search.attempt(costing(20)).is_better
@@ -111,7 +111,7 @@ def test_the_first_failure_is_told_where_there_is_no_plan() -> None:
 def test_what_becomes_of_candidates_is_kept_under_their_names() -> None:
     said: list[str] = []
     trail = Trail(said.append)
-    search = Search[int](trail, lambda n: n)
+    search = CandidateSearch[int](trail, lambda n: n)
     trail.note("b", "estimated", 30)
     for name, make in (("a", costing(20)), ("b", costing(10)), ("c", costing(25)), ("d", refused)):
         search.attempt(make, name=name)

@@ -16,7 +16,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.driver import pipelining, segment_plans
 from autopar.driver.asking import answer, best_of_all
 from autopar.driver.finding import Finding, Other
-from autopar.driver.incumbent import Search, Trail
+from autopar.driver.incumbent import CandidateSearch, Trail
 from autopar.driver.narrower import findings
 from autopar.driver.pipeline_shapes import PipelineShape, numbers_of_microbatches, numbers_of_ranks
 from autopar.driver.pipelining import search_stages
@@ -253,7 +253,9 @@ def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ran
     takes, planned = {2: 130, 4: 101}, list[int]()
 
     class Promised:
-        def __init__(self, asked: Asked, ways: SegmentWays, tried: Search[Finding]) -> None:
+        def __init__(
+            self, asked: Asked, ways: SegmentWays, tried: CandidateSearch[Finding]
+        ) -> None:
             self.ways, self.tried = ways, tried
             self.planned: dict[object, Finding] = {}
 

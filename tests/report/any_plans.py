@@ -18,7 +18,7 @@ from autopar.plans.estimates import (
 )
 from autopar.plans.order import OPTIMIZER, Run
 from autopar.plans.plan import SCHEMA_VERSION, Plan
-from autopar.plans.provenance import CandidateOutcome, Provenance, Result
+from autopar.plans.provenance import CandidateOutcome, OutcomeKind, Provenance
 from autopar.plans.structure import MeshAxis, Param, Stage, Structure
 from tests.report.plans import two_axis_plan
 
@@ -43,7 +43,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
     texts = st.lists(_names, max_size=3).map(tuple)
     pairs = st.lists(st.tuples(_names, _names), max_size=2).map(tuple)
-    results = st.sampled_from(get_args(Result))
+    results = st.sampled_from(get_args(OutcomeKind))
     outcomes = st.builds(CandidateOutcome, _names, results, st.none() | _counts, _names)
     totals = st.builds(OpTotal, _names, _names, _names, *[_counts] * 5, pairs, pairs)
     sent = st.builds(CollectiveTotal, *[_names] * 3, *[_counts] * 3)
