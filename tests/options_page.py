@@ -34,10 +34,10 @@ nobody says.
 **To ask for more never gives a longer step.** `stages="auto"`, `microbatches="auto"`,
 `residency="auto"`, `loss_chunks="auto"`, `mesh="auto:3"` and `margin=True` widen the search: what
 is looked at without them is looked at with them. Plans are compared as modelled, and the predicted
-step is simulated. So where the best plan makes use of something that was left open, the best one
-without it is found too, and the plan with the shorter predicted step is taken. Limits of the search
-are counted in work, not in seconds; `time_limit` alone is not. Of stages, this is so of the number
-of stages, and of options beside a number that is not said.
+step is simulated. The best plan may make use of something that was left open: then the best one
+without it is found too, and the shorter predicted step is taken. Limits of the search are counted
+in work, except `time_limit`. A number of stages or microbatches that is given may still be better
+than the one that `auto` finds: not all of them are tried.
 
 The names that options had without groups (`memory_limit=`, `--stages`, `pins = [...]`) work until
 the next release, with a `DeprecationWarning`.

@@ -78,6 +78,19 @@ class Finding:
         """In how many the step is taken."""
         return self.stages[0].request.microbatches
 
+    @property
+    def meshes(self) -> tuple[str, ...]:
+        """The mesh of each stage."""
+        return tuple(stage.mesh.text for stage in self.stages)
+
+    @property
+    def beside(self) -> tuple[Other, ...]:
+        """What is known of it, and of what was looked at on the way to it, beside another."""
+        if len(self.stages) == 1 and self.others:
+            return self.others
+        name = "one stage" if len(self.stages) == 1 else f"{len(self.stages)} stages"
+        return (Other(name, self.bound_ns, self), *self.others)
+
     def within(self, limit_bytes: int) -> Finding:
         """The same, where devices have so much memory. It is no less than the step holds."""
         limit = {"memory_limit": limit_bytes}

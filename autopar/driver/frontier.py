@@ -17,7 +17,7 @@ from autopar.compile import Say, best_on
 from autopar.cost_model.price import price
 from autopar.driver.chunk_counts import chunk_count, chunk_ladder
 from autopar.driver.finding import Finding, Other
-from autopar.driver.incumbent import Trail
+from autopar.driver.incumbent import REFUSALS, Trail
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
 from autopar.driver.margin import find_margin
@@ -77,8 +77,7 @@ def _plan(chosen: Finding, limit: int, others: Sequence[Other], trail: Trail) ->
         for each in others
     ]
     bound_ns = min((each.bound_ns for each in others), default=chosen.bound_ns)
-    beside = [each for each in fitting if each.found != chosen]
-    found = replace(chosen.within(limit), others=(*chosen.others, *beside)).proven(bound_ns)
+    found = replace(chosen.within(limit), others=(*chosen.others, *fitting)).proven(bound_ns)
     margin = find_margin(found, trail) if found.asked.options.margin else None
     return found.plan(margin, trail.outcomes)
 
@@ -162,7 +161,7 @@ class _InStages:
         try:
             found = best_of_all(replace(self._asked, options=options), self._trail)
             self._found.append((limit, found))
-        except InfeasibleError:
+        except REFUSALS:
             if not self._found:
                 raise
             self._failed = limit

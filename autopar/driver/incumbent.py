@@ -69,7 +69,7 @@ class Trail:
         raise known
 
     def skip(self, name: str, threshold: str) -> None:
-        """Candidates that are not looked at, for a threshold of the policy."""
+        """Candidates that are not looked at, for a threshold of the policy or what is known."""
         self(f"{name} are not looked at: {threshold}")
         self.note(name, "skipped", reason=threshold)
 

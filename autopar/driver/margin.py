@@ -60,9 +60,9 @@ def find_margin(best: Finding, trail: Trail) -> Margin | None:
         if other.found is None:
             found.bounds.append(other.bound_ns)
             continue
+        if other.found.meshes == best.meshes:
+            continue
         if len(best.stages) == len(other.found.stages) == 1:
-            if other.mesh == best.only.mesh:
-                continue
             there = _Stage(StageInStep(other.found), trail, f"{other.name}, ")
             if there.signature == own[0].signature:
                 alike.append(there)

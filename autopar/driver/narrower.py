@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from autopar.driver.finding import Finding
 from autopar.driver.incumbent import CandidateSearch, Trail
+from autopar.errors import SolverError
 from autopar.plans.options import AUTO, Options
 from autopar.plans.request import Asked
 
@@ -40,12 +41,17 @@ def with_narrower(
     for what, options in _narrower(asked.options, found):
         trail(f"{what}: looking for the best plan without")
         narrower = replace(asked, options=options)
-        search.attempt(lambda _, narrower=narrower: with_narrower(find, narrower, trail, known))
+        try:
+            search.attempt(lambda _, narrower=narrower: with_narrower(find, narrower, trail, known))
+        except SolverError as error:
+            # There is a plan: that of a narrower request, which takes too long, is not needed.
+            trail(f"{error}")
     best = search.result()
-    # What is proven of all plans is proven of it as well.
     if best is found or best is known:
         return best
-    return best.proven(min(best.bound_ns, found.bound_ns))
+    # What is known of all plans is known beside it as well.
+    others = (*best.others, *found.beside)
+    return replace(best.proven(min(best.bound_ns, found.bound_ns)), others=others)
 
 
 def _narrower(options: Options, found: Finding) -> Iterator[tuple[str, Options]]:

@@ -26,6 +26,7 @@ from autopar.driver.segment_division import Divided
 from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import AskedOfRank, plan_stages
 from autopar.ir.graph import Graph
+from autopar.ir.problem import Status
 from autopar.ir.stages import in_stages
 from autopar.plans.estimates import Delay, Memory
 from autopar.plans.fitting import Candidate
@@ -157,7 +158,7 @@ class _Pipeline:
             estimates,
             objective_ns,
             min(self.divided.bound_ns, self.divided.objective_ns),
-            "feasible",
+            Status.FEASIBLE.value,
             starts=("", *(module for module, _ in starts)),
             first_ranks=tuple(self.firsts[table.ranks[stage]] for stage in range(len(found))),
             schedule=self.shape.stored,

@@ -204,17 +204,12 @@ class Promising:
 
     def others(self, best: Finding) -> tuple[Other, ...]:
         """What is known of shapes with other meshes than the `best` plan has."""
-        own = _meshes(best)
         listed = [
             Other(shape.name, divided.bound_ns, self.planned.get(shape))
             for shape, divided in self.found
-            if tuple(divided.meshes[k].text for k in shape.table.ranks.values()) != own
+            if tuple(divided.meshes[k].text for k in shape.table.ranks.values()) != best.meshes
         ]
         return (*listed, *(Other(shape.name, ns) for shape, ns in self._beaten.items()))
-
-
-def _meshes(found: Finding) -> tuple[str, ...]:
-    return tuple(stage.mesh.text for stage in found.stages)
 
 
 def _step_ns(found: tuple[PipelineShape, Divided]) -> int:

@@ -53,21 +53,20 @@ def explaining(asked: Asked, say: Say) -> Generator[None]:
         raise InfeasibleError(explain_shortage(asked, first, why, say)) from why
 
 
-def survey(asked: Asked, trail: Trail, *, margin: float = 0.0, finer: bool = True) -> Finding:
+def survey(asked: Asked, trail: Trail, *, margin: float = 0.0) -> Finding:
     """The best plan over all meshes that are admitted, and what is known of the others.
 
     Meshes like the levels of the cluster come first: a good plan in hand cuts off the others as
     soon as they are known to have no better one, or none within `margin` (a fraction) of it, or
     none was found without a limit on memory. Where no mesh is named, those of three axes that
-    promise the most come last, unless no `finer` ones are wanted. Of equally good meshes the first
-    that is listed wins. InfeasibleError, that of the first mesh, if none has a plan within the
-    memory limit.
+    promise the most come last. Of equally good meshes the first that is listed wins.
+    InfeasibleError, that of the first mesh, if none has a plan within the memory limit.
     """
     looked = _Looked(trail, margin)
     requests = suited(asked, meshes_of(asked.cluster, asked.options))
     for place in promising(requests):
         looked.at(requests[place], place)
-    more = [*enumerate(_finer(asked) if finer else (), len(requests))]
+    more = [*enumerate(_finer(asked), len(requests))]
     looked.at_finer(sorted(more, key=lambda each: looked.refined_ns(each[1].mesh)))
     return looked.finding(asked)
 

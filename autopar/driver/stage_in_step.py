@@ -9,7 +9,7 @@ from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
 from autopar.driver.finding import Finding
 from autopar.ir.stages import is_end
-from autopar.plans.fitting import Candidate
+from autopar.plans.fitting import Candidate, bounded
 from autopar.plans.settling import same_choice
 
 
@@ -42,7 +42,7 @@ class StageInStep:
         problem = with_moments(wider, stated, dict.fromkeys(found.moments, 0))
         problem = replace(problem, usage_limit=found.problem.usage_limit)
         # Of the wider problem nothing is proven.
-        solution = replace(found.solution, choice=choice, bound=0, basis=None)
+        solution = bounded(replace(found.solution, choice=choice, basis=None), 0)
         return replace(found, request=wider, problem=problem, solution=solution)
 
     def step_ns(self, modelled_ns: int) -> int:

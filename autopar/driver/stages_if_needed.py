@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.driver.finding import Finding, Other
+from autopar.driver.finding import Finding
 from autopar.driver.incumbent import Trail
 from autopar.driver.microbatching import possible_counts
 from autopar.driver.narrower import with_narrower
@@ -60,17 +60,9 @@ def search_one_or_several(asked: Asked, trail: Trail) -> Finding:
     told = staged if isinstance(staged, str) else f"the best take {format_ns(staged.step_ns)}"
     if isinstance(staged, str) or staged.step_ns >= worth * plain.step_ns:
         statistics = {**plain.statistics, IN_STAGES: told}
-        return replace(plain, statistics=statistics, others=(*plain.others, *_beside(staged)))
-    return replace(staged, others=(*staged.others, *_beside(plain)))
-
-
-def _beside(other: Finding | str) -> tuple[Other, ...]:
-    """What is known of a plan that another is better than, and of others that were looked at on the
-    way to it."""
-    if isinstance(other, str):
-        return ()
-    name = "one stage" if len(other.stages) == 1 else f"{len(other.stages)} stages"
-    return (Other(name, other.bound_ns, other), *other.others)
+        more = () if isinstance(staged, str) else staged.beside
+        return replace(plain, statistics=statistics, others=(*plain.others, *more))
+    return replace(staged, others=(*staged.others, *plain.beside))
 
 
 def _of_one_stage(options: Options) -> Options:

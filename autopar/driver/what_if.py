@@ -164,11 +164,7 @@ class Explainer:
         return Benefit(change, step.objective_ns, None, modelled_ns, 0)
 
     def _faster(self, change: str, cluster: Cluster, mesh: Mesh) -> Benefit:
-        changed = replace(
-            self.best.request.within(self.best.request.memory_limit_bytes),
-            cluster=cluster,
-            mesh=mesh,
-        )
+        changed = replace(self.best.request, cluster=cluster, mesh=mesh)
         as_it_is = account(changed, self.best.structure).estimates.modelled_ns
         after = best_on(changed, silent).solution
         return Benefit(

@@ -125,3 +125,17 @@ def test_microbatches_are_among_the_plans() -> None:
     plans = [point.plan for point in found.points]
     assert [p.structure.microbatches for p in plans if p] == [2, 4, 8]
     assert "8 microbatches" in str(found)
+
+
+def test_each_plan_has_its_margin_if_that_is_asked_for() -> None:
+    """Within the same limit: rivals are on other meshes, or the same one, and fit as well."""
+    wanted = asked("", "auto", "2")
+    wanted = replace(wanted, options=replace(wanted.options, margin=True))
+    found = find_frontier(wanted, (4 * MIB, 3 * MIB), silent)
+    plain = find_frontier(asked("", "auto", "2"), (4 * MIB, 3 * MIB), silent)
+    for point, same in zip(found.points, plain.points, strict=True):
+        assert point.plan is not None and same.plan is not None
+        assert point.plan.structure == same.plan.structure
+        margin = point.plan.provenance.margin
+        assert margin is None or margin.bound_ns >= point.plan.provenance.bound_ns
+    assert found.unlimited.provenance.margin is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,10 +10,10 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.finding import Finding
+from autopar.driver.finding import Finding, Other
 from autopar.driver.incumbent import Trail
 from autopar.driver.narrower import with_narrower
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, SolverError
 from autopar.plans.options import Options
 from autopar.plans.request import Asked
 from autopar.solver.search import silent
@@ -120,3 +121,28 @@ def test_nothing_is_looked_for_twice_where_the_plan_makes_use_of_nothing() -> No
     asked = Asked(cast("Any", None), cast("Any", None), wanted)
     assert with_narrower(find, asked, Trail(silent)).step_ns == 10
     assert looked == [wanted]
+
+
+def test_a_narrower_search_that_takes_too_long_loses_no_plan() -> None:
+    def find(asked: Asked, _: Trail) -> Finding:
+        if asked.options.loss_chunks == 1:
+            raise SolverError("no plan was found in time")
+        return finding(asked, (4, 1, False, 2), 10, 9)
+
+    wanted = options(None, 1, "cuda", "auto:2")
+    asked = Asked(cast("Any", None), cast("Any", None), wanted)
+    assert with_narrower(find, asked, Trail(silent)).step_ns == 9
+
+
+def test_what_was_looked_at_on_the_way_is_known_of_the_plan_that_is_taken() -> None:
+    """A margin says what no plan of another structure beats, of all that are admitted."""
+
+    def find(asked: Asked, _: Trail) -> Finding:
+        if asked.options.loss_chunks == 1:
+            return replace(finding(asked, (1, 1, False, 2), 12, 8), others=(Other("a", 12),))
+        return replace(finding(asked, (4, 1, False, 2), 10, 9), others=(Other("b", 11),))
+
+    wanted = options(None, 1, "cuda", "auto:2")
+    found = with_narrower(find, Asked(cast("Any", None), cast("Any", None), wanted), Trail(silent))
+    assert found.step_ns == 8
+    assert [(each.name, each.bound_ns) for each in found.others] == [("a", 12), ("b", 11)]
