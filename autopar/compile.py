@@ -26,7 +26,6 @@ from autopar.cost_model.account import account
 from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
 from autopar.ir.gc_pause import collection_paused
-from autopar.ir.graph import Graph
 from autopar.ir.input_sharding import with_handed
 from autopar.ir.moments import ON_HOST, known_in
 from autopar.ir.problem import Basis, Problem, Solution
@@ -40,7 +39,7 @@ from autopar.plans.fitting import (
     bounded,
     infeasible,
 )
-from autopar.plans.layout import stage_graphs
+from autopar.plans.layout import Layout, layouts
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import PlanRequest
@@ -88,7 +87,7 @@ class Compiled:
     traced: Traced
     plan: Plan
     programs: tuple[Program, ...]
-    graphs: tuple[Graph, ...]
+    layouts: tuple[Layout, ...]
 
     @property
     def program(self) -> Program:
@@ -101,10 +100,14 @@ def compile_call(call: ModelCall, find: Find, stage: StageContext = nullcontext)
     """The program for a call, under the plan that is found for it."""
     traced, plan = plan_call(call, find, stage)
     with stage("rewrite"):
-        graphs = stage_graphs(traced.graph, plan.structure)
-        pairs = zip(graphs, plan.structure.stages, strict=True)
-        programs = tuple(generate(traced.gm, traced.graph, each, graph) for graph, each in pairs)
-    return Compiled(traced, plan, programs, graphs)
+        return rewritten(traced, plan)
+
+
+def rewritten(traced: Traced, plan: Plan) -> Compiled:
+    """What was traced, with a program for each stage of a plan for it."""
+    stages = layouts(traced.graph, plan.structure)
+    programs = tuple(generate(traced.gm, traced.graph, stage) for stage in stages)
+    return Compiled(traced, plan, programs, stages)
 
 
 @collection_paused()

@@ -88,7 +88,7 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
     """Plan and rewrite in this process, which has done nothing but import so far."""
     import torch
 
-    from autopar.codegen import generate
+    from autopar.compile import rewritten
     from autopar.errors import InfeasibleError
     from autopar.tracer import trace
     from benchmarks.models import llama_8b, tokens
@@ -108,7 +108,7 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
         phases.cpu_s.update(dict.fromkeys(("price", "solve", "plan"), 0.0))
         found = phases.timed("plan", _plan)(traced.graph, case, NO_LIMIT_BYTES, phases, tell)
     tell("rewriting")
-    phases.timed("rewrite", generate)(traced.gm, traced.graph, found.structure.only)
+    phases.timed("rewrite", rewritten)(traced, found)
     return Result(
         case=case,
         layers=layers,

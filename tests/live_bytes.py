@@ -9,15 +9,15 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import Tensor, fx
 
-from autopar.codegen import bind, generate
+from autopar.codegen import bind
 from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.redistribute import local_shape
-from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
 from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD
 from autopar.runtime.program.backend import reduce_in_place
 from autopar.runtime.program.program import Program, Sum
 from autopar.tracer import Traced
+from tests.layouts import laid_out, program_of
 
 c10d = torch.ops._c10d_functional
 META = torch.device("meta")
@@ -110,7 +110,7 @@ def measured(program: Program, graph: Graph, plan: Plan, granule: int = 1) -> tu
 def _measured(
     program: Program, graph: Graph, plan: Plan, sums: Sequence[Sum], granule: int
 ) -> tuple[int, int]:
-    layout = parse_layout(graph, plan.structure.only)
+    layout = laid_out(graph, plan.structure.only)
     mesh = plan.structure.only.mesh
     names = {name: name for name in mesh.names}
     bound = bind(program, names, mesh, (0,) * len(mesh.axes), META)
@@ -152,12 +152,12 @@ def peak_bytes(traced: Traced, plan: Plan, granule: int = 1) -> int:
     """What rank 0 holds at the fullest moment of a step: what is there all the time, as a loop that
     accumulates has it, and what the graphs hold beside that while they run."""
     graph, memory = traced.graph, plan.estimates.memory
-    layout = parse_layout(graph, plan.structure.only)
+    layout = laid_out(graph, plan.structure.only)
     given = sum(
         rounded(layout.held_bytes(Ref(node.index), layout.made(Ref(node.index))), granule)
         for node in graph.with_role(Role.INPUT, Role.BUFFER)
     )
-    program = generate(traced.gm, graph, plan.structure.only)
+    program = program_of(traced, plan.structure.only, graph)
     steady = memory.params + memory.gradients + memory.optimizer
     return steady + given + max(measured(program, graph, plan, granule))
 

@@ -46,10 +46,9 @@ from autopar.ir.stages import SEND
 from autopar.ir.turn_states import is_proportional
 from autopar.ir.uneven import chunked_dim
 from autopar.ir.uses import Group, Use, groups
-from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.layout import Layout
 from autopar.plans.routes import Routes
 from autopar.plans.scheduling import schedule
-from autopar.plans.structure import Stage
 from autopar.rules.intra_op import exchange_axes, exchanges
 from autopar.rules.op import Shapes
 from autopar.rules.table import record_of
@@ -59,15 +58,12 @@ aten = torch.ops.aten
 
 
 @collection_paused()
-def generate(
-    gm: fx.GraphModule, graph: Graph, stage: Stage, stage_graph: Graph | None = None
-) -> Program:
-    """The local graphs of `stage` for the joint graph `gm`, of which `graph` is the snapshot, and
-    `stage_graph` that stage, if there are several.
+def generate(gm: fx.GraphModule, graph: Graph, layout: Layout) -> Program:
+    """The local graphs of a stage that is laid out so, for the joint graph `gm`, of which `graph`
+    is the snapshot.
 
     PlanMismatchError, naming the tensor, if the plan's decisions do not fit the graph.
     """
-    layout = parse_layout(graph if stage_graph is None else stage_graph, stage)
     scheduled = schedule(layout)
     last = _Generator(gm, graph, layout, scheduled, is_last=True)
     program = last.run()

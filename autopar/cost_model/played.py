@@ -57,7 +57,7 @@ def play_step(request: PlanRequest, structure: Stage) -> PlayedStep:
     """One step on each device under `structure`. PlanMismatchError if the decisions do not fit the
     graph or a tensor never reaches the state a use asks for."""
     cluster, mesh, options = request.cluster, request.mesh, request.options
-    layout = parse_layout(request.graph, structure)
+    layout = parse_layout(request.step, structure)
     graph = layout.graph
     all_groups = groups(graph)
     fused = options.fuses(cluster.device)

@@ -27,7 +27,6 @@ from autopar.ir.redistribute import local_bytes
 from autopar.ir.rounding import is_rounded
 from autopar.ir.uses import Group
 from autopar.plans.request import PlanRequest
-from autopar.rules.rounding import roundable
 
 
 class Rounding:
@@ -36,10 +35,8 @@ class Rounding:
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.dtype = request.step, request.options.saved_dtype
-        graph, dtype = self.graph, self.dtype
-        self.refs = roundable(graph, request.kept_exact) if dtype else frozenset[Ref]()
-        made = (n for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD and not n.view)
-        self._originals = {(node.key, node.module): node for node in made} if dtype else {}
+        made = (n for n in self.graph.with_role(Role.OP) if n.phase is Phase.FORWARD and not n.view)
+        self._originals = {(node.key, node.module): node for node in made} if self.dtype else {}
 
     def original(self, copy: Node) -> Node:
         """What an optional copy is one of."""
@@ -52,7 +49,7 @@ class Rounding:
         maker = self.graph.nodes[root.node]
         if is_optional(maker):
             root = Ref(self.original(maker).index, root.output)
-        return is_rounded(self.graph, root, self.refs)
+        return is_rounded(self.graph, root)
 
     def saved_type(self, root: Ref) -> TensorType:
         """A tensor as it is saved."""

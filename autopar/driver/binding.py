@@ -52,9 +52,9 @@ def stored_places(structure: Structure, groups: AllGroups | None) -> dict[str, P
 
 def check_homes(compiled: Compiled, groups: StageGroups) -> None:
     """PlanMismatchError if a stage of a later program reads a parameter that others have."""
-    pairs = zip(compiled.plan.structure.stages, compiled.graphs, strict=True)
-    for stage, graph in pairs:
-        for name in _read(graph):
+    pairs = zip(compiled.plan.structure.stages, compiled.layouts, strict=True)
+    for stage, layout in pairs:
+        for name in _read(layout.graph):
             holders, _ = groups.storage[name]
             if stage.first_rank not in holders:
                 raise PlanMismatchError(

@@ -177,10 +177,8 @@ def simulate(
         where = structure.only.mesh, graph, structure.only
         return train_step(compiled.program, *where, tensors, directions, tolerance=tolerance)
     stages = [
-        SimulatedStage(stage.mesh, graph_of_stage, stage, program)
-        for stage, graph_of_stage, program in zip(
-            structure.stages, compiled.graphs, compiled.programs, strict=True
-        )
+        SimulatedStage(*each)
+        for each in zip(compiled.layouts, structure.stages, compiled.programs, strict=True)
     ]
     table = structure.actions
     return train_step_in_stages(stages, table, graph, tensors, directions, tolerance=tolerance)

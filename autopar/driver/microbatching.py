@@ -8,8 +8,9 @@ from dataclasses import replace
 from autopar.errors import MicrobatchError, NotImposedWarning
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph
-from autopar.ir.microbatches import in_microbatches, trains
+from autopar.ir.microbatches import trains
 from autopar.plans.options import Options
+from autopar.plans.passes import StepForm, step_graph
 
 
 def dividing(options: Options, graph: Graph) -> Options:
@@ -21,7 +22,7 @@ def dividing(options: Options, graph: Graph) -> Options:
     sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
     count = next(n for n in range(asked, 0, -1) if all(size % n == 0 for size in sizes))
     try:
-        in_microbatches(graph, count)
+        step_graph(graph, StepForm(count))
     except MicrobatchError as error:
         warnings.warn(NotImposedWarning(f"microbatches={asked}: {error}"), stacklevel=2)
         return replace(options, microbatches=None)
@@ -35,7 +36,7 @@ def possible_counts(graph: Graph) -> tuple[int, ...]:
     while trains(graph) and sizes and all(size % (2 * found[-1]) == 0 for size in sizes):
         found.append(2 * found[-1])
     try:
-        in_microbatches(graph, min(2, found[-1]))
+        step_graph(graph, StepForm(min(2, found[-1])))
     except MicrobatchError:
         return (1,)
     return tuple(found)

@@ -27,10 +27,11 @@ from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import AskedOfRank, plan_stages
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Status
-from autopar.ir.stages import in_stages
+from autopar.ir.stages import Cut
 from autopar.plans.estimates import Delay, Memory
 from autopar.plans.fitting import Candidate
 from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.policy import Policy
 from autopar.plans.request import Asked, Narrowed
@@ -61,9 +62,9 @@ def _plan(
     asked: Asked, promising: Promising, shape: PipelineShape, divided: Divided
 ) -> Finding | None:
     """Tries one shape."""
-    graph, tried = promising.ways.graph(shape.microbatches), promising.tried
+    tried = promising.tried
     pipeline = _Pipeline(asked, shape, divided, tried.trail)
-    found = tried.attempt(lambda _: pipeline.planned(graph), name=shape.name).found
+    found = tried.attempt(lambda _: pipeline.planned(), name=shape.name).found
     if found is not None:
         promising.planned[shape] = found
     return found
@@ -122,14 +123,19 @@ class _Pipeline:
         self.clusters = [part_of(asked.cluster, size) for size in sizes]
         self.firsts = place_parts(asked.cluster, sizes)
 
-    def planned(self, graph: Graph) -> Finding:
-        """The plan with the cuts that were chosen of `graph`, the step in its microbatches.
+    def planned(self) -> Finding:
+        """The plan with the cuts that were chosen.
 
         Segments are planned each for itself: what one leaves in shards the next may want whole.
         Where that takes much longer than was estimated, other choices may do better.
         """
         self.trail(f"planning {self.shape.name}")
-        graphs = in_stages(graph, [start for _, start in self.divided.starts])
+        starts = self.divided.starts
+        forms = [
+            StepForm(self.shape.microbatches, Cut(starts, number))
+            for number in range(len(starts) + 1)
+        ]
+        graphs = [step_graph(self.asked.graph, form) for form in forms]
         choices, narrowed = findings(self.trail), self.divided.narrowed
         kept_ns = self.asked.options.policy.estimate_kept * self.divided.step_ns
         tried = choices.attempt(lambda _: self._planned(graphs, narrowed))
@@ -159,7 +165,7 @@ class _Pipeline:
             objective_ns,
             min(self.divided.bound_ns, self.divided.objective_ns),
             Status.FEASIBLE.value,
-            starts=("", *(module for module, _ in starts)),
+            starts=("", *starts),
             first_ranks=tuple(self.firsts[table.ranks[stage]] for stage in range(len(found))),
             schedule=self.shape.stored,
             rows=self.shape.rows,
@@ -190,4 +196,4 @@ class _Pipeline:
 
 
 def _layouts(found: Sequence[Candidate]) -> list[Layout]:
-    return [parse_layout(each.request.graph, each.structure) for each in found]
+    return [parse_layout(each.request.step, each.structure) for each in found]

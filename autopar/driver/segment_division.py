@@ -39,7 +39,7 @@ class Divided:
     where `bound_ns` is 0."""
 
     meshes: tuple[Mesh, ...]
-    starts: tuple[tuple[str, int], ...]
+    starts: tuple[str, ...]
     step_ns: int
     waits: float
     objective_ns: int
@@ -164,7 +164,6 @@ class SegmentDivision:
     def _found(self, problem: CutProblem, *, is_within: bool = True) -> Divided:
         division = self._divide(problem)
         parts, cuts = self.sample.parts, self.asked.options.cuts
-        starts = [(parts[k].module, parts[k].start) for k in division.starts if not cuts]
         stages = [self._estimates(taken) for taken in division.taken]
         on = division.meshes(problem)
         firsts = place_parts(self.asked.cluster, [self.plans[n].mesh.num_devices for n in on])
@@ -174,7 +173,7 @@ class SegmentDivision:
         is_proven = not cuts  # Of cuts that are given others are no bound.
         return Divided(
             tuple(self.plans[number].mesh for number in on),
-            tuple(starts) or tuple((m, cut_at(self.sample.graph, m)) for m in cuts),
+            cuts or tuple(parts[k].module for k in division.starts),
             step_ns,
             1 - max(busy_ns) / max(1, step_ns),
             round(division.least_ns(problem)) if is_proven else 0,
@@ -217,7 +216,7 @@ class SegmentDivision:
 
     def _sent(self, plans: SegmentPlans) -> list[int]:
         plan = plans.of_stages[self.sample.busiest][0]
-        return sent_bytes(parse_layout(plan.request.graph, plan.structure), Phase.FORWARD)
+        return sent_bytes(parse_layout(plan.request.step, plan.structure), Phase.FORWARD)
 
     def _shared(
         self, division: Division, on: Sequence[int], firsts: Sequence[int]
@@ -229,7 +228,7 @@ class SegmentDivision:
             plans = self.plans[on[self.table.ranks[min(stages)]]]
             for plan, *_ in plans.of_stages:
                 if len(stages) > 1 and name in plan.structure.params:
-                    layout = parse_layout(plan.request.graph, plan.structure)
+                    layout = parse_layout(plan.request.step, plan.structure)
                     tied[name] = stages, gradient_bytes(layout, name)
         asked = self.asked
         return shared_at_end(asked.graph, tied, self.table.ranks, asked.cluster, firsts)

@@ -23,9 +23,10 @@ from autopar.driver.segment_sorts import SampledStep
 from autopar.errors import StageError, UnsuitedMeshError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MESH_OF_RANK, Mesh
-from autopar.ir.microbatches import in_microbatches, in_other_microbatches
+from autopar.ir.microbatches import in_other_microbatches
 from autopar.ir.pipeline import ActionTable, Waiting
 from autopar.plans.fitting import Beaten
+from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.request import Asked, PlanRequest
 
 
@@ -39,19 +40,17 @@ class SegmentWays:
 
     def graph(self, microbatches: int) -> Graph:
         """The whole step, in so many microbatches."""
-        return self._in(self._sample(microbatches).graph, microbatches)
+        return step_graph(self.asked.graph, StepForm(microbatches))
 
     def _sample(self, microbatches: int) -> SampledStep:
         # In more than one they are alike but for their extents.
         is_whole = microbatches == 1
         if is_whole not in self._sampled:
-            graph = in_microbatches(self.asked.graph, microbatches)
+            graph = self.graph(microbatches)
             self._sampled[is_whole] = SampledStep(graph, self.asked.options.policy)
         return self._sampled[is_whole]
 
     def _in(self, graph: Graph, microbatches: int) -> Graph:
-        if graph.turns == microbatches:
-            return graph
         return in_other_microbatches(graph, self.asked.graph, microbatches)
 
     def divided(self, table: ActionTable, known_ns: int | None = None, mesh: str = "") -> Divided:

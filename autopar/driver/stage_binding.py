@@ -16,7 +16,6 @@ from autopar.compile import Compiled
 from autopar.ir.exchange import OnMesh, PieceBox, holders, parcels
 from autopar.ir.graph import OUTPUT_ROLES, Phase, Role, TensorType
 from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
-from autopar.plans.layout import Layout, parse_layout
 from autopar.runtime.dtensor_private import local_slices
 from autopar.runtime.process.own_group import own_group
 from autopar.runtime.process.stage_groups import StageGroups
@@ -132,9 +131,7 @@ class StageBinder:
 
     def _ends(self) -> Iterator[tuple[tuple[StageLink, str], _End]]:
         """Where each link ends, by the link and whether it is sent or received there."""
-        pairs = zip(self.compiled.graphs, self.structure.stages, strict=True)
-        for stage, (graph, part) in enumerate(pairs):
-            layout: Layout = parse_layout(graph, part)
+        for stage, layout in enumerate(self.compiled.layouts):
             for node in layout.graph.nodes:
                 if node.op not in (SEND, RECEIVE):
                     continue
@@ -148,7 +145,7 @@ class StageBinder:
         outgoing: list[Passage] = []
         incoming: list[Passage] = []
         # The stages' graphs share them.
-        atoms = self.compiled.graphs[0].atoms
+        atoms = self.compiled.layouts[0].graph.atoms
         for link in sorted(link for link, op in self.ends if op == RECEIVE):
             source, target = self.ends[link, SEND], self.ends[link, RECEIVE]
             if source.stage not in self.here and target.stage not in self.here:

@@ -7,7 +7,7 @@ are ops like all others: they are laid out, priced, scheduled and written as suc
 computed under another sharding than their originals.
 
 Whether something is made again is a choice of the problem that decides all else. It is stated of a
-graph in which everything that can be made again has an *optional* copy (`with_options`).
+graph in which everything that can be made again has an *optional* copy.
 
 Random numbers are drawn again from the state of the generator that they were drawn from, which is
 saved (`draws`), so that they are the same; those that depend on tensors of the step are saved. So
@@ -32,34 +32,17 @@ from autopar.ir.uses import root_of
 _ONCE = frozenset({SEND, RECEIVE}) | CHUNKED
 
 
-def with_again(graph: Graph, keys: Collection[str]) -> Graph:
-    """`graph`, in which backward makes again what ops with these keys make and it reads. ValueError
-    if one of them cannot be made again."""
-    unknown = sorted(set(keys) - _candidates(graph))
+def with_again(graph: Graph, keys: Collection[str] | None) -> Graph:
+    """A pass: takes a step, gives the one in which backward makes again what ops with these keys
+    make and it reads; where `keys` is None, one with an optional copy of everything that can be
+    made again and that backward reads, or needs for that. All nodes are kept, copies are added.
+    ValueError if something cannot be made again."""
+    possible = _candidates(graph)
+    unknown = sorted(set(keys or ()) - possible)
     if unknown:
         raise ValueError(f"{unknown[0]} cannot be made again")
-    return _known(graph, frozenset(keys), COPY)
-
-
-def with_options(graph: Graph) -> Graph:
-    """`graph` with a copy of everything that can be made again and that backward reads, or needs
-    for that."""
-    return _known(graph, _candidates(graph), OPTION)
-
-
-def _known(graph: Graph, keys: frozenset[str], word: str) -> Graph:
-    if not keys:
-        return graph
-    known = _copied(graph)
-    if (keys, word) not in known:
-        known[keys, word] = _Copier(with_states(graph, keys), keys, word).run()
-    return known[keys, word]
-
-
-@per_graph
-def _copied(_: Graph) -> dict[tuple[frozenset[str], str], Graph]:
-    """The graphs with copies that were made of a graph."""
-    return {}
+    wanted, word = (possible, OPTION) if keys is None else (frozenset(keys), COPY)
+    return _Copier(with_states(graph, wanted), wanted, word).run() if wanted else graph
 
 
 @per_graph
@@ -87,6 +70,7 @@ def _candidates(graph: Graph) -> frozenset[str]:
     return frozenset(found - ruled_out)
 
 
+@per_graph
 def as_written(graph: Graph) -> tuple[str, ...]:
     """The keys of ops that backward makes again because the model wraps them in checkpoints: of
     what can be made again, all classes whose every op is in one, and that backward needs."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.ir.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role, per_graph, transplanted
+from autopar.ir.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role, transplanted
 from autopar.ir.stages import RECEIVE, SEND
 
 
@@ -34,9 +34,11 @@ def _may_wait(node: Node) -> bool:
     return is_one and node.phase is Phase.BACKWARD
 
 
-@per_graph
-def in_two_parts(graph: Graph) -> Graph:
-    """`graph`, whose backward is in two parts."""
+def in_two_parts(graph: Graph, is_split: bool = True) -> Graph:
+    """A pass: takes a stage, gives it with its backward in two parts, if it `is_split`. All nodes
+    are kept, those of the second part stand last."""
+    if not is_split:
+        return graph
     first = waited_for(graph)
 
     def is_second(node: Node) -> bool:
@@ -49,6 +51,4 @@ def in_two_parts(graph: Graph) -> Graph:
         return Ref(place[ref.node], ref.output)
 
     nodes = tuple(transplanted(node, index, moved) for index, node in enumerate(order))
-    found = replace(graph, nodes=nodes, second_part=sum(not is_second(n) for n in graph.nodes))
-    found.check()
-    return found
+    return replace(graph, nodes=nodes, second_part=sum(not is_second(n) for n in graph.nodes))

@@ -200,6 +200,7 @@ class Node:
     random: bool = False
     checkpoint: Checkpointed = ""
     external: bool = False
+    saved_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -25,7 +25,6 @@ from autopar.ir.graph import (
     Ref,
     Slot,
     TensorType,
-    per_graph,
     transplanted,
 )
 from autopar.ir.heads import Head, heads_of
@@ -49,8 +48,9 @@ def chunk_rows(rows: int, chunks: int) -> int:
 
 
 def in_loss_chunks(graph: Graph, chunks: int) -> Graph:
-    """`graph`, whose losses are worked on in so many chunks of a rank's rows; itself for one.
-    LossChunksError if no loss can be."""
+    """A pass: takes a step or a stage of one, gives the one whose losses are worked on in so many
+    chunks of a rank's rows. All but the heads and their losses is kept. LossChunksError if no loss
+    can be."""
     if chunks == 1:
         return graph
     if not heads_of(graph):
@@ -58,16 +58,7 @@ def in_loss_chunks(graph: Graph, chunks: int) -> Graph:
             f"memory.loss_chunks={chunks}: the step has no loss that can be worked on in chunks: "
             f"{SUITED}"
         )
-    known = _made(graph)
-    if chunks not in known:
-        known[chunks] = _Writer(graph, chunks).run()
-    return known[chunks]
-
-
-@per_graph
-def _made(_: Graph) -> dict[int, Graph]:
-    """The graphs in chunks that were made of a graph."""
-    return {}
+    return _Writer(graph, chunks).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +102,7 @@ class _Writer:
                 made = self._put(transplanted(node, len(self.nodes), self.place.__getitem__))
                 for output in range(len(node.outputs)):
                     self.place[Ref(node.index, output)] = Ref(made, output)
-        found = replace(self.graph, nodes=tuple(self.nodes))
-        found.check()
-        return found
+        return replace(self.graph, nodes=tuple(self.nodes))
 
     def _put(self, node: Node) -> int:
         """Where a node stands now."""

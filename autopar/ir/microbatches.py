@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from math import prod
+from math import gcd, prod
 
 from autopar.errors import MicrobatchError, listed
 from autopar.ir.contractions import batch_atoms
@@ -47,32 +47,29 @@ _LOSSES = {"aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"}
 
 
 def in_microbatches(graph: Graph, turns: int) -> Graph:
-    """`graph`, whose batch is worked on in so many turns; one that is already stays as it is.
-    MicrobatchError, naming what needs the whole batch, if it cannot be."""
+    """A pass: takes a whole step, gives the one that works on its batch in so many turns; one that
+    does already stays as it is. Keys of ops and the order of `graph` are kept. MicrobatchError,
+    naming what needs the whole batch, if it cannot be."""
     if turns == graph.turns:
         return graph
-    known = _made(graph)
-    if turns not in known:
-        _check(graph, turns)
-        other = next(iter(known.values()), None)
-        known[turns] = (
-            _Splitter(_with_counts(graph), turns).run()
-            if other is None
-            else in_other_microbatches(other, graph, turns)
-        )
-    return known[turns]
+    _check(graph, turns)
+    return in_other_microbatches(_in_fewest(graph), graph, turns)
 
 
 @per_graph
-def _made(_: Graph) -> dict[int, Graph]:
-    """The graphs in microbatches that were made of a graph."""
-    return {}
+def _in_fewest(graph: Graph) -> Graph:
+    """`graph` in the least number of microbatches, above one, that divides its batch."""
+    batch = gcd(*(graph.atoms[atom].size for atom in batch_atoms(graph)))
+    fewest = next(count for count in range(2, batch + 1) if batch % count == 0)
+    return _Splitter(_with_counts(graph), fewest).run()
 
 
 def in_other_microbatches(graph: Graph, whole: Graph, turns: int) -> Graph:
     """A `graph` in microbatches of the step `whole`, or a stage of one, in another number of them,
     above one, which divides the batch: as it would have been made, but for its extents."""
     batch, turn_atom = batch_atoms(whole), len(whole.atoms)
+    if turns == graph.turns:
+        return graph
     sizes = {atom: whole.atoms[atom].size // turns for atom in batch} | {turn_atom: turns}
     atoms = tuple(
         replace(atom, size=sizes.get(number, atom.size)) for number, atom in enumerate(graph.atoms)
@@ -170,9 +167,7 @@ class _Splitter:
         ]
         atoms.append(Atom(self.turns, "turn", in_param=False))
         found = replace(self.graph, nodes=tuple(self.nodes), atoms=tuple(atoms), turns=self.turns)
-        found = _told_apart(found)
-        found.check()
-        return found
+        return _told_apart(found)
 
     def _put(self, node: Node) -> None:
         """The node, which works on what a turn has."""

@@ -29,10 +29,12 @@ from autopar.ir.uses import groups, root_of
 ROUND, RESTORE = "autopar.round.default", "autopar.restore.default"
 
 
-def is_rounded(graph: Graph, root: Ref, refs: Collection[Ref]) -> bool:
-    """Whether a tensor of the forward phase is rounded, if it is saved: one of `refs` that does not
-    leave the graph, since it is held then anyway."""
-    return root in refs and root not in _leaving(graph)
+def is_rounded(graph: Graph, root: Ref) -> bool:
+    """Whether a tensor is rounded, if it is saved: the first output of an op of forward that has a
+    `saved_dtype` and does not leave the graph, since it is held then anyway."""
+    node = graph.nodes[root.node]
+    is_marked = bool(node.saved_dtype) and node.phase is Phase.FORWARD and not root.output
+    return is_marked and root not in _leaving(graph)
 
 
 @per_graph
@@ -42,13 +44,13 @@ def _leaving(graph: Graph) -> frozenset[Ref]:
     )
 
 
-def with_rounding(graph: Graph, refs: Collection[Ref], dtype: str) -> Graph:
-    """`graph`, in which what is saved of `refs` is saved in `dtype`."""
-    leaving = _leaving(graph)
+def with_rounding(graph: Graph, dtype: str) -> Graph:
+    """A pass: takes a step whose ops say what may be saved in `dtype`, gives the one in which that
+    is rounded, where it is saved, and brought back. All nodes are kept."""
     wanted = {
         group.root
         for group in groups(graph)
-        if group.phase is Phase.BACKWARD and group.root in refs and group.root not in leaving
+        if group.phase is Phase.BACKWARD and is_rounded(graph, group.root)
         # What is read by nothing else than ops that may not be there is settled with them.
         if not all(is_optional(graph.nodes[use.node]) for use in group.uses)
     }

@@ -10,16 +10,14 @@ from autopar.errors import PlanMismatchError, StageError
 from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
-from autopar.ir.loss_chunks import in_loss_chunks
 from autopar.ir.mesh import Mesh
-from autopar.ir.microbatches import in_microbatches
 from autopar.ir.offloading import Away, offloaded
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.residency import Streamed, can_be_hosted, streamed
 from autopar.ir.sharding import Sharding
-from autopar.ir.stages import cut_at, first_ops, in_stages
+from autopar.ir.stages import Cut, first_ops
 from autopar.ir.uses import Group, Use, root_key, root_of
-from autopar.plans.rounded import step_with
+from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.structure import Stage, Structure
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
@@ -166,14 +164,14 @@ def _check_hosted(graph: Graph, names: Collection[str]) -> None:
         )
 
 
-def stage_graphs(graph: Graph, structure: Structure) -> tuple[Graph, ...]:
-    """The graphs of the stages of a pipeline, in microbatches; `graph` itself where there is
-    one."""
-    starts = [stage.start for stage in structure.stages[1:]]
-    if not starts:
-        return (graph,)
-    turns = in_microbatches(graph, structure.microbatches)
-    return in_stages(turns, [cut_at(turns, start) for start in starts])
+def layouts(graph: Graph, structure: Structure) -> tuple[Layout, ...]:
+    """The decisions of each stage for the step of the whole model that `graph` is. Errors are those
+    of `step_graph` and `parse_layout`."""
+    starts = tuple(stage.start for stage in structure.stages[1:])
+    return tuple(
+        parse_layout(step_graph(graph, StepForm.of(stage)._replace(cut=Cut(starts, number))), stage)
+        for number, stage in enumerate(structure.stages)
+    )
 
 
 def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
@@ -208,15 +206,10 @@ def _readers(graph: Graph, params: Collection[str]) -> Iterator[str]:
             yield node.module
 
 
-def parse_layout(graph: Graph, stage: Stage) -> Layout:
-    """The decisions of `stage` for `graph`, its losses in chunks, in microbatches, with what
-    backward makes again and what is rounded for it. LossChunksError where no loss can be in chunks;
-    ValueError on text that says none, or where something cannot be made again, or not be offloaded;
-    PlanMismatchError where a parameter cannot live on the host."""
-    chunked = in_loss_chunks(graph, stage.loss_chunks)
-    turns = in_microbatches(chunked, stage.microbatches)
-    is_split = stage.is_split
-    step = step_with(turns, stage.again, stage.saved_dtype, is_split=is_split)
+def parse_layout(step: Graph, stage: Stage) -> Layout:
+    """The decisions of `stage` for `step`, its graph after all passes (`passes.step_graph`).
+    ValueError on text that says none, or where something cannot be offloaded; PlanMismatchError
+    where a parameter cannot live on the host."""
     mesh = stage.mesh
     params = {name: param.choice for name, param in stage.params.items()}
     nodes = step.with_role(Role.PARAM)

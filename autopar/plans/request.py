@@ -17,9 +17,9 @@ from autopar.ir.again import as_written
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.heads import heads_of, other_losses
-from autopar.ir.loss_chunks import SUITED, in_loss_chunks
+from autopar.ir.loss_chunks import SUITED
 from autopar.ir.mesh import Cluster, Mesh
-from autopar.ir.microbatches import in_microbatches, trains
+from autopar.ir.microbatches import trains
 from autopar.ir.pipeline import Waiting
 from autopar.ir.residency import can_be_hosted
 from autopar.ir.sharding import Sharding
@@ -29,7 +29,7 @@ from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
 from autopar.plans.matching import general, matches, settle
 from autopar.plans.options import STORED, Options
-from autopar.plans.rounded import kept_exact, step_with
+from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.strategies import expand_strategy, left_free
 
 Narrowed = tuple[tuple[str, tuple[str, ...]], ...]
@@ -208,10 +208,17 @@ class PlanRequest:
 
     @property
     def step(self) -> Graph:
-        """`graph` with its losses in chunks, in microbatches, with what backward makes again, or
-        may, and with what is rounded for it."""
-        dtype = self.options.saved_dtype
-        return step_with(self._turns, self.again, dtype, is_split=self.is_split)
+        """`graph` after all passes."""
+        return step_graph(
+            self.graph,
+            StepForm(
+                microbatches=self.microbatches,
+                loss_chunks=self.loss_chunks,
+                saved_dtype=self.options.saved_dtype,
+                recompute=None if self.again is None else frozenset(self.again),
+                is_split=self.is_split,
+            ),
+        )
 
     @property
     def is_split(self) -> bool:
@@ -222,15 +229,6 @@ class PlanRequest:
     def waiting(self) -> tuple[Waiting, ...]:
         """How many other microbatches wait while one is worked on, at most."""
         return self.others or (Waiting(self.in_flight - 1),)
-
-    @property
-    def kept_exact(self) -> frozenset[str]:
-        """The keys of ops whose results are not rounded (`rounded.kept_exact`)."""
-        return kept_exact(self._turns) if self.options.saved_dtype else frozenset()
-
-    @property
-    def _turns(self) -> Graph:
-        return in_microbatches(in_loss_chunks(self.graph, self.loss_chunks), self.microbatches)
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -329,7 +327,7 @@ def _check_loss(graph: Graph, options: Options) -> None:
     if chunks is None or chunks == 1 or not trains(graph):
         return
     try:
-        in_loss_chunks(graph, chunks)
+        step_graph(graph, StepForm(loss_chunks=chunks))
     except LossChunksError as error:
         warnings.warn(NotImposedWarning(f"{error}"), stacklevel=3)
         return

@@ -12,7 +12,7 @@ from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_bytes, format_seconds
 from autopar.ir.uses import Group, groups, root_key
-from autopar.plans.layout import parse_layout
+from autopar.plans.layout import layouts
 from autopar.plans.matching import general
 from autopar.plans.plan import Plan
 from autopar.report.names import WHOLE_MODEL, short_op
@@ -61,7 +61,7 @@ def _params(plan: Plan) -> list[Row]:
 
 def _activations(graph: Graph, plan: Plan) -> list[Row]:
     stage = plan.structure.only
-    layout = parse_layout(graph, stage)
+    (layout,) = layouts(graph, plan.structure)
     graph = layout.graph
     fed = _fed(graph)
     states: dict[str, tuple[str, str, list[Sharding]]] = {}

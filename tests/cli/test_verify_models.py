@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.codegen import generate
-from autopar.compile import Compiled, ModelCall
+from autopar.compile import ModelCall, rewritten
 from autopar.driver import comparing
 from autopar.driver.comparing import compare_program
 from autopar.errors import VerificationError
@@ -200,9 +199,7 @@ def test_compile_verifies_what_it_makes(monkeypatch: pytest.MonkeyPatch) -> None
 def compare(model: nn.Module, x: Tensor, pins: dict[str, str], **options: Any) -> Report:
     traced = trace(model, (x,))
     plan = plan_for(traced.graph, "4", pins)
-    program = generate(traced.gm, traced.graph, plan.structure.only)
-    compiled = Compiled(traced, plan, (program,), (traced.graph,))
-    return compare_program(compiled, ModelCall(model, (x,), {}), **options)
+    return compare_program(rewritten(traced, plan), ModelCall(model, (x,), {}), **options)
 
 
 def test_a_model_without_parameters_has_a_loss_too() -> None:

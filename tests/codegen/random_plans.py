@@ -48,7 +48,7 @@ def random_plan(
     """A plan for `graph` on `mesh`: every choice drawn at random, the same for the same seed. Nodes
     whose key matches a pattern of `pins` have its choice instead. The parameters `hosted` live on
     the host. Backward comes in two parts if it `is_split`."""
-    step = in_microbatches(in_loss_chunks(graph, loss_chunks), microbatches)
+    step = in_loss_chunks(in_microbatches(graph, microbatches), loss_chunks)
     if is_split:
         step = in_two_parts(step)
     draw = _Draw(step, mesh, seed, frozenset(hosted))

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.codegen import generate
-from autopar.ir.again import with_again, with_options
+from autopar.ir.again import with_again
 from autopar.ir.copies import is_copy, is_optional, original_key
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.uses import groups, is_saved, root_key
@@ -20,6 +19,7 @@ from tests.codegen.meshes import mesh
 from tests.codegen.models import case, make_case
 from tests.codegen.random_plans import random_plan
 from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.layouts import program_of
 from tests.redone import redecided
 
 EVERYTHING = 1.0
@@ -28,7 +28,7 @@ BLOCKS = ("shapes", "gpt2", "llama")
 
 def candidates(graph: Graph) -> list[str]:
     """What can be made again."""
-    nodes = with_options(graph).nodes
+    nodes = with_again(graph, None).nodes
     return sorted({original_key(node.key) for node in nodes if is_optional(node) and not node.view})
 
 
@@ -46,7 +46,7 @@ def test_equal_to_eager(name: str, sizes: Sequence[int], seed: int, part: float)
     assert any(is_copy(node) for node in step_graph.nodes)
     plan = random_plan(step_graph, on, seed)
     plan = msgspec.structs.replace(plan, structure=redecided(plan.structure, again=keys))
-    program = generate(found.traced.gm, graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only, graph)
     tolerance = TOLERANCE[name]
     step = train_step(program, on, graph, plan.structure.only, found.tensors, tolerance=tolerance)
     assert step.gradients.keys() == found.gradients.keys()
@@ -64,7 +64,7 @@ def test_what_is_made_again_is_not_saved(name: str) -> None:
 
 def test_blocks_hand_on_what_is_saved() -> None:
     graph = case("llama").traced.graph
-    found = with_options(graph)
+    found = with_again(graph, None)
     handed = {n.key for n in graph.nodes if n.key.startswith("model.layers.*:forward:add.1")}
     assert handed and not handed & set(candidates(graph))
     for node in found.nodes:

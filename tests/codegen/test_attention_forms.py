@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.codegen import generate
 from autopar.plans.plan import Plan
 from autopar.rules.attention import BACKWARD, FORWARD, RING
 from autopar.runtime.simulator import spmd
 from autopar.tracer import Traced, trace
 from tests.codegen.test_random_plans import difference
 from tests.held import HandedOver, Held
+from tests.layouts import program_of
 from tests.planned import on_h100, plan_for
 from tests.sent import Sent, backward_inputs, observed, received
 
@@ -116,7 +116,7 @@ CASES = [
 def test_a_form_sends_and_keeps_what_its_formulas_say(name: str, kind: str) -> None:
     form, case, mesh = FORMS[name], traced(kind), on_h100(str(N))[1]
     plan = plan_for(case.graph, str(N), pins(form))
-    program = generate(case.gm, case.graph, plan.structure.only)
+    program = program_of(case, plan.structure.only)
     step = observed(program, mesh, case.graph, plan.structure, tensors(kind))
     assert received(step.forward, mesh) == form.forward
     assert received(step.backward, mesh) == form.backward
@@ -191,7 +191,7 @@ def held(form: Form, kind: str, n: int) -> tuple[int, int, int]:
     without parameters and their gradients."""
     case, mesh = traced(kind), on_h100(str(n))[1]
     plan = plan_for(case.graph, str(n), pins(form))
-    program = generate(case.gm, case.graph, plan.structure.only)
+    program = program_of(case, plan.structure.only)
     given = spmd.RankStep(mesh, case.graph, plan.structure.only, 0.0, {}).split(
         program.forward_inputs, tensors(kind)
     )
@@ -228,7 +228,7 @@ def tensors(kind: str, keys: int = SEQ) -> dict[str, Tensor]:
 
 def check_equal(plan: Plan, on: str, kind: str, keys: int) -> None:
     case, mesh, model = traced(kind, keys), on_h100(on)[1], Attention(kind, keys)
-    program = generate(case.gm, case.graph, plan.structure.only)
+    program = program_of(case, plan.structure.only)
     torch.manual_seed(7)
     found = spmd.train_step(program, mesh, case.graph, plan.structure.only, tensors(kind, keys))
     torch.manual_seed(7)

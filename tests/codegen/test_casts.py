@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.codegen import generate
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph, Phase, Ref, Role
 from autopar.ir.schedule import Compute, Event, Message, Schedule, Start, Wait
 from autopar.plans.decisions import make_stage
-from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
 from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
@@ -26,6 +24,7 @@ from autopar.runtime.simulator.spmd import train_step
 from autopar.solver import evaluate, solve
 from tests.codegen.random_plans import as_plan, random_plan
 from tests.codegen.test_random_plans import difference
+from tests.layouts import laid_out, program_of
 from tests.planned import on_h100
 from tests.plans.test_scheduling import check
 from tests.zoo.cases import ZooCase, make_case
@@ -105,7 +104,7 @@ def planned(strategy: str, sizes: str, bucket_bytes: int) -> Plan:
 def scheduled(bucket_bytes: int) -> Schedule:
     """Under fsdp, with buckets of at most so many bytes."""
     return schedule(
-        parse_layout(made().traced.graph, planned("fsdp", "4", bucket_bytes).structure.only)
+        laid_out(made().traced.graph, planned("fsdp", "4", bucket_bytes).structure.only)
     )
 
 
@@ -167,7 +166,7 @@ def test_small_copies_are_gathered_together_and_their_gradients_leave_together()
 
 def test_under_fsdp_backward_is_handed_shards() -> None:
     graph = made().traced.graph
-    layout = parse_layout(graph, planned("fsdp", "4", LARGE).structure.only)
+    layout = laid_out(graph, planned("fsdp", "4", LARGE).structure.only)
     copies = [n for n in casts_of(graph).copies if graph.nodes[n].phase is Phase.FORWARD]
     assert copies
     assert all(layout.kept(Ref(n))[0].kind == "S" for n in copies)
@@ -183,8 +182,8 @@ def test_equal_to_eager(how: str, sizes: str, bucket_bytes: int) -> None:
     kind, _, seed = how.partition(" ")
     drawn = random_plan(graph, on, int(seed)) if seed else None
     plan = drawn or planned(kind, sizes, bucket_bytes)
-    check(graph, schedule(parse_layout(graph, plan.structure.only)))
-    program = generate(found.traced.gm, graph, plan.structure.only)
+    check(graph, schedule(laid_out(graph, plan.structure.only)))
+    program = program_of(found.traced, plan.structure.only, graph)
     step = train_step(program, on, graph, plan.structure.only, found.tensors, tolerance=TOLERANCE)
     worst = {"loss": difference(step.outputs["loss:0"], found.outputs["loss:0"])}
     for name, expected in found.gradients.items():

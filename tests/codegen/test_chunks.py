@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.codegen import bind, generate
+from autopar.codegen import bind
 from autopar.codegen.chunks import ChunkPacking
 from autopar.codegen.passes import apply_passes
 from autopar.compile import best_on
@@ -32,6 +32,7 @@ from tests.codegen.random_plans import as_plan, random_plan
 from tests.codegen.test_collectives import moved
 from tests.codegen.test_random_plans import difference
 from tests.codegen.uneven_models import uneven
+from tests.layouts import program_of
 
 ATOMS = (Atom(9, "a", True), Atom(3, "h", True), Atom(4, "w", True), Atom(2, "c", True))
 TYPES = {
@@ -118,7 +119,7 @@ def worst_error(plan: Plan, on: Mesh) -> float:
     """The largest relative difference to eager of the loss and any gradient."""
     found = uneven()
     graph = found.traced.graph
-    program = generate(found.traced.gm, graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only, graph)
     step = spmd.train_step(program, on, graph, plan.structure.only, found.tensors, tolerance=1e-12)
     (loss,) = (value for name, value in step.outputs.items() if name.startswith("loss:"))
     assert step.gradients.keys() == found.gradients.keys()
@@ -164,7 +165,7 @@ def test_plans_for_little_memory_equal_eager(sizes: Sequence[int], limit: int) -
 def test_bound_graphs_have_no_symbols() -> None:
     on = mesh(2, 3)
     plan = random_plan(uneven().traced.graph, on, 0)
-    program = generate(uneven().traced.gm, uneven().traced.graph, plan.structure.only)
+    program = program_of(uneven().traced, plan.structure.only)
     codes: set[str] = set()
     for rank in range(6):
         groups = {"ax0": "zero", "ax1": "one"}

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from autopar.codegen import generate
-from autopar.ir.again import with_again, with_options
+from autopar.ir.again import with_again
 from autopar.ir.copies import is_copy, is_optional
 from autopar.ir.draws import DRAW, STATE, STATE_BYTES, redrawable
 from autopar.ir.graph import Graph, Phase
@@ -28,6 +27,7 @@ from tests.codegen.models import Case, make_case
 from tests.codegen.random_plans import random_plan
 from tests.codegen.test_again import candidates
 from tests.codegen.test_random_plans import difference
+from tests.layouts import program_of
 from tests.live_bytes import measured
 from tests.redone import redecided
 
@@ -88,7 +88,7 @@ def test_equal_to_eager(sizes: Sequence[int], seed: int, part: float, turns: int
     graph = found.traced.graph
     keys = [key for key in candidates(graph) if choose.random() < part]
     plan = planned(graph, sizes, seed, turns, keys)
-    program = generate(found.traced.gm, graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only, graph)
     backward = targets(program.backward)
     assert any("autopar.redraw_" in each for each in backward)
     assert not any(each.startswith("autopar.draw_") for each in backward)
@@ -108,7 +108,7 @@ def test_the_generator_ends_where_eager_leaves_it(turns: int) -> None:
     ends: list[Tensor] = []
     for keys in ([], candidates(graph)):
         plan = planned(graph, (2,), 0, turns, keys)
-        program = generate(found.traced.gm, graph, plan.structure.only)
+        program = program_of(found.traced, plan.structure.only, graph)
         torch.manual_seed(1)
         train_step(program, mesh(2), graph, plan.structure.only, found.tensors, tolerance=TOLERANCE)
         ends.append(torch.get_rng_state())
@@ -127,7 +127,7 @@ def test_what_depends_on_the_step_is_drawn_once() -> None:
 def test_a_graph_says_what_is_drawn_from_which_state() -> None:
     graph = drawing().traced.graph
     drawn = [key for key in candidates(graph) if "native_dropout" in key]
-    for found in (with_again(graph, drawn), with_options(graph)):
+    for found in (with_again(graph, drawn), with_again(graph, None)):
         found.check()
         draws = [node for node in found.nodes if node.op == DRAW]
         assert {node.phase for node in draws} == {Phase.FORWARD, Phase.BACKWARD}
@@ -157,7 +157,7 @@ def test_a_state_is_saved_for_a_mask() -> None:
     saved = {}
     for again in ([], keys):
         plan = planned(graph, (), 0, 1, again)
-        program = generate(found.traced.gm, graph, plan.structure.only)
+        program = program_of(found.traced, plan.structure.only, graph)
         held = measured(program, graph, plan)
         saved[bool(again)] = _saved_bytes(program.forward, program.forward_outputs, found)
         assert min(held) > 0

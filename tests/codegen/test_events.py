@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.codegen import generate
 from autopar.cost_model import played as bill
 from autopar.cost_model.account import account
 from autopar.ir.graph import Graph
@@ -15,6 +14,7 @@ from autopar.plans.plan import Plan
 from autopar.plans.request import ask
 from tests.codegen.events import check_order, watched
 from tests.faults.cases import CASES, made_once
+from tests.layouts import laid_out, program_of
 from tests.live_bytes import measured
 from tests.planned import on_h100
 
@@ -25,7 +25,7 @@ def test_events_are_in_order(case: str) -> None:
     made = made_once(case)
     for plan in made.plans:
         with watched() as written:
-            program = generate(made.traced.gm, made.traced.graph, plan.structure.only)
+            program = program_of(made.traced, plan.structure.only)
         check_order(written, program, plan.structure.only.mesh.names)
 
 
@@ -55,7 +55,7 @@ def played(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[i
             ask(graph, cluster, Options(memory_limit_bytes=1 << 40)).on(mesh), plan.structure.only
         )
     ((timeline, given),) = found
-    border = len(bill.schedule(bill.parse_layout(graph, plan.structure.only)).forward)
+    border = len(bill.schedule(laid_out(graph, plan.structure.only)).forward)
     totals = [sum(each) - given for each in timeline.live]
     return max(totals[:border]), max(totals[border:])
 
@@ -67,7 +67,7 @@ def test_what_is_played_is_held(case: str, monkeypatch: pytest.MonkeyPatch) -> N
     buffer of eight numbers), and for twelve plans within 3 %."""
     made = made_once(case)
     for number, plan in enumerate(made.plans):
-        program = generate(made.traced.gm, made.traced.graph, plan.structure.only)
+        program = program_of(made.traced, plan.structure.only)
         counted = measured(program, made.traced.graph, plan)
         for mine, theirs in zip(played(made.traced.graph, plan, monkeypatch), counted, strict=True):
             assert mine >= theirs - 32 * (case == "states"), (case, number)

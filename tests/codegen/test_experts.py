@@ -17,13 +17,13 @@ from transformers import (
 )
 
 import autopar
-from autopar.codegen import generate
 from autopar.ir.choices import Choice, choices
 from autopar.rules.experts import BACKWARD, FORWARD
 from autopar.rules.intra_op import exchanges
 from autopar.runtime.ops import ragged_all_to_all
 from autopar.runtime.simulator import spmd
 from tests.codegen.models import Case, make_case
+from tests.layouts import program_of
 from tests.planned import on_h100, plan_for
 
 VOCAB = 32
@@ -107,7 +107,7 @@ def check(name: str, mesh: str, choice: str | None) -> set[str]:
     graph = found.traced.graph
     pins = {} if choice is None else {r".*:(forward|backward):experts.*": choice}
     plan = plan_for(graph, mesh, pins)
-    program = generate(found.traced.gm, graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only, graph)
     # What comes besides the loss (a router's own loss) is in it already.
     tangents = {at: torch.zeros_like(value) for at, value in found.outputs.items()}
     step = spmd.train_step(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.codegen import Program, bind, generate
+from autopar.codegen import Program, bind
 from autopar.errors import PlanMismatchError, VerificationError
 from autopar.ir.graph import Role
 from autopar.ir.sharding import Sharding
@@ -22,6 +22,7 @@ from autopar.tracer import trace
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, case
 from tests.codegen.random_plans import as_plan, random_plan
+from tests.layouts import program_of
 from tests.redone import redecided
 
 
@@ -35,7 +36,7 @@ def called(gm: fx.GraphModule | None) -> list[fx.Node]:
 
 
 def generated(found: Case, plan: Plan) -> Program:
-    return generate(found.traced.gm, found.traced.graph, plan.structure.only)
+    return program_of(found.traced, plan.structure.only)
 
 
 def test_on_one_device_nothing_is_communicated() -> None:
@@ -72,7 +73,7 @@ def test_forward_only_without_gradients() -> None:
     with torch.no_grad():
         traced = trace(model, (x,), {})
     plan = random_plan(traced.graph, mesh(2), 0)
-    program = generate(traced.gm, traced.graph, plan.structure.only)
+    program = program_of(traced, plan.structure.only)
     assert program.backward is None
     assert program.backward_inputs == program.backward_outputs == ()
     tensors = {f"param:{n}": p for n, p in model.named_parameters()} | {"input:0": x}
@@ -103,7 +104,7 @@ def test_values_take_tangents_and_buffers_are_updated() -> None:
     assert model.weight.grad is not None
     for seed in range(4):
         plan = random_plan(traced.graph, mesh(2, 2), seed)
-        program = generate(traced.gm, traced.graph, plan.structure.only)
+        program = program_of(traced, plan.structure.only)
         step = spmd.train_step(
             program, mesh(2, 2), traced.graph, plan.structure.only, tensors | {"input:0": x},
             {0: tangent}, tolerance=1e-12,

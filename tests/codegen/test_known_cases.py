@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from autopar.codegen import generate
 from autopar.runtime.program.program import Program
 from autopar.tracer import Traced, trace
+from tests.layouts import program_of
 from tests.planned import collectives, plan_for
 
 LAYERS = 3
@@ -67,7 +67,7 @@ def llama() -> Traced:
 
 
 def program(traced: Traced, mesh: str, pins: dict[str, str]) -> Program:
-    return generate(traced.gm, traced.graph, plan_for(traced.graph, mesh, pins).structure.only)
+    return program_of(traced, plan_for(traced.graph, mesh, pins).structure.only)
 
 
 def test_data_parallel_reduces_each_gradient_once() -> None:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autopar.codegen import generate
 from autopar.errors import LossChunksError
-from autopar.ir.again import with_again, with_options
+from autopar.ir.again import with_again
 from autopar.ir.copies import is_optional, original_key
 from autopar.ir.graph import Graph
 from autopar.ir.heads import heads_of
@@ -35,6 +34,7 @@ from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, case, make_case
 from tests.codegen.random_plans import random_plan
 from tests.codegen.test_random_plans import difference
+from tests.layouts import program_of
 from tests.redone import redecided
 
 TOKENS, WIDTH, CLASSES, IGNORED = 24, 8, 16, 5
@@ -89,7 +89,7 @@ def check(of: Case, on: Sequence[int], seed: int, tolerance: float, **how: objec
     """A random plan, with the loss in chunks, computes what eager does."""
     graph, laid = of.traced.graph, mesh(*on)
     plan = random_plan(graph, laid, seed, **how)  # type: ignore[arg-type]
-    program = generate(of.traced.gm, graph, plan.structure.only)
+    program = program_of(of.traced, plan.structure.only, graph)
     step = train_step(program, laid, graph, plan.structure.only, of.tensors, tolerance=tolerance)
     assert difference(step.outputs["loss:0"], of.loss) <= tolerance
     assert step.gradients.keys() == of.gradients.keys()
@@ -127,7 +127,7 @@ def test_a_cut_vocabulary(name: str, sizes: Sequence[int]) -> None:
 def test_with_all_else_made_again() -> None:
     of = found("llama")
     chunked = in_loss_chunks(of.traced.graph, 3)
-    options = [n for n in with_options(chunked).nodes if is_optional(n) and not n.view]
+    options = [n for n in with_again(chunked, None).nodes if is_optional(n) and not n.view]
     keys = tuple(sorted({original_key(node.key) for node in options}))
     assert keys and not any("_nll" in key for key in keys)
     plan = random_plan(with_again(chunked, keys), mesh(2), 0, loss_chunks=1)
@@ -137,7 +137,7 @@ def test_with_all_else_made_again() -> None:
         loss_chunks=3,
     )
     plan = msgspec.structs.replace(plan, structure=structure)
-    program = generate(of.traced.gm, of.traced.graph, plan.structure.only)
+    program = program_of(of.traced, plan.structure.only)
     step = train_step(program, mesh(2), of.traced.graph, structure.only, of.tensors, tolerance=1e-5)
     for name, expected in of.gradients.items():
         assert difference(step.gradients[name], expected) <= 1e-5, name

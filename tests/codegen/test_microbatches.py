@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.codegen import generate
 from autopar.compile import best_on
 from autopar.driver.incumbent import Trail
 from autopar.driver.search import survey
@@ -29,6 +28,7 @@ from tests.codegen.meshes import mesh
 from tests.codegen.models import case
 from tests.codegen.random_plans import random_plan
 from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.layouts import program_of
 from tests.planned import as_planned, hostless
 
 
@@ -66,7 +66,7 @@ def test_strategies_are_eager(name: str, cluster: str, mesh: str, strategy: str)
     best = chosen(name, cluster, mesh, strategy, 2)
     plan = as_planned(best.request, best.structure, best.estimates)
     plan = Plan.from_bytes(plan.to_bytes())
-    program = generate(found.traced.gm, found.traced.graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only)
     step = train_step(
         program, best.mesh, found.traced.graph, plan.structure.only, found.tensors, tolerance=1e-5
     )
@@ -180,7 +180,7 @@ def test_losses_stay_those_of_the_whole_batch(loss: str, sizes: tuple[int, ...])
     plan = random_plan(found.graph, on, 0, microbatches=4)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     tensors |= {"buffer:weight": model.weight, "input:0": x, "input:1": target}
-    program = generate(found.gm, found.graph, plan.structure.only)
+    program = program_of(found, plan.structure.only)
     step = train_step(program, on, found.graph, plan.structure.only, tensors, tolerance=1e-9)
     assert difference(step.outputs["loss:0"], expected.detach()) <= TOLERANCE["mlp"]
     for name, parameter in model.named_parameters():
@@ -207,7 +207,7 @@ def test_gradients_that_are_one_tensor_leave_as_copies(sizes: tuple[int, ...], t
     found, on = trace(model, (x,), {}), mesh(*sizes)
     plan = random_plan(found.graph, on, 0, microbatches=turns)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
-    program = generate(found.gm, found.graph, plan.structure.only)
+    program = program_of(found, plan.structure.only)
     assert program.backward is not None
     left = program.backward.graph.output_node().args[0]
     assert isinstance(left, tuple)
@@ -243,7 +243,7 @@ def test_weights_that_are_made_of_parameters(sizes: tuple[int, ...], turns: int)
     found, on = trace(model, (x,), {}), mesh(*sizes)
     plan = random_plan(found.graph, on, 0, microbatches=turns)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
-    program = generate(found.gm, found.graph, plan.structure.only)
+    program = program_of(found, plan.structure.only)
     step = train_step(
         program, on, found.graph, plan.structure.only, tensors | {"input:0": x}, tolerance=1e-9
     )

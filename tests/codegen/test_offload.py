@@ -13,12 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.codegen import generate
 from autopar.ir.again import with_again
 from autopar.ir.graph import Graph, Phase
 from autopar.ir.mesh import Mesh
 from autopar.ir.offloading import offloadable, offloaded
-from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling import schedule
 from autopar.runtime.simulator.spmd import StepResult, train_step
@@ -29,6 +27,7 @@ from tests.codegen.random_plans import random_plan
 from tests.codegen.test_again import candidates
 from tests.codegen.test_events import played
 from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.layouts import laid_out, program_of
 from tests.live_bytes import measured
 from tests.plans.test_scheduling import check
 from tests.redone import redecided
@@ -52,13 +51,13 @@ def planned(graph: Graph, on: Mesh, seed: int, away: Sequence[str], again: Seque
 
 def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
     graph, on = found.traced.graph, plan.structure.only.mesh
-    layout = parse_layout(graph, plan.structure.only)
+    layout = laid_out(graph, plan.structure.only)
     whole = schedule(layout)
     for turn in (whole.before, replace(whole, before=None, turns=1)):
         if turn is not None:
             check(layout.graph, turn)
     with watched() as written:
-        program = generate(found.traced.gm, graph, plan.structure.only)
+        program = program_of(found.traced, plan.structure.only, graph)
     check_order(written, program, on.names)
     torch.manual_seed(0)
     return train_step(program, on, graph, plan.structure.only, found.tensors, tolerance=tolerance)
@@ -148,11 +147,11 @@ def test_what_is_played_is_held(sizes: Sequence[int], monkeypatch: pytest.Monkey
     held: list[tuple[int, int]] = []
     for away in ((), keys):
         plan = planned(graph, on, 3, away, ())
-        counted = measured(generate(found.traced.gm, graph, plan.structure.only), graph, plan)
+        counted = measured(program_of(found.traced, plan.structure.only, graph), graph, plan)
         for mine, theirs in zip(played(graph, plan, monkeypatch), counted, strict=True):
             assert theirs <= mine <= 1.1 * theirs
         held.append(counted)
-    layout = parse_layout(graph, planned(graph, on, 3, keys, ()).structure.only)
+    layout = laid_out(graph, planned(graph, on, 3, keys, ()).structure.only)
     num_bytes = sum(layout.held_bytes(a.root, layout.kept(a.root)) for a in layout.away)
     for before, after in zip(*held, strict=True):
         assert after <= before - num_bytes / 2
@@ -161,9 +160,7 @@ def test_what_is_played_is_held(sizes: Sequence[int], monkeypatch: pytest.Monkey
 def test_phases() -> None:
     """Forward copies nothing back, and backward nothing away."""
     graph, on = stack().traced.graph, in_blocks()
-    layout = parse_layout(
-        graph, planned(graph, on, 0, (*offloadable(graph, on),), ()).structure.only
-    )
+    layout = laid_out(graph, planned(graph, on, 0, (*offloadable(graph, on),), ()).structure.only)
     found = schedule(layout)
     assert {value.phase for value in found.saved} == {Phase.FORWARD}
     assert sum(value.on_host for value in found.saved) == len(layout.away)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 from torch import Tensor
 
-from autopar.codegen import generate
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.models import case
 from tests.codegen.random_plans import random_plan
+from tests.layouts import program_of
 
 TOLERANCE = {"mlp": 1e-9, "shapes": 1e-9, "gpt2": 1e-5, "llama": 1e-5}
 
@@ -23,7 +23,7 @@ TOLERANCE = {"mlp": 1e-9, "shapes": 1e-9, "gpt2": 1e-5, "llama": 1e-5}
 def test_equal_to_eager(name: str, sizes: Sequence[int], seed: int) -> None:
     found, on = case(name), mesh(*sizes)
     plan = random_plan(found.traced.graph, on, seed)
-    program = generate(found.traced.gm, found.traced.graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only)
     tolerance = TOLERANCE[name]
     step = train_step(
         program, on, found.traced.graph, plan.structure.only, found.tensors, tolerance=tolerance

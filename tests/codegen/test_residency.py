@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from autopar.codegen import bind, generate
+from autopar.codegen import bind
 from autopar.ir.again import with_again
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.offloading import offloadable
 from autopar.ir.residency import Hosting, can_be_hosted
-from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling import schedule
 from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
@@ -29,6 +28,7 @@ from tests.codegen.random_plans import random_plan
 from tests.codegen.test_again import candidates
 from tests.codegen.test_offload import in_blocks, ran, stack
 from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.layouts import laid_out, program_of
 from tests.live_bytes import DTYPES
 from tests.redone import redecided
 
@@ -93,7 +93,7 @@ def test_each_is_copied_for_each_phase_but_near_the_turn(name: str) -> None:
     graph, on = case(name).traced.graph, in_blocks(2)
     names = [member for members in can_be_hosted(graph).values() for member in members]
     plan = random_plan(graph, on, 0, hosted=names)
-    layout = parse_layout(graph, plan.structure.only)
+    layout = laid_out(graph, plan.structure.only)
     events = schedule(layout)
     reloaded = {each.param for each in layout.streamed if each.backward is not None}
     assert 0 < len(reloaded) < len(names)
@@ -118,7 +118,13 @@ def test_every_op_finds_its_inputs_on_the_device(name: str, part: float) -> None
     plan = random_plan(graph, on, 0, hosted=hosted)
     cuda = torch.device("cuda:0")
     with FakeTensorMode():
-        program = bind(generate(found.traced.gm, graph, plan.structure.only), NAMES, on, (0,), cuda)
+        program = bind(
+            program_of(found.traced, plan.structure.only, graph),
+            NAMES,
+            on,
+            (0,),
+            cuda,
+        )
         assert targets(program.forward).count(RELOAD) == len(hosted)
         assert targets(program.backward).count(OFFLOAD) == len(hosted)
         tensors: dict[str, Tensor] = {
@@ -162,7 +168,7 @@ class Fused(nn.Module):
 def test_the_host_waits_for_gradients_that_forward_made() -> None:
     found, on = trace(Fused(), (torch.randn(8, 4),), {}), in_blocks()
     plan = random_plan(found.graph, on, 0, hosted=["weight"])
-    program = generate(found.gm, found.graph, plan.structure.only)
+    program = program_of(found, plan.structure.only)
     assert LANDED in targets(program.backward) and ARRIVED not in targets(program.backward)
 
 

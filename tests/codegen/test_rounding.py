@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.codegen import generate
 from autopar.ir.again import as_written
 from autopar.ir.graph import OUTPUT_ROLES, Graph, Node, Phase, Role
-from autopar.ir.microbatches import in_microbatches
 from autopar.ir.offloading import offloadable
 from autopar.ir.rounding import RESTORE, ROUND, rounded_key
 from autopar.ir.uses import groups, is_saved, root_of
+from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.plan import Plan
-from autopar.plans.rounded import step_with
 from autopar.runtime.simulator.spmd import StepResult, train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, case, make_case
@@ -27,6 +25,7 @@ from tests.codegen.test_again import candidates
 from tests.codegen.test_draws import drawing
 from tests.codegen.test_offload import in_blocks
 from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.layouts import program_of
 from tests.redone import redecided
 
 ROUNDED = {"bfloat16": 2e-2, "float16": 3e-3}
@@ -39,7 +38,7 @@ def planned(
     """A random plan, with a part of what can be made again, or offloaded."""
     draw, on = random.Random(seed), in_blocks(*sizes) if sizes else mesh()
     again = [key for key in candidates(graph) if draw.random() < part]
-    step = step_with(in_microbatches(graph, turns), again, dtype)
+    step = step_graph(graph, StepForm(turns, saved_dtype=dtype, recompute=frozenset(again)))
     step.check()
     away = [key for key in offloadable(step, on) if turns == 1 and draw.random() < part]
     plan = random_plan(step, on, seed, microbatches=turns)
@@ -52,7 +51,7 @@ def planned(
 
 def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
     graph, structure = found.traced.graph, plan.structure
-    program = generate(found.traced.gm, graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only, graph)
     torch.manual_seed(1)
     return train_step(
         program, structure.only.mesh, graph, structure.only, found.tensors, tolerance=tolerance
@@ -86,7 +85,7 @@ def test_forward_is_what_it_was_to_the_last_bit() -> None:
 def test_nothing_changes_unless_it_is_asked_for() -> None:
     graph = case("gpt2").traced.graph
     plan = planned(graph, (2,), "")
-    assert step_with(graph, (), "") is graph
+    assert step_graph(graph, StepForm(saved_dtype="")) is graph
     assert b"saved_dtype" not in plan.to_bytes()
     asked = planned(graph, (2,), "bfloat16").to_bytes()
     assert b'"saved_dtype": "bfloat16"' in asked and Plan.from_bytes(asked).to_bytes() == asked
@@ -94,7 +93,7 @@ def test_nothing_changes_unless_it_is_asked_for() -> None:
 
 def handed_over(graph: Graph, dtype: str) -> list[Node]:
     """The ops whose results backward finds."""
-    step = step_with(graph, (), dtype)
+    step = step_graph(graph, StepForm(saved_dtype=dtype))
     return [step.nodes[g.root.node] for g in groups(step) if is_saved(step, g)]
 
 
@@ -111,7 +110,7 @@ def test_what_is_rounded(name: str) -> None:
     assert all(any(word in str(key) for key in of) for word in activations[name])
     assert not any("sdpa.0" in str(key) for key in of)
     assert any("sdpa.0" in key for key in wide)
-    step = step_with(graph, (), "bfloat16")
+    step = step_graph(graph, StepForm(saved_dtype="bfloat16"))
     leaving = {root_of(step, n.inputs[0])[0].node for n in step.with_role(*OUTPUT_ROLES)}
     for node in step.nodes:
         if node.op == ROUND:
@@ -125,11 +124,16 @@ def test_what_is_rounded(name: str) -> None:
 def test_what_is_rounded_is_the_same_whatever_is_made_again(name: str) -> None:
     """What attention reads in backward, or may be computed of again, is nowhere among it."""
     graph = case(name).traced.graph
-    known = {n.key for n in step_with(graph, (), "bfloat16").nodes if n.op == ROUND}
+
+    def rounded(again: Collection[str] | None) -> set[str]:
+        wanted = None if again is None else frozenset(again)
+        step = step_graph(graph, StepForm(saved_dtype="bfloat16", recompute=wanted))
+        return {node.key for node in step.nodes if node.op == ROUND}
+
+    known = rounded(())
     attention = {"gpt2": ("attn", "ln_1"), "llama": ("self_attn", "input_layernorm")}[name]
     for again in (None, candidates(graph), as_written(graph)):
-        rounded = {n.key for n in step_with(graph, again, "bfloat16").nodes if n.op == ROUND}
-        assert rounded <= known
+        assert rounded(again) <= known
     for key in known:
         assert not any(f"{word}:" in key for word in attention), key
 
@@ -137,7 +141,7 @@ def test_what_is_rounded_is_the_same_whatever_is_made_again(name: str) -> None:
 def test_masks_and_noise_stay_as_they_are() -> None:
     """They are in float64 there, which is not rounded at all."""
     graph = drawing().traced.graph
-    assert step_with(graph, (), "bfloat16") is graph
+    assert step_graph(graph, StepForm(saved_dtype="bfloat16")) is graph
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -146,7 +150,7 @@ def test_less_is_saved(name: str) -> None:
     graph = case(name).traced.graph
 
     def num_bytes(dtype: str) -> int:
-        step = step_with(graph, (), dtype)
+        step = step_graph(graph, StepForm(saved_dtype=dtype))
         saved = (step.type_of(g.root) for g in groups(step) if is_saved(step, g))
         return sum(tensor.num_bytes for tensor in saved)
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.codegen import generate
 from autopar.runtime.simulator import spmd
 from autopar.tracer import Traced, trace
+from tests.layouts import program_of
 from tests.planned import on_h100, plan_for
 from tests.sent import observed, received
 
@@ -140,7 +140,7 @@ def pins(scheme: Scheme) -> dict[str, str]:
 def test_a_scheme_sends_and_keeps_what_its_formulas_say(traced: Traced, name: str) -> None:
     scheme, mesh = SCHEMES[name], on_h100(SCHEMES[name].mesh)[1]
     plan = plan_for(traced.graph, scheme.mesh, pins(scheme))
-    program = generate(traced.gm, traced.graph, plan.structure.only)
+    program = program_of(traced, plan.structure.only)
     model = Product().double()
     x = torch.randn(B, S, dtype=torch.float64)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()} | {"input:0": x}

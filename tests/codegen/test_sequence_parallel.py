@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from autopar.codegen import generate
 from autopar.rules.attention import FORWARD
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen import models
 from tests.codegen.models import Case, make_case
 from tests.codegen.test_random_plans import difference
+from tests.layouts import program_of
 from tests.planned import on_h100, plan_for
 from tests.sent import Sent, observed
 
@@ -152,7 +152,7 @@ def test_context_beside_tensor_parallelism(
     the gradients of weights."""
     case, mesh = llama(), on_h100("2x2")[1]
     plan = plan_for(case.traced.graph, "2x2", and_tensor(attention))
-    program = generate(case.traced.gm, case.traced.graph, plan.structure.only)
+    program = program_of(case.traced, plan.structure.only)
     step = observed(program, mesh, case.traced.graph, plan.structure, case.tensors)
     for collectives, expected in ((step.forward, forward), (step.backward, backward)):
         found = sends(collectives, mesh.names[0])
@@ -198,7 +198,7 @@ def check_form(form: Form, case: Case) -> None:
     """The form sends along the first axis what it says, and its step is eager's."""
     mesh = on_h100(form.mesh)[1]
     plan = plan_for(case.traced.graph, form.mesh, form.pins)
-    program = generate(case.traced.gm, case.traced.graph, plan.structure.only)
+    program = program_of(case.traced, plan.structure.only)
     step = observed(program, mesh, case.traced.graph, plan.structure, case.tensors)
     name = mesh.names[0]
     assert sends(step.forward, name) == Counter(list(form.forward) * LAYERS)
@@ -241,7 +241,7 @@ def test_queries_on_shards_under_a_mask_that_the_model_makes() -> None:
 
 def check_equal(case: Case, on: str, pins: Mapping[str, str]) -> None:
     plan = plan_for(case.traced.graph, on, pins)
-    program = generate(case.traced.gm, case.traced.graph, plan.structure.only)
+    program = program_of(case.traced, plan.structure.only)
     found = train_step(
         program,
         on_h100(on)[1],

@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.codegen import generate
 from autopar.plans.plan import Plan
 from autopar.runtime.simulator.spmd import StepResult, train_step
 from tests.codegen.models import case
+from tests.layouts import program_of
 from tests.planned import on_h100, plan_for
 
 
 def trained(name: str, mesh: str, plan: Plan) -> StepResult:
     found = case(name)
-    program = generate(found.traced.gm, found.traced.graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only)
     on = on_h100(mesh)[1]
     return train_step(
         program, on, found.traced.graph, plan.structure.only, found.tensors, tolerance=1e-5

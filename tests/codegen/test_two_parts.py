@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.codegen import generate
 from autopar.ir.again import with_again
 from autopar.ir.backward_parts import in_two_parts
 from autopar.ir.copies import is_copy
@@ -24,7 +23,6 @@ from autopar.ir.schedule import Start
 from autopar.ir.segments import segments
 from autopar.ir.stages import in_stages
 from autopar.ir.uses import groups
-from autopar.plans.layout import parse_layout
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling import schedule
@@ -35,6 +33,7 @@ from tests.codegen.test_again import candidates
 from tests.codegen.test_offload import Stack, in_blocks
 from tests.codegen.test_random_plans import difference
 from tests.codegen.test_residency import hosted_at_random
+from tests.layouts import laid_out, simulated
 from tests.planned import hostless
 from tests.redone import redecided
 
@@ -101,8 +100,7 @@ def test_equal_to_eager(sizes: tuple[int, ...], seed: int, turns: int) -> None:
     stages: list[SimulatedStage] = []
     for k, graph in enumerate(halves(turns)):
         plan = planned(graph, on, turns, 2 * seed + k)
-        program = generate(found.traced.gm, found.traced.graph, plan.structure.only, graph)
-        stages.append(SimulatedStage(on, graph, plan.structure.only, program))
+        stages.append(simulated(found.traced, plan.structure.only, graph))
     assert any(stage.structure.again for stage in stages)
     assert any(stage.structure.offloaded for stage in stages)
     table = make_table("zb-h1", 2, turns)
@@ -121,7 +119,7 @@ def test_each_part_brings_back_what_it_needs_first() -> None:
     plan = random_plan(graph, on, 0, is_split=True)
     away = tuple(offloadable(step, on))
     structure = redecided(plan.structure, offloaded=away, reload_pace=1 << 4)
-    layout = parse_layout(graph, structure.only)
+    layout = laid_out(graph, structure.only)
     found = schedule(layout)
     border = layout.graph.second_part
     assert border is not None
@@ -146,7 +144,7 @@ def test_what_is_made_again_for_both_parts_is_held_between_them() -> None:
     again = candidates(graph)
     plan = random_plan(with_again(graph, again), in_blocks(), 0, is_split=True)
     structure = redecided(plan.structure, again=tuple(again))
-    layout = parse_layout(graph, structure.only)
+    layout = laid_out(graph, structure.only)
     border = layout.graph.second_part
     assert border is not None
     read = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.codegen import generate
 from autopar.runtime.simulator import spmd
 from autopar.tracer import Traced, trace
+from tests.layouts import program_of
 from tests.planned import on_h100, plan_for
 from tests.sent import observed
 
@@ -57,7 +57,7 @@ def test_a_cut_vocabulary_gathers_no_scores(mesh: str, tied: bool) -> None:
     ids[:2], targets[:4] = 3, 5
     traced: Traced = trace(model, (ids, targets), {})
     plan = plan_for(traced.graph, mesh, on_axes(PINS, mesh))
-    program = generate(traced.gm, traced.graph, plan.structure.only)
+    program = program_of(traced, plan.structure.only)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     tensors |= {f"buffer:{n}": b for n, b in model.named_buffers()}
     tensors |= {"input:0": ids, "input:1": targets}
@@ -85,7 +85,7 @@ def test_an_ignored_token_is_counted_by_no_rank() -> None:
     traced = trace(model, (ids, targets), {})
     plan = plan_for(traced.graph, "4", PINS)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
-    program = generate(traced.gm, traced.graph, plan.structure.only)
+    program = program_of(traced, plan.structure.only)
     found = spmd.train_step(
         program,
         on_h100("4")[1],

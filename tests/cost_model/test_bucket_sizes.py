@@ -20,13 +20,13 @@ from autopar.cost_model.collectives import collective_s
 from autopar.driver.asking import answer
 from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.schedule import Start
-from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
 from autopar.plans.read_options import make_options
 from autopar.plans.request import ask
 from autopar.plans.scheduling import schedule
 from autopar.solver.search import silent
 from tests.graphs import linear_step
+from tests.layouts import laid_out
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_plan_says_it_and_its_gathers_keep_to_it(tmp_path: Path) -> None:
     graph, cluster = linear_step(4096, 4096, 4096, layers=6), parse_cluster("64x8xH100")
     options = make_options(mesh="512", constraints={"strategy": "fsdp"})
     answer(ask(graph, cluster, options), silent).save(tmp_path / "plan.json")
-    layout = parse_layout(graph, Plan.load(tmp_path / "plan.json").structure.only)
+    layout = laid_out(graph, Plan.load(tmp_path / "plan.json").structure.only)
     assert layout.mesh[0].bucket_bytes == 800 << 20
     events = schedule(layout).forward
     sent = [event.message.transfers for event in events if isinstance(event, Start)]

@@ -24,12 +24,12 @@ from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups
 from autopar.plans.decisions import make_stage
-from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
 from autopar.plans.request import ask
 from autopar.solver import solve
 from autopar.solver.evaluate import peak_usage
 from tests.graphs import linear_step
+from tests.layouts import laid_out
 
 LIMIT = 80 << 30
 
@@ -96,7 +96,7 @@ def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, me
     solution = random_solution(problem, seed)
     structure = make_stage(request, problem, solution)
     counted, _ = peak_usage(problem, solution.choice)
-    layout = parse_layout(graph, structure)
+    layout = laid_out(graph, structure)
     held = 0
     for node in graph.with_role(Role.PARAM):
         param, tensor = structure.params[node.target], node.outputs[0]

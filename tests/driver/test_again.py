@@ -16,7 +16,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.price import price
 from autopar.errors import InfeasibleError
-from autopar.ir.again import with_options
+from autopar.ir.again import with_again
 from autopar.ir.copies import is_copy, is_optional, original_key
 from autopar.ir.problem import Problem, Status
 from autopar.plans.options import Options
@@ -90,7 +90,7 @@ def request(
 
 
 def candidates(block: type[nn.Module]) -> list[str]:
-    nodes = with_options(traced(block).graph).nodes
+    nodes = with_again(traced(block).graph, None).nodes
     return sorted({original_key(node.key) for node in nodes if is_optional(node) and not node.view})
 
 

@@ -16,7 +16,6 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopar
-from autopar.codegen import generate
 from autopar.compile import ModelCall, plan_call
 from autopar.driver.chunk_counts import chunk_count, chunk_ladder, most_saved_bytes
 from autopar.driver.finding import Finding
@@ -38,6 +37,7 @@ from autopar.solver.search import silent
 from autopar.tracer import Traced
 from tests.codegen.models import MODELS, case
 from tests.codegen.test_random_plans import difference
+from tests.layouts import program_of
 from tests.planned import hostless, on_h100
 
 BATCH, LENGTH, VOCAB = 8, 32, 2048
@@ -293,7 +293,7 @@ def test_strategies_are_eager(cluster: str, mesh: str, strategy: str, backend: s
     assert plan.structure.loss_chunks == 3
     assert abs(plan.estimates.step_ns / plan.estimates.stages[0].modelled_ns - 1) < 0.1
     assert "lm_head:forward:scores_nll.0" in plan.structure.only.ops
-    program = generate(found.traced.gm, found.traced.graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only)
     step = train_step(
         program, plan.structure.only.mesh, found.traced.graph, plan.structure.only, found.tensors,
         tolerance=1e-5,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.ir.again import with_again, with_options
+from autopar.ir.again import with_again
 from autopar.ir.copies import is_optional, original_key
 from autopar.ir.mesh import Cluster
 from autopar.ir.offloading import offloadable
@@ -77,7 +77,7 @@ def subsets(keys: Sequence[str]) -> Iterator[tuple[str, ...]]:
 def decided(gb_per_s: float) -> Iterator[PlanRequest]:
     """All that can be made again and offloaded."""
     plain = request(gb_per_s)
-    nodes = with_options(plain.graph).nodes
+    nodes = with_again(plain.graph, None).nodes
     optional = {original_key(n.key) for n in nodes if is_optional(n) and not n.view}
     for again in subsets([*optional]):
         for away in subsets([*offloadable(with_again(plain.graph, again), plain.mesh)]):

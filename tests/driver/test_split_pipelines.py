@@ -255,8 +255,8 @@ def test_what_waits_for_one_part_alone_is_held(others: tuple[Waiting, ...]) -> N
 def check_waiting(others: tuple[Waiting, ...]) -> None:
     none = second_stage((Waiting(0),))
     memory = none.estimates.memory
-    found = schedule(parse_layout(none.request.graph, none.structure))
-    layout = parse_layout(none.request.graph, none.structure)
+    found = schedule(parse_layout(none.request.step, none.structure))
+    layout = parse_layout(none.request.step, none.structure)
     assert found.before is not None
     whole, rest = (
         sum(

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
-from autopar.codegen import generate
-from autopar.compile import Compiled, ModelCall
+from autopar.compile import ModelCall, rewritten
 from autopar.driver.comparing import compare_program
 from autopar.plans.plan import Plan
 from autopar.runtime.simulator.eager_step import seeded
@@ -296,9 +295,8 @@ made_once = cache(make)
 def verify(made: Made) -> None:
     """VerificationError if a step under some plan is not eager's."""
     for plan in made.plans:
-        program = generate(made.traced.gm, made.traced.graph, plan.structure.only)
         compare_program(
-            Compiled(made.traced, plan, (program,), (made.traced.graph,)),
+            rewritten(made.traced, plan),
             ModelCall(made.model, made.args, {}),
             tolerance=1e-9,
         ).check()

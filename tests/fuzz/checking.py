@@ -15,8 +15,7 @@ import torch
 from hypothesis import reject
 from torch import nn
 
-from autopar.codegen import generate
-from autopar.compile import Compiled, ModelCall
+from autopar.compile import ModelCall, rewritten
 from autopar.driver.comparing import compare_program, eager
 from autopar.errors import MicrobatchError, StageError, UnknownOpWarning
 from autopar.ir.graph import Node, Phase, Role
@@ -33,6 +32,7 @@ from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
 from tests.fuzz.drawn import SENT, Drawn, On, facts_of_model, facts_of_plan
 from tests.fuzz.programs import Program
+from tests.layouts import compiled_from, simulated
 from tests.planned import plan_for
 from tests.redone import redecided
 from tests.report.plans import Order, in_order
@@ -112,10 +112,7 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
                     is_split=table.is_split)
         for graph, own in zip(graphs, sizes, strict=True)
     ]  # fmt: skip
-    pairs = zip(plans, graphs, strict=True)
-    steps = tuple(
-        generate(traced.gm, traced.graph, plan.structure.only, graph) for plan, graph in pairs
-    )
+    steps = [simulated(traced, p.structure.only, g) for p, g in zip(plans, graphs, strict=True)]
     stages = tuple(
         msgspec.structs.replace(plan.structure.only, first_rank=firsts[table.ranks[k]])
         for k, plan in enumerate(plans)
@@ -123,7 +120,7 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
     structure = redecided(plans[0].structure, stages=stages)
     planned = in_order(msgspec.structs.replace(plans[0], structure=structure), order)
     compare_program(
-        Compiled(traced, planned, steps, graphs), ModelCall(model, args, {}), tolerance=TOLERANCE
+        compiled_from(traced, planned, steps), ModelCall(model, args, {}), tolerance=TOLERANCE
     ).check()
     true = {
         "in stages": True,
@@ -141,13 +138,13 @@ def _is_forward_op(node: Node) -> bool:
 
 def run(traced: Traced, model: nn.Module, args: tuple[Any, ...], plan: Plan) -> Step:
     """What `plan` is made into; VerificationError if it is not equal to eager."""
-    step = generate(traced.gm, traced.graph, plan.structure.only)
+    compiled = rewritten(traced, plan)
     compare_program(
-        Compiled(traced, plan, (step,), (traced.graph,)),
+        compiled,
         ModelCall(model, args, {}),
         tolerance=TOLERANCE,
     ).check()
-    return step
+    return compiled.program
 
 
 def is_sound(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> bool:

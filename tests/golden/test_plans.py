@@ -22,12 +22,13 @@ from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.sharding import P, R, S, Sharding
 from autopar.ir.uses import groups
-from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.layout import Layout
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import ask
 from autopar.report.outline import outline
 from autopar.tracer import trace
+from tests.layouts import laid_out
 
 HERE = Path(__file__).parent
 REWRITE = "AUTOPAR_REWRITE_GOLDEN"
@@ -131,7 +132,7 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
     plan = found(graph, cluster, mesh, gap_ppm)
     is_h100 = cluster == "16x8xH100"
     check_text(name, graph, plan)
-    layout = parse_layout(graph, plan.structure.only)
+    layout = laid_out(graph, plan.structure.only)
     for module in NORMS:
         # Batch over the nodes, sequence within. On H100, of whole sequences: a fused norm is made
         # again for next to nothing, and backward need not gather its input.
@@ -172,7 +173,7 @@ def test_one_slow_link_and_a_small_model_give_data_parallelism() -> None:
     plan = found(graph, "4x1xL4", "4")
     check_text("tiny-llama-4x1xL4", graph, plan)
     assert {(p.storage, p.kept) for p in plan.structure.params.values()} == {("[R]", "[R]")}
-    layout = parse_layout(graph, plan.structure.only)
+    layout = laid_out(graph, plan.structure.only)
     for module in (*NORMS, *ATTENTION, *COLUMNS, *ROWS):
         op = "mul" if module in NORMS else "mm"
         assert made(layout, module, op) == {Sharding((S(0),))}, module

@@ -66,7 +66,6 @@ def test_a_stage_that_sends_no_gradient_has_all_in_the_second_part() -> None:
 def test_order_is_kept_within_parts_and_nothing_else_changes() -> None:
     _, graph = stages("gpt2", 2, "transformer.h.1")
     split = in_two_parts(graph)
-    assert in_two_parts(graph) is split
     first = {graph.nodes[index].name for index in waited_for(graph)}
     names = [n.name for n in graph.nodes if n.phase is Phase.BACKWARD]
     after = [n.name for n in split.nodes if n.phase is Phase.BACKWARD]

@@ -7,9 +7,9 @@ import pytest
 from autopar.ir.offloading import offloadable
 from autopar.ir.schedule import Compute, Event, Start, Wait
 from autopar.plans.host_copies import pace
-from autopar.plans.layout import parse_layout
 from autopar.plans.scheduling import schedule
 from tests.graphs import linear_step
+from tests.layouts import laid_out
 from tests.planned import on_h100, plan_for
 from tests.plans.test_scheduling import SHARDED, check
 from tests.redone import redecided
@@ -28,7 +28,7 @@ def told(pace: int) -> tuple[list[str], list[str]]:
     keys = (*offloadable(graph, plan.structure.only.mesh),)
     assert keys == tuple(f"forward.{k}" for k in range(LAYERS - 3))
     structure = redecided(plan.structure, offloaded=keys, reload_pace=pace)
-    found = schedule(parse_layout(graph, structure.only))
+    found = schedule(laid_out(graph, structure.only))
     check(graph, found)
 
     def text(event: Event) -> str:

@@ -26,12 +26,12 @@ from autopar.ir.schedule import (
 )
 from autopar.plans.decisions import make_stage
 from autopar.plans.last_uses import with_frees
-from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
 from autopar.plans.request import ask
 from autopar.plans.scheduling import schedule
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step
+from tests.layouts import laid_out
 from tests.planned import on_h100, plan_for
 
 LAYERS = 5
@@ -47,7 +47,7 @@ def step(pins: dict[str, str], bucket_bytes: int) -> tuple[Graph, Schedule]:
     """A stack of layers on four devices, with buckets of at most so many bytes."""
     graph = linear_step(64, 32, 32, layers=LAYERS)
     plan = plan_for(graph, "4", pins, bucket_bytes)
-    return graph, schedule(parse_layout(graph, plan.structure.only))
+    return graph, schedule(laid_out(graph, plan.structure.only))
 
 
 def texts(graph: Graph, events: tuple[Event, ...]) -> Iterator[str]:
@@ -181,7 +181,7 @@ def scheduled(seed: int, mesh: str, bucket_bytes: int) -> tuple[Graph, Schedule]
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
     problem = price(request)
     structure = make_stage(request, problem, random_solution(problem, seed))
-    return graph, schedule(parse_layout(graph, structure))
+    return graph, schedule(laid_out(graph, structure))
 
 
 @settings(max_examples=40, deadline=None)
@@ -244,7 +244,7 @@ def test_a_schedule_without_an_event_is_seen(kind: type[Event]) -> None:
 def test_what_forward_does_not_use_cannot_be_kept_otherwise() -> None:
     """A saved state that no forward op could have brought about names the tensor."""
     graph = linear_step(64, 32, 32, layers=2)
-    layout = parse_layout(graph, plan_for(graph, "4", SHARDED).structure.only)
+    layout = laid_out(graph, plan_for(graph, "4", SHARDED).structure.only)
     object.__setattr__(layout, "routes", {})
     with pytest.raises(PlanMismatchError, match="never leads from"):
         schedule(layout)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.codegen import generate
 from autopar.driver.asking import answer
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
@@ -20,6 +19,7 @@ from autopar.plans.request import ask
 from autopar.runtime.program.program import Program
 from autopar.tracer import trace
 from tests.codegen.test_schemes import SCHEMES, B, Product, S
+from tests.layouts import program_of
 from tests.looked import looked_at, named
 from tests.planned import collectives, on_h100
 from tests.sent import observed, received
@@ -70,7 +70,7 @@ def planned(name: str, strategy: str, mesh: str = "") -> Plan:
 
 def program(name: str, strategy: str) -> Program:
     traced = case(name).traced
-    return generate(traced.gm, traced.graph, planned(name, strategy).structure.only)
+    return program_of(traced, planned(name, strategy).structure.only)
 
 
 def kinds(found: Counter[tuple[str, str]]) -> set[str]:
@@ -123,7 +123,7 @@ def test_a_strategy_sends_and_saves_what_the_formulas_of_its_scheme_say(
     options = make_options(mesh=wanted.mesh, constraints={"strategy": strategy})
     plan = answer(ask(traced.graph, cluster, options), lambda _: None)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()} | {"input:0": x}
-    made = generate(traced.gm, traced.graph, plan.structure.only)
+    made = program_of(traced, plan.structure.only)
     step = observed(made, mesh, traced.graph, plan.structure, tensors)
     assert received(step.forward, mesh) == wanted.forward
     assert received(step.backward, mesh) == wanted.backward

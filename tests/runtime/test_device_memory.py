@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.codegen import generate
-from autopar.compile import Compiled
+from autopar.compile import rewritten
 from autopar.driver.asking import answer
 from autopar.driver.stage_binding import StageBinder
 from autopar.ir.pipeline import Action
-from autopar.plans.layout import stage_graphs
 from autopar.plans.options import Options
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
@@ -78,12 +76,7 @@ class OnTime:
 
 def held_by_ranks(found: ZooCase, plan: Plan, patch: pytest.MonkeyPatch) -> list[int]:
     """The most bytes that each rank holds in a step, beside parameters and what belongs to them."""
-    graphs = stage_graphs(found.traced.graph, plan.structure)
-    programs = tuple(
-        generate(found.traced.gm, found.traced.graph, each, graph)
-        for graph, each in zip(graphs, plan.structure.stages, strict=True)
-    )
-    compiled = Compiled(found.traced, plan, programs, graphs)
+    compiled = rewritten(found.traced, plan)
     ranks, device = plan.structure.num_ranks, torch.device("cpu")
     queues = Queues(is_seen=True)
     queues.pending = {}

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.codegen import generate
 from autopar.compile import Compiled
 from autopar.driver.stage_binding import StageBinder
 from autopar.ir.graph import Graph
@@ -30,6 +29,7 @@ from autopar.runtime.program import mail, pipelined
 from autopar.runtime.program.meter import Meter
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
+from tests.layouts import compiled_from, simulated
 from tests.redone import redecided
 from tests.report.plans import Order, in_order
 from tests.zoo.cases import ZooCase, trained
@@ -105,10 +105,8 @@ def compiled_in(
         random_plan(graph, mesh(), 0, microbatches=turns, is_split=table.is_split)
         for graph in graphs
     ]
-    programs = tuple(
-        generate(traced.gm, traced.graph, plan.structure.only, graph)
-        for plan, graph in zip(plans, graphs, strict=True)
-    )
+    pairs = zip(plans, graphs, strict=True)
+    simulations = [simulated(traced, plan.structure.only, graph) for plan, graph in pairs]
     stages = tuple(
         msgspec.structs.replace(plan.structure.only, first_rank=table.ranks[k])
         for k, plan in enumerate(plans)
@@ -116,7 +114,7 @@ def compiled_in(
     whole = plans[0]
     structure = redecided(whole.structure, stages=stages)
     plan = in_order(msgspec.structs.replace(whole, structure=structure), order)
-    return Compiled(traced, plan, programs, graphs)
+    return compiled_from(traced, plan, simulations)
 
 
 def run_threads(name: str, turns: int, schedule: str, count: int, chunks: int = 1) -> None:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autopar
-from autopar.codegen import generate
-from autopar.compile import Compiled, ModelCall
+from autopar.compile import ModelCall, rewritten
 from autopar.driver.comparing import compare_program
 from autopar.ir.graph import Role
 from autopar.runtime.program.random import draws
 from autopar.runtime.simulator.eager_step import seeded, whole_tensors
 from autopar.runtime.simulator.interpreter import run
 from autopar.tracer import Traced, trace
+from tests.layouts import program_of
 from tests.planned import on_h100, plan_for
 
 ROWS, WIDTH = 8, 6
@@ -58,7 +58,7 @@ def traced() -> Traced:
 def held(traced: Traced, seed: int) -> list[Tensor]:
     """What each of 2 x 2 ranks holds of the ones that were not dropped: rows, by the slow axis."""
     plan = plan_for(traced.graph, "2x2", ROWS_ON_THE_SLOW_AXIS)
-    program = generate(traced.gm, traced.graph, plan.structure.only)
+    program = program_of(traced, plan.structure.only)
     assert draws(program.forward)
     (node,) = traced.graph.with_role(Role.DETACHED)
     assert str(program.detached_shardings[int(node.target)]) == "[S(0), R]"
@@ -92,9 +92,8 @@ def test_what_a_model_recomputes_has_the_mask_of_its_forward(mesh: str) -> None:
     drawn = [node for node in traced.graph.nodes if node.op == "aten.native_dropout.default"]
     assert len(drawn) == 2
     plan = plan_for(traced.graph, mesh, {r":forward:mm\.0": "m" if mesh == "2" else "m,n"})
-    program = generate(traced.gm, traced.graph, plan.structure.only)
     compare_program(
-        Compiled(traced, plan, (program,), (traced.graph,)),
+        rewritten(traced, plan),
         ModelCall(model, (X,), {}),
         tolerance=1e-9,
     ).check()
@@ -156,9 +155,8 @@ def test_what_blocks_that_repeat_draw_and_do_not_use_moves_no_mask(again: bool) 
 def check_blocks(model: nn.Module, on: str) -> None:
     traced = trace(model, (X,))
     plan = plan_for(traced.graph, on)
-    program = generate(traced.gm, traced.graph, plan.structure.only)
     compare_program(
-        Compiled(traced, plan, (program,), (traced.graph,)),
+        rewritten(traced, plan),
         ModelCall(model, (X,), {}),
         tolerance=1e-9,
     ).check()

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from autopar.codegen import generate
 from autopar.runtime.simulator.spmd import train_step
 from autopar.tracer import trace
+from tests.layouts import program_of
 from tests.planned import on_h100, plan_for
 
 MESHES = ["2", "4", "2x2", "2x4"]
@@ -37,7 +37,7 @@ def worst_error(
     the decisions `pins`."""
     traced = trace(model, (), inputs)
     plan = plan_for(traced.graph, mesh, pins)
-    program = generate(traced.gm, traced.graph, plan.structure.only)
+    program = program_of(traced, plan.structure.only)
     tensors = {f"param:{name}": p.detach() for name, p in model.named_parameters()}
     tensors |= {f"buffer:{name}": b for name, b in model.named_buffers()}
     names = [name for name in traced.inputs if name.startswith("input:")]

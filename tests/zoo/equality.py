@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from autopar.codegen import generate
 from autopar.ir.mesh import Mesh
 from autopar.plans.plan import Plan
 from autopar.runtime.simulator.spmd import StepResult, train_step
@@ -24,7 +23,7 @@ def assert_equal_to_eager(found: ZooCase, plan: Plan, on: Mesh) -> None:
     """Outputs, new buffers and gradients of all ranks are eager's, and the program is its schedule,
     event by event."""
     with watched() as written:
-        program = generate(found.traced.gm, found.traced.graph, plan.structure.only)
+        program = written(found.traced, plan.structure.only)
     check_order(written, program, on.names)
     step = train_step(
         program, on, found.traced.graph, plan.structure.only, found.tensors, tolerance=TOLERANCE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from autopar.codegen import generate
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.pipeline import Action, ActionTable, Pass, hops_in_line, incoming, needs
@@ -14,6 +13,7 @@ from autopar.plans.pipeline_orders import IN_CHUNKS, STAGES_PER_RANK, make_table
 from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
+from tests.layouts import simulated
 from tests.zoo.cases import ZooCase
 from tests.zoo.equality import TOLERANCE, assert_step_is_eager
 
@@ -67,7 +67,6 @@ def check_stages(
     for k, graph in enumerate(in_stages(in_microbatches(traced.graph, turns), cuts)):
         on = mesh(*meshes[k % len(meshes)])
         plan = random_plan(graph, on, seed + k, microbatches=turns, is_split=table.is_split)
-        program = generate(traced.gm, traced.graph, plan.structure.only, graph)
-        stages.append(SimulatedStage(on, graph, plan.structure.only, program))
+        stages.append(simulated(traced, plan.structure.only, graph))
     step = train_step_in_stages(stages, table, traced.graph, found.tensors, tolerance=TOLERANCE)
     assert_step_is_eager(found, step)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopar.codegen import generate
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
+from tests.layouts import program_of
 from tests.zoo import ZOO
 from tests.zoo.cases import make_case
 
@@ -25,7 +25,7 @@ def test_autocast_to_bfloat16_is_eager_s(name: str) -> None:
     assert products
     assert all(n.outputs[0].dtype == "bfloat16" for n in products)
     plan = random_plan(graph, on, 0)
-    program = generate(found.traced.gm, graph, plan.structure.only)
+    program = program_of(found.traced, plan.structure.only, graph)
     step = train_step(program, on, graph, plan.structure.only, found.tensors, tolerance=2**-4)
     exact, _ = ZOO[name]()
     held = {n.partition(":")[2]: x for n, x in found.tensors.items() if _held(n)}

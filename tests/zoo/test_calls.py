@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.codegen import generate
 from autopar.ir.graph import Role
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
+from tests.layouts import program_of
 from tests.zoo.calls import WIDTH, call, everything
 from tests.zoo.cases import ZooCase, make_case
 from tests.zoo.equality import check_any_plan, check_plan_chosen
@@ -57,7 +57,7 @@ def test_a_model_in_bfloat16_is_as_near_to_float64_as_eager_is() -> None:
     graph = found.traced.graph
     for seed in range(3):
         plan = random_plan(graph, on, seed)
-        program = generate(found.traced.gm, graph, plan.structure.only)
+        program = program_of(found.traced, plan.structure.only, graph)
         step = train_step(program, on, graph, plan.structure.only, found.tensors, tolerance=2**-4)
         for name, gradient in step.gradients.items():
             assert gradient.dtype == torch.bfloat16

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from autopar.codegen import generate
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.schedule import Compute, Schedule, Start, Take, Value, Wait
 from autopar.ir.segments import segments
 from autopar.ir.stages import SEND, in_stages
-from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.layout import Layout
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling import schedule
@@ -22,6 +21,7 @@ from autopar.runtime.program.turns import TurnRun
 from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
+from tests.layouts import laid_out, program_of, simulated
 from tests.plans.test_scheduling import check
 from tests.zoo.cases import trained
 from tests.zoo.staging import check_stages
@@ -69,7 +69,7 @@ def planned(
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "t5"])
 def test_nothing_is_under_way_between_the_parts(name: str, seed: int) -> None:
     for graph, plan in planned(name, 1, 3, 2, 2, seed=10 * seed):
-        layout = parse_layout(graph, plan.structure.only)
+        layout = laid_out(graph, plan.structure.only)
         found = schedule(layout)
         check(layout.graph, found)
         first, second = found.backward, found.weights
@@ -107,15 +107,8 @@ def test_what_waits_for_each_part_is_what_is_priced(
     expected: list[list[tuple[int, int]]] = []
     traced = trained(name).traced
     for graph, plan in planned(name, turns, 2):
-        stages.append(
-            SimulatedStage(
-                mesh(),
-                graph,
-                plan.structure.only,
-                generate(traced.gm, traced.graph, plan.structure.only, graph),
-            )
-        )
-        layout = parse_layout(graph, plan.structure.only)
+        stages.append(simulated(traced, plan.structure.only, graph))
+        layout = laid_out(graph, plan.structure.only)
         found = schedule(layout)
         expected.append(
             [
@@ -164,7 +157,7 @@ def test_the_first_part_makes_no_gradient() -> None:
     """The graphs are those of the parts: one sends, the other has the gradients."""
     traced = trained("gpt2").traced
     for k, (graph, plan) in enumerate(planned("gpt2", 2, 2)):
-        program = generate(traced.gm, traced.graph, plan.structure.only, graph)
+        program = program_of(traced, plan.structure.only, graph)
         sends = [n for n in graph.nodes if n.op == SEND and n.phase is Phase.BACKWARD]
         assert len(sends) == k
         for part in program.parts:
@@ -184,13 +177,13 @@ def test_the_first_part_makes_no_gradient() -> None:
 def test_a_plan_whose_backward_is_whole_is_as_it_was() -> None:
     graph, plan = planned("gpt2", 2, 2)[1]
     whole = random_plan(graph, mesh(), 2, microbatches=2)
-    found = schedule(parse_layout(graph, whole.structure.only))
+    found = schedule(laid_out(graph, whole.structure.only))
     assert not found.weights and not found.carried
     assert not whole.structure.only.is_split and plan.structure.only.is_split
-    split = schedule(parse_layout(graph, plan.structure.only))
-    layout = parse_layout(graph, whole.structure.only)
+    split = schedule(laid_out(graph, plan.structure.only))
+    layout = laid_out(graph, whole.structure.only)
     assert {layout.graph.nodes[e.node].name for e in found.backward if isinstance(e, Compute)} == {
-        parse_layout(graph, plan.structure.only).graph.nodes[e.node].name
+        laid_out(graph, plan.structure.only).graph.nodes[e.node].name
         for e in (*split.backward, *split.weights)
         if isinstance(e, Compute)
     }

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph, Node, Phase
-from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import ActionTable, Pass, hops_in_line, play_table
 from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
-from autopar.plans.layout import parse_layout
+from autopar.plans.layout import Layout
 from autopar.plans.structure import Stage
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom
@@ -24,10 +23,9 @@ from autopar.runtime.simulator.spmd import RankStep, StepResult, rank_run
 
 @dataclass(frozen=True)
 class SimulatedStage:
-    """A stage on its mesh: its graph, the decisions for it, and the program they come to."""
+    """A stage: its step as it is laid out, the decisions for it, and the program they come to."""
 
-    mesh: Mesh
-    graph: Graph
+    layout: Layout
     structure: Stage
     program: Program
 
@@ -57,10 +55,9 @@ class _Pipeline:
         tolerance: float,
     ) -> None:
         self.stages, self.table = stages, table
-        self.layouts = [parse_layout(stage.graph, stage.structure) for stage in stages]
         self.random = _RandomInTurn(len(stages))
         self.steps = [
-            RankStep(s.mesh, graph, s.structure, tolerance, s.program.detached_shardings)
+            RankStep(s.layout.mesh, graph, s.structure, tolerance, s.program.detached_shardings)
             for s in stages
         ]
         self.runs = [
@@ -72,7 +69,7 @@ class _Pipeline:
         self.ends = {
             (link_of(node, k), node.op): node
             for k, stage in enumerate(stages)
-            for node in stage.graph.nodes
+            for node in stage.layout.graph.nodes
             if node.op in (SEND, RECEIVE)
         }
         self.under_way: dict[tuple[StageLink, int], list[Tensor]] = {}
@@ -116,13 +113,13 @@ class _Pipeline:
                 self.under_way[link, microbatch] = self._pieces(link.target, arrives, whole)
 
     def _whole(self, stage: int, node: Node, pieces: Sequence[Tensor]) -> Tensor:
-        at, layout = self.stages[stage], self.layouts[stage]
-        kind, state = at.graph.type_of(node.inputs[0]), layout.pair(node)[0][0]
+        at = self.stages[stage].layout
+        kind, state = at.graph.type_of(node.inputs[0]), at.pair(node)[0][0]
         return unshard(pieces, kind, at.graph.atoms, state, at.mesh, tolerance=1e-5)
 
     def _pieces(self, stage: int, node: Node, whole: Tensor) -> list[Tensor]:
-        at, layout = self.stages[stage], self.layouts[stage]
-        (kind,), ((), (state,)) = node.outputs, layout.pair(node)
+        at = self.stages[stage].layout
+        (kind,), ((), (state,)) = node.outputs, at.pair(node)
         ranks = map(at.mesh.coordinate, range(at.mesh.num_devices))
         return [shard(whole, kind, at.graph.atoms, state, at.mesh, rank) for rank in ranks]
 

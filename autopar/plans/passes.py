@@ -1,0 +1,110 @@
+"""The step that is planned: the graph that was traced, changed by passes, one after the other.
+
+Each pass takes a graph and gives another one, or the same if there is nothing to change; its
+docstring says what it keeps. Whatever comes behind, prices, layouts, schedules and code, takes the
+step for an ordinary graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from autopar.ir.again import with_again
+from autopar.ir.backward_parts import in_two_parts
+from autopar.ir.graph import Graph, per_graph
+from autopar.ir.loss_chunks import in_loss_chunks
+from autopar.ir.microbatches import in_microbatches
+from autopar.ir.rounding import with_rounding
+from autopar.ir.stages import Cut, one_stage
+from autopar.plans.structure import Stage
+from autopar.rules.rounding import exact_keys, roundable
+
+
+class StepForm(NamedTuple):
+    """What the passes make of a graph; each default leaves it as it is. `recompute` are the keys of
+    ops that backward recomputes, None where that is to be decided: their copies are optional then.
+    """
+
+    microbatches: int = 1
+    cut: Cut = Cut()
+    loss_chunks: int = 1
+    saved_dtype: str = ""
+    recompute: frozenset[str] | None = frozenset()
+    is_split: bool = False
+
+    @staticmethod
+    def of(stage: Stage) -> StepForm:
+        """That of a stage's graph under its decisions."""
+        return StepForm(
+            microbatches=stage.microbatches,
+            loss_chunks=stage.loss_chunks,
+            saved_dtype=stage.saved_dtype,
+            recompute=frozenset(stage.again),
+            is_split=stage.is_split,
+        )
+
+
+def with_saved_dtype(graph: Graph, dtype: str) -> Graph:
+    """A pass: takes a step that recomputes nothing, gives the one whose ops say which activations
+    may be saved in `dtype`. They are the same whatever is recomputed later. All else is kept."""
+    refs = roundable(graph, exact_keys(with_again(graph, None)))
+    marked = {ref.node for ref in refs}
+    if not marked:
+        return graph
+    nodes = (replace(n, saved_dtype=dtype) if n.index in marked else n for n in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))
+
+
+class GraphPass(NamedTuple):
+    """A change of a graph by a `field` of `StepForm`."""
+
+    field: str
+    run: Callable[[Graph, Any], Graph]
+
+
+STEP_PASSES = (
+    GraphPass("microbatches", in_microbatches),
+    GraphPass("cut", one_stage),
+    GraphPass("loss_chunks", in_loss_chunks),
+    GraphPass("saved_dtype", with_saved_dtype),
+    GraphPass("recompute", with_again),
+    GraphPass("saved_dtype", with_rounding),
+    GraphPass("is_split", in_two_parts),
+)
+"""All of them, in the order in which they run."""
+
+
+def step_graph(graph: Graph, form: StepForm) -> Graph:
+    """`graph` in that form, made once. MicrobatchError, StageError, LossChunksError, or ValueError
+    where something cannot be recomputed, if it cannot be; ValueError, naming the pass, if one of
+    them makes a graph that is not well formed."""
+    for each in STEP_PASSES:
+        wanted = getattr(form, each.field)
+        if wanted != StepForm._field_defaults[each.field]:
+            graph = _after(graph, each, wanted)
+    return graph
+
+
+def _after(graph: Graph, change: GraphPass, wanted: Hashable) -> Graph:
+    known = _made(graph)
+    if (change, wanted) not in known:
+        found = change.run(graph, wanted)
+        if found is not graph:
+            _check(found, change)
+        known[change, wanted] = None if found is graph else found
+    return known[change, wanted] or graph
+
+
+def _check(graph: Graph, change: GraphPass) -> None:
+    try:
+        graph.check()
+    except ValueError as error:
+        raise ValueError(f"{change.run.__name__}: {error}") from error
+
+
+@per_graph
+def _made(_: Graph) -> dict[tuple[GraphPass, Hashable], Graph | None]:
+    """What passes made of a graph; None for the graph itself, which nothing may hold here."""
+    return {}
