@@ -18,24 +18,26 @@ import click
 MAX_WORDS = 30
 
 SAY_INSTEAD = {
-    r"(?:made|make|makes|making|computed) again": "recomputed",
-    r"again for backward": "recomputed for backward",
-    r"in turns": "in microbatches",
-    r"(?:every|each|last|first|one|a) turn|turns": "microbatch",
-    r"kept for backward": "unsharded for backward",
-    r"is handed|are handed|be handed": "gets, is passed",
-    r"thought to|was thought|is thought|as thought": "estimated",
-    r"worked on": "computed, processed",
+    r"(?:made|make|makes|making|computed) again|again for backward": "recomputed",
+    r"in turns|(?:every|each|last|first|one|of|the|all|as many) turns?": "microbatch",
+    r"kept (?:\w+ )?for backward": "unsharded for backward, or saved",
+    r"(?:is|are|be|was) handed": "passed, gets",
+    r"thought": "estimated",
+    r"worked on": "computed, split",
     r"leanest": "smallest-memory",
-    r"newcomers?": "added parameters",
+    r"newcomers?": "added parameter",
     r"bills?": "cost breakdown",
-    r"(?:is|are|was|were) played|played by|it plays": "simulated",
-    r"calls? the roll|the roll|a meeting|meetings": "pre-step check",
-    r"used to|no longer|since version": "what is, without history",
-    r"says? so": "what is said, by its name",
-    r"makes? least of": "minimizes",
-    r"segment ways|fastest ways|shortest ways": "paths, segment plans",
+    r"(?:is|are|was|were|and) played": "simulated",
+    r"calls? the roll|the roll": "rank registry",
+    r"(?:a|the) meeting|ranks meet": "pre-step check",
+    r"(?:segment|fastest|shortest) ways": "paths, segment plans",
     r"pieces?": "shard",
+    r"promising": "candidate",
+    r"makes? least of": "minimizes",
+    r"says? so|said so|as is said": "what it says",
+    r"(?:is|are) told": "reported, determined",
+    r"nobody (?:asks|asked|says|said)": "by default",
+    r"used to|no longer|any longer|before that version": "what is, without history",
 }
 """Phrases that stop a reader of the field, as regular expressions, and what to say instead."""
 
@@ -43,6 +45,9 @@ REFUSED = re.compile(
     "|".join(rf"(?P<p{i}>\b(?:{each})\b)" for i, each in enumerate(SAY_INSTEAD)), re.IGNORECASE
 )
 NOT_PROSE = re.compile(r"\s*(?:[|#<]|!\[|\[\w+\]: )")
+WRITTEN_BY_A_PROGRAM = re.compile(
+    r"^<!-- (.+) -->$.*?^<!-- end of \1 -->$", re.DOTALL | re.MULTILINE
+)
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+")
 END = re.compile(r"(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bvs\.)[\"')*_]*\s+")
 
@@ -75,7 +80,7 @@ def sentences(place: str, text: str) -> Iterator[Sentence]:
 
 
 def sentences_of_help(command: click.Command, name: str) -> Iterator[Sentence]:
-    """Those of a command, of its options and of the commands below it. `name` is how it is called."""
+    """Those of a command, of its options and of the commands below it, which is called `name`."""
     context = click.Context(command, info_name=name)
     yield from _help(name, command.help)
     for param in command.get_params(context):
@@ -105,11 +110,15 @@ def _help(place: str, text: str | None) -> Iterator[Sentence]:
 
 def _paragraphs(text: str) -> Iterator[tuple[int, list[str]]]:
     """Paragraphs and items of lists, with the number of their first line."""
+    text = WRITTEN_BY_A_PROGRAM.sub(lambda match: "\n" * match.group().count("\n"), text)
     first, lines, is_code = 0, list[str](), False
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         is_fence = line.lstrip().startswith("```")
         is_code ^= is_fence
-        is_prose = not (is_code or is_fence or not line.strip() or NOT_PROSE.match(line))
+        is_indented = not lines and line.startswith("    ")
+        is_prose = not (
+            is_code or is_fence or is_indented or not line.strip() or NOT_PROSE.match(line)
+        )
         if lines and (not is_prose or ITEM.match(line)):
             yield first, lines
             lines = []
@@ -130,7 +139,7 @@ def _split(page: str, first: int, lines: list[str]) -> Iterator[Sentence]:
     text = re.sub(r"(`+).+?\1", hide, text, flags=re.DOTALL)
     start = 0
     for end in [*(match.end() for match in END.finditer(text)), len(text)]:
-        if words := text[start:end].strip():
+        if words := " ".join(text[start:end].split()):
             shown = re.sub(r"`(\d+)`", lambda match: codes[int(match[1])], words)
             place = f"{page}:{first + text.count(chr(10), 0, start)}"
             yield Sentence(place, " ".join(shown.split()), words)

@@ -113,7 +113,7 @@ def _spoken_warnings() -> Generator[None]:
 @click.group(cls=Cli, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="autopar", message="%(prog)s %(version)s")
 def main() -> None:
-    """Plan, inspect and verify how a PyTorch model is spread over a cluster."""
+    """Plan, inspect and verify how a PyTorch model is parallelized over a cluster."""
 
 
 for command in (plan, show, explain, report, diff, check, verify, profile, solve):
