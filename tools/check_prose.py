@@ -148,7 +148,7 @@ def _split(page: str, first: int, lines: list[str]) -> Iterator[Sentence]:
 
 def main() -> int:
     """Print the longest sentences, if asked, and the complaints; 1 if there are any."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--longest", type=int, default=0, metavar="N", help="Print the N longest.")
     longest = parser.parse_args().longest
     root = Path(__file__).resolve().parents[1]
