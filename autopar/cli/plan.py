@@ -101,7 +101,7 @@ def _frontier(
     how: Output,
     options: dict[str, Any],
 ) -> None:
-    """Print, and write as a page, what steps take within several memory limits."""
+    """Print, and write as a page, the best steps within several memory limits."""
     from autopar.ir.files import is_standard_output
     from autopar.plans.frontier import read_limits
     from autopar.report.frontier import FrontierSummary

@@ -1,4 +1,4 @@
-"""`autopar profile`: what the devices at hand and their links can do."""
+"""`autopar profile`: measures the devices at hand and their links."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def profile(
 
 
 def _learn(out: str | None, runs: tuple[str, ...]) -> None:
-    """Take up what `runs` of plans that were priced with the profile `out` tell of it."""
+    """Correct the profile `out` by `runs` of plans that were priced with it."""
     from autopar.cluster.learning import learn
     from autopar.cluster.profile import Profile
     from autopar.plans.run_record import RunRecord

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autopar.solver.contest_files import ContestFile, Stated
 
 _KEPT_BACK_S = 2.0
-"""Time for what comes before and after the solver: starting Python, writing the answer."""
+"""Time outside of the solver: starting Python, writing the answer."""
 
 
 @click.command()
@@ -80,7 +80,7 @@ def _solve(
     clock: Clock,
     progress: Callable[[str], None],
 ) -> tuple[Solution, Stated]:
-    """The best solution without what the file marks as not allowed, or else with it."""
+    """The best solution without choices that the file forbids, or else with them."""
     from autopar.ir.problem import Status
     from autopar.solver import get_ready
     from autopar.solver import solve as solve_problem

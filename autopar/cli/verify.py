@@ -1,4 +1,4 @@
-"""`autopar verify`: a plan, run and compared with the model as it is."""
+"""`autopar verify`: a plan, simulated and compared with the unchanged model."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ _Texts = str | Sequence[str]
 class _Group(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """What is as by default is left out of files, so that those of before options were added stay
-    as they are."""
+    """Defaults are left out of files, so that a new option changes no file."""
 
     def __post_init__(self) -> None:
         # Files have lists, which would make a group that is equal to none.
@@ -265,13 +264,13 @@ GROUPS: dict[str, type[_Group]] = {
     "outputs": OutputOptions,
     "search": SearchOptions,
 }
-"""Those of `PlanOptions`, by their names."""
+"""The groups of `PlanOptions`, by their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """One of the options: where it stands in `PlanOptions` (`group` is "" for none), its default
-    and type, what is to be told of it, and what it was called `before` there were groups."""
+    """One of the options: its place in `PlanOptions` (`group` is "" for none), default, type and
+    help, and its name `before` there were groups."""
 
     group: str
     name: str
@@ -294,7 +293,7 @@ class OptionField:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is said or not."""
+        """Whether it is a flag without a value."""
         return bool in (self.kind, *get_args(self.kind))
 
 
