@@ -13,7 +13,7 @@ STAMP := $(VENV)/.autopar-installed
 help:
 	@echo "make demo    plan, then train a small GPT-2 on four processes, and compare with one"
 	@echo "make test    static checks, then the tests"
-	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, names, private torch APIs"
+	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, names, private torch APIs, prose"
 	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
 	@echo "make nightly what takes hours: tests marked nightly, 1000 random models (SLICE=3/24: a part)"
 	@echo "make turn    the slice of them whose turn it is after so many commits"
@@ -44,6 +44,7 @@ check: $(STAMP)
 	$(BIN)/python tools/check_file_size.py
 	$(BIN)/python tools/check_names.py
 	$(BIN)/python tools/check_torch_private.py
+	$(BIN)/python tools/check_prose.py
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 

@@ -12,8 +12,8 @@ from autopar.plans.plan_options import GROUPS, OptionField, PlanOptions, option_
 PAGE = Path(__file__).parents[1] / "docs/options.md"
 HEAD = """# Options of a plan
 
-`autopar.compile`, `autopar.plan` and `autopar.frontier` take these. Those of the plan are keywords;
-those of a group are a keyword together, as an object that editors know or as a mapping:
+`autopar.compile`, `autopar.plan` and `autopar.frontier` take these options. Options of the plan are
+keywords. A group of options is one keyword, as an object that editors know or as a mapping:
 
 ```python
 plan = autopar.plan(
@@ -26,18 +26,17 @@ plan = autopar.plan(
 )
 ```
 
-`autopar plan` has a flag for each (`--memory-limit 72GiB`), a recipe ([gate.md](gate.md)) a key, in
-the table of its group (`[memory]`). The file of a plan records them under `provenance.options`, and
-`autopar explain` plans it again from there. A frontier is of one stage and one microbatch where
-nobody says.
+`autopar plan` has a flag for each option (`--memory-limit 72GiB`). A recipe ([gate.md](gate.md))
+has a key, in the table of its group (`[memory]`). The file of a plan records them under
+`provenance.options`, and `autopar explain` plans anew from there. A frontier has one stage and one
+microbatch by default.
 
-**To ask for more never gives a longer step.** `stages="auto"`, `microbatches="auto"`,
-`residency="auto"`, `loss_chunks="auto"`, `mesh="auto:3"` and `margin=True` widen the search: what
-is looked at without them is looked at with them. Plans are compared as modelled, and the predicted
-step is simulated. The best plan may make use of something that was left open: then the best one
-without it is found too, and the shorter predicted step is taken. Limits of the search are counted
-in work, except `time_limit`. A number of stages or microbatches that is given may still be better
-than the one that `auto` finds: not all of them are tried.
+**A wider search never gives a longer step.** `stages="auto"`, `microbatches="auto"`,
+`residency="auto"`, `loss_chunks="auto"`, `mesh="auto:3"` and `margin=True` add candidates and
+remove none. Plans are compared as modelled, and the predicted step is simulated. If the best plan
+uses something that was left open, the best plan without it is searched too, and the shorter
+predicted step is taken. Limits of the search are counted in work, except `time_limit`. A given
+number of stages or microbatches may still be better than that of `auto`: not all are tried.
 
 The names that options had without groups (`memory_limit=`, `--stages`, `pins = [...]`) work until
 the next release, with a `DeprecationWarning`.

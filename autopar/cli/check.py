@@ -1,4 +1,4 @@
-"""`autopar check`: golden plans, planned again and compared."""
+"""`autopar check`: golden plans, planned anew and compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from autopar.cli.terminal import (
 @click.option("--allow-gap", is_flag=True, help="Write plans that are not proven optimal, too.")
 @click.option("--no-cache", is_flag=True, help="Solve anew what was solved before.")
 @click.option(
-    "-j", "num_processes", type=click.IntRange(1), metavar="N", help="At once; default: one a core."
+    "-j",
+    "num_processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Plans at a time; default: one per core.",
 )
 @comparison_options
 @page_options
@@ -37,7 +41,7 @@ def check(
     form: str,
     how: Output,
 ) -> int:
-    """Plan again what each NAME.toml in FOLDER describes, and compare with NAME.plan.json.
+    """Plan anew what each NAME.toml in FOLDER describes, and compare with NAME.plan.json.
 
     The exit status is 0 if all plans are the same, 2 if any differs or is missing, 1 if any cannot
     be made. What counts is as in `autopar diff`.

@@ -21,7 +21,7 @@ def diff(
     form: str,
     how: Output,
 ) -> int:
-    """Print what is different in the plan of file NEW, compared with that of OLD.
+    """Print the differences of the plan in NEW to that in OLD.
 
     The exit status is 0 if they are the same and 2 if not. All decisions count, and estimates that
     moved by more than 1 %; with --fail-over, only what it names.

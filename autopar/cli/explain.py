@@ -1,4 +1,4 @@
-"""`autopar explain`: why a plan is as it is, and what else it could be."""
+"""`autopar explain`: the reasons of a plan, and its alternatives."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ _TARGET = re.compile(r"[^:]+:[A-Za-z_][\w.]*")
 @click.argument("name", required=False)
 @click.argument("target", required=False)
 @batch_option
-@click.option(
-    "--cluster", metavar="CLUSTER", help="What the plan was made for, if no preset has its name."
-)
+@click.option("--cluster", metavar="CLUSTER", help="The plan's cluster, if no preset has its name.")
 @click.option("--profile", "profile_file", metavar="FILE", help="The profile it was priced with.")
 @stage_option
 @page_options
@@ -47,15 +45,17 @@ def explain(
     options: dict[str, Any],
     how: Output,
 ) -> None:
-    """Say why the plan in FILE is as it is: all of it, or NAME.
+    """Explain the plan in FILE: all of it, or NAME.
 
     NAME is a parameter (model.layers.*.mlp.down_proj.weight, or that of one layer), a module, or
-    the key of an op: what was chosen, what it costs, part by part, and which limit binds. Of a plan
-    in stages, where it is cut and why, what waiting costs, and what is held in flight.
+    the key of an op. The page says what was chosen, what it costs, part by part, and which limit
+    binds. For a plan in stages it says where the model is cut and why, what waiting costs, and what
+    is held in flight.
 
-    With TARGET, the function that the model was planned from (train.py:build), the plan's problem
-    is solved again: what each alternative would take if all else adapted, and what more memory or
-    faster links would buy. Constraints take the place of those that the plan records.
+    TARGET is the function that the model was planned from (train.py:build). With it, the plan's
+    problem is solved anew. The page then has the step with each alternative, everything else
+    adapted, and what more memory or faster links would save. Constraints replace those that the
+    plan records.
     """
     from autopar.plans.plan import Plan
     from autopar.report.explained import explained

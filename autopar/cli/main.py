@@ -1,4 +1,4 @@
-"""The command line. Standard output carries the result alone; progress goes to standard error."""
+"""The command line. Standard output has only the result; progress goes to standard error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Cli(click.Group):
         sys.exit(status)
 
     def _status(self, arguments: list[str], complete_var: str | None, **extra: Any) -> int:
-        """Runs a command, and says what it ended with."""
+        """Runs a command, and returns its exit status."""
         try:
             with _spoken_warnings():
                 status = super().main(arguments, "autopar", complete_var, False, **extra)
@@ -74,7 +74,7 @@ class Cli(click.Group):
 
 
 def _told(error: Exception) -> str:
-    """What to tell of an error. Commands tell of the files they write themselves."""
+    """The message of an error. Commands report errors of the files that they write themselves."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"cannot write to standard output: {error.strerror}"
     return sentence(error)
@@ -113,7 +113,7 @@ def _spoken_warnings() -> Generator[None]:
 @click.group(cls=Cli, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="autopar", message="%(prog)s %(version)s")
 def main() -> None:
-    """Plan, inspect and verify how a PyTorch model is spread over a cluster."""
+    """Plan, inspect and verify how a PyTorch model is parallelized over a cluster."""
 
 
 for command in (plan, show, explain, report, diff, check, verify, profile, solve):

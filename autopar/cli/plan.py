@@ -38,8 +38,8 @@ from autopar.ir.gc_pause import collection_paused
     is_flag=False,
     flag_value="",
     metavar="[LIMITS]",
-    help="Time against memory instead: the best plan within each of LIMITS, as in 80,40,24GiB; "
-    "default: some eight down to the leanest plan.",
+    help="The step against memory: the best plan within each of LIMITS, as in 80,40,24GiB; "
+    "default: some eight, down to the smallest-memory plan.",
 )
 @click.option(
     "-o",
@@ -101,7 +101,7 @@ def _frontier(
     how: Output,
     options: dict[str, Any],
 ) -> None:
-    """Print, and write as a page, what steps take within several memory limits."""
+    """Print, and write as a page, the best steps within several memory limits."""
     from autopar.ir.files import is_standard_output
     from autopar.plans.frontier import read_limits
     from autopar.report.frontier import FrontierSummary

@@ -1,6 +1,6 @@
 """The options of a plan as flags of a command: `--memory-limit` is `limit` of the group `memory`.
 
-They are made when the command is called: what they come from takes as long to import as all else.
+They are created when the command is called: importing the options takes as long as everything else.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class PlanFlags(click.Command):
-    """A command that takes the options of a plan in `groups` ("" for those of none, all for None):
-    its argument `options` has them by group and name. Help lists them by group."""
+    """A command that takes the options of a plan in `groups` ("" for those without a group, None
+    for all). Its argument `options` has them by group and name. Help lists them by group."""
 
     def __init__(self, *args: Any, groups: Collection[str] | None = None, **others: Any) -> None:
         super().__init__(*args, **others)
@@ -36,7 +36,7 @@ class PlanFlags(click.Command):
         return [f for f in option_fields() if self.groups is None or f.group in self.groups]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The same where flags of before there were groups are what they are now."""
+        """Parses `args`, with flags of the names without groups replaced."""
         now = {_flag_before(f): flag_of(f) for f in self._fields() if f.before}
         now |= {f"--no-{k[2:]}": f"--no-{v[2:]}" for k, v in now.items()}
         anew: list[str] = []
@@ -50,7 +50,7 @@ class PlanFlags(click.Command):
         return super().parse_args(ctx, anew)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """The command, with its options together."""
+        """Calls the command with its options in one argument."""
         found: dict[str, Any] = {}
         for field in self._fields():
             value = ctx.params.pop(_name(field))
@@ -73,7 +73,7 @@ class PlanFlags(click.Command):
 
 
 def flag_of(field: OptionField) -> str:
-    """`--memory-limit`; those that may be given several times are named in the singular."""
+    """`--memory-limit`; flags that may be given several times have singular names."""
     return _as_flag(f"{field.group}-{field.name}" if field.group else field.name, field)
 
 
@@ -87,7 +87,7 @@ def _as_flag(name: str, field: OptionField) -> str:
 
 
 def _name(field: OptionField) -> str:
-    """Of its parameter, which no other has."""
+    """The unique name of its parameter."""
     return f"option_{field.group}_{field.name}"
 
 

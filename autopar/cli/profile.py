@@ -1,4 +1,4 @@
-"""`autopar profile`: what the devices at hand and their links can do."""
+"""`autopar profile`: measures the devices at hand and their links."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _UNFINISHED = ".unfinished"
     "runs",
     multiple=True,
     metavar="RUN",
-    help="Measure nothing: the profile of -o learns from a run that AUTOPAR_REPORT=RUN kept; may "
+    help="Measure nothing: correct the profile of -o by a run that AUTOPAR_REPORT=RUN wrote; may "
     "be given several times.",
 )
 @debug_option
 def profile(
     out: str | None, device: str | None, cluster: str | None, quick: bool, runs: tuple[str, ...]
 ) -> None:
-    """Measure what prices are made of on the devices at hand.
+    """Measure the figures of prices on the devices at hand.
 
-    Matmuls, attention, pointwise ops and copies of one device; under torchrun of all at once, and
-    their links, by the kind of axis and the size of the message:
+    Measured are matmuls, attention, pointwise ops and copies of one device. Under torchrun they are
+    measured on all devices at once, and so are links, by kind of axis and size of message:
 
     torchrun --nproc-per-node 8 -m autopar.cli.main profile -o lab.json
 
     `--cluster lab.json` then plans for the cluster at hand, `--cluster 64x8xH100 --profile
-    lab.json` for a larger one like it. A run that was cut off goes on from FILE.unfinished.
+    lab.json` for a larger one like it. An interrupted run continues from FILE.unfinished.
     """
     if runs:
         _learn(out, runs)
@@ -67,7 +67,7 @@ def profile(
 
 
 def _learn(out: str | None, runs: tuple[str, ...]) -> None:
-    """Take up what `runs` of plans that were priced with the profile `out` tell of it."""
+    """Correct the profile `out` by `runs` of plans that were priced with it."""
     from autopar.cluster.learning import learn
     from autopar.cluster.profile import Profile
     from autopar.plans.run_record import RunRecord

@@ -12,7 +12,7 @@ from autopar.cli.terminal import Output, page_options, print_content, stage_opti
 @stage_option
 @page_options
 def show(file: str, stage: int | None, how: Output) -> None:
-    """Print what the plan in FILE decided, and what a step is predicted to cost."""
+    """Print the decisions of the plan in FILE, and the predicted cost of a step."""
     from autopar.plans.plan import Plan
     from autopar.report.shown import page_of, shown
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autopar.solver.contest_files import ContestFile, Stated
 
 _KEPT_BACK_S = 2.0
-"""Time for what comes before and after the solver: starting Python, writing the answer."""
+"""Time outside of the solver: starting Python, writing the answer."""
 
 
 @click.command()
@@ -28,13 +28,11 @@ _KEPT_BACK_S = 2.0
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="For all of it, reading included, but for what is compiled once per machine; it is used "
-    "up unless a solution is proven to be optimal. Default: small problems are solved, of large "
-    "ones a fixed number of rounds.",
+    help="For all of it, reading included, without the one-time compilation per machine. It is "
+    "used up unless a solution is proven to be optimal. Default: small problems are solved to the "
+    "end, large ones for a fixed number of rounds.",
 )
-@click.option(
-    "--log", is_flag=True, help="Print what is being done, with seconds, on standard error."
-)
+@click.option("--log", is_flag=True, help="Print progress, with seconds, on standard error.")
 @debug_option
 def solve(file: Path, time_limit: float | None, log: bool) -> None:
     """Solve the problem in FILE, in the format of the ASPLOS/EuroSys 2025 contest.
@@ -82,7 +80,7 @@ def _solve(
     clock: Clock,
     progress: Callable[[str], None],
 ) -> tuple[Solution, Stated]:
-    """The best solution without what the file marks as not allowed, or else with it."""
+    """The best solution without choices that the file forbids, or else with them."""
     from autopar.ir.problem import Status
     from autopar.solver import get_ready
     from autopar.solver import solve as solve_problem

@@ -1,4 +1,4 @@
-"""What commands share: options, pages on standard output, and what they say while they work."""
+"""Shared parts of commands: options, pages on standard output, progress messages."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def print_content(content: Content, page: Callable[[Content], RenderableType], h
 
 
 def write_page(path: str, data: bytes) -> None:
-    """Write a file that is made of a plan, and say so on standard error. ClickException if it
-    cannot be written."""
+    """Write a file of a plan, and report it on standard error. ClickException if it cannot be
+    written."""
     from autopar.ir.files import write_atomically
     from autopar.report.names import escape
 
@@ -147,7 +147,7 @@ def write_page(path: str, data: bytes) -> None:
 
 @contextmanager
 def spoken_progress(*, quiet: bool = False) -> Generator[Callable[[str], None]]:
-    """A function that shows what is being done, on standard error; silent without a terminal, or if
+    """A function that prints progress on standard error; silent without a terminal, or if
     `quiet`."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None

@@ -1,4 +1,4 @@
-"""`autopar verify`: a plan, run and compared with the model as it is."""
+"""`autopar verify`: a plan, simulated and compared with the unchanged model."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def verify(
     options: dict[str, Any],
     how: Output,
 ) -> None:
-    """Run all ranks of the plan in FILE in this process, and compare with the model of TARGET.
+    """Simulate all ranks of the plan in FILE in this process, and compare with the model of TARGET.
 
-    The loss and every gradient must be those of the unchanged model, else the status is 4. Outputs
-    are as the plan records them, or as is said here.
+    The loss and every gradient must be those of the unchanged model, else the status is 4. Options
+    of outputs replace those that the plan records.
     """
     from autopar.driver.target import load_target
     from autopar.plans.plan import Plan

@@ -45,8 +45,7 @@ _Texts = str | Sequence[str]
 class _Group(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """What is as by default is left out of files, so that those of before options were added stay
-    as they are."""
+    """Defaults are left out of files, so that a new option changes no file."""
 
     def __post_init__(self) -> None:
         # Files have lists, which would make a group that is equal to none.
@@ -57,7 +56,7 @@ class _Group(
 
 
 class MemoryOptions(_Group, frozen=True):
-    """What devices and hosts may hold, and what is done to hold less."""
+    """Memory limits, and what saves memory: offload, recompute, chunked loss, rounding."""
 
     limit: Annotated[
         Quantity,
@@ -66,7 +65,7 @@ class MemoryOptions(_Group, frozen=True):
     host: Annotated[
         Quantity,
         _option(
-            "Per node, such as 1.5TiB, which its devices share; default: what the cluster says.",
+            "Per node, such as 1.5TiB, which its devices share; default: the cluster's figure.",
             "SIZE",
             BYTES,
             before="host_memory",
@@ -75,8 +74,8 @@ class MemoryOptions(_Group, frozen=True):
     residency: Annotated[
         str,
         _option(
-            "Where parameters live, with gradients and the optimizer's states: on the device, on "
-            "its host, or where it is best if memory binds.",
+            "Where parameters live, with gradients and optimizer states: on the device, on its "
+            "host (offload), or, if memory binds, where it is best.",
             "cuda|cpu|auto",
             before="residency",
         ),
@@ -84,8 +83,8 @@ class MemoryOptions(_Group, frozen=True):
     checkpoint: Annotated[
         str,
         _option(
-            "What becomes of what the model wraps in torch.utils.checkpoint: free to be planned, "
-            "or recomputed as it asks.",
+            "Recompute (activation checkpointing) of what the model wraps in "
+            "torch.utils.checkpoint: planned as elsewhere, or done as written.",
             "planned|'as written'",
             before="checkpoint",
         ),
@@ -93,7 +92,7 @@ class MemoryOptions(_Group, frozen=True):
     loss_chunks: Annotated[
         int | str,
         _option(
-            "Work on the loss of a large vocabulary in N chunks of a device's tokens; auto: where "
+            "Compute the loss of a large vocabulary in N chunks of a device's tokens; auto: where "
             "memory binds and that is better.",
             "N|auto",
             before="loss_chunks",
@@ -102,7 +101,7 @@ class MemoryOptions(_Group, frozen=True):
     saved_dtype: Annotated[
         TorchDtype | str | None,
         _option(
-            "Save activations of float32 for backward in this dtype, which rounds gradients. "
+            "Save float32 activations for backward in this dtype, which rounds gradients. "
             "Default: as they are.",
             "bfloat16|float16",
             before="saved_dtype",
@@ -116,9 +115,10 @@ class PipelineOptions(_Group, frozen=True):
     stages: Annotated[
         _Count,
         _option(
-            "Cut the model into N stages of a pipeline; auto: as many as are best, or none. "
-            "Default: 1, or auto where that does not fit, or devices wait, or do the same work, "
-            "for a third of its step, and nothing is asked of its mesh, microbatches or shardings.",
+            "Cut the model into N pipeline stages; auto: as many as are best, or none. "
+            "Default: 1, or auto if one stage does not fit, or wastes a third of its step on "
+            "waiting or duplicate work. The default is 1 with a given mesh, microbatches or "
+            "sharding.",
             "N|auto",
             before="stages",
         ),
@@ -126,7 +126,7 @@ class PipelineOptions(_Group, frozen=True):
     cuts: Annotated[
         _Texts,
         _option(
-            "A stage begins there, as in model.layers.8; may be given several times.",
+            "A stage begins at this module, as in model.layers.8; may be given several times.",
             "MODULE",
             before="cuts",
         ),
@@ -134,8 +134,8 @@ class PipelineOptions(_Group, frozen=True):
     schedule: Annotated[
         PathOrText,
         _option(
-            "How stages work on microbatches: gpipe, 1f1b, eager-1f1b, interleaved:2, zb-h1, "
-            "zb-v, zb:2, or a table of your own in a file.",
+            "The order of microbatches in stages: gpipe, 1f1b, eager-1f1b, interleaved:2, zb-h1, "
+            "zb-v, zb:2, or a file with a schedule of your own.",
             "NAME|FILE",
             before="schedule",
         ),
@@ -143,12 +143,12 @@ class PipelineOptions(_Group, frozen=True):
 
 
 class ConstraintOptions(_Group, frozen=True):
-    """What the plan must be like; the rest is planned around it."""
+    """Constraints on the plan; the rest is planned around them."""
 
     pins: Annotated[
         _Texts | Mapping[str, str],
         _option(
-            "Keep to it, as in '*.down_proj.weight=S(1) on tp'; may be given several times.",
+            "Fix a sharding, as in '*.down_proj.weight=S(1) on tp'; may be given several times.",
             "PATTERN=SHARDING",
             before="pins",
         ),
@@ -173,13 +173,13 @@ class ConstraintOptions(_Group, frozen=True):
 
 
 class OutputOptions(_Group, frozen=True):
-    """What becomes of outputs of the model that are no losses."""
+    """Outputs of the model that are no losses."""
 
     differentiable: Annotated[
         _Texts,
         _option(
-            "A backward goes through it beside the losses, as in logits; may be given several "
-            "times.",
+            "A backward goes through it, not only through the losses, as in logits; may be given "
+            "several times.",
             "NAME",
             before="differentiable_outputs",
         ),
@@ -187,8 +187,8 @@ class OutputOptions(_Group, frozen=True):
     unread: Annotated[
         _Texts,
         _option(
-            "Nobody looks at it in training, as in logits: it is None there; may be given several "
-            "times.",
+            "The script does not read it in training, as in logits: it is None there; may be given "
+            "several times.",
             "NAME",
             before="unread_outputs",
         ),
@@ -196,12 +196,12 @@ class OutputOptions(_Group, frozen=True):
 
 
 class SearchOptions(_Group, frozen=True):
-    """How plans are looked for."""
+    """How plans are searched for."""
 
     time_limit: Annotated[
         Quantity,
         _option(
-            "Of each solve, in seconds, or as 2min: the plan then depends on the machine.",
+            "For each solve, in seconds, or as 2min: the plan then depends on the machine.",
             "TIME",
             SECONDS,
             before="time_limit",
@@ -226,13 +226,13 @@ class PlanOptions(_Group, frozen=True):
     mesh: Annotated[
         str,
         _option(
-            "auto, auto:3 (all of three axes too), 8x8 or dp=8,tp=8; of stages, 4/2/2.", "MESH"
+            "auto, auto:3 (all of three axes too), 8x8 or dp=8,tp=8; for stages, 4/2/2.", "MESH"
         ),
     ] = "auto"
     optimizer: Annotated[
         str,
         _option(
-            "Whose states and step count, with its settings: sgd-momentum, adamw-amsgrad-fused, "
+            "Its states and its step are priced; with settings: sgd-momentum, adamw-amsgrad-fused, "
             'or "muon; adamw for head.weight".',
             "NAME",
         ),
@@ -240,8 +240,9 @@ class PlanOptions(_Group, frozen=True):
     microbatches: Annotated[
         _Count,
         _option(
-            "Work on the batch in N parts, one after the other; auto: as many as are best where "
-            "memory binds. Default: 1, or auto in stages and where nothing fits otherwise.",
+            "Split the batch into N microbatches (gradient accumulation); auto: as many as are "
+            "best where memory binds. Default: 1, or auto in stages and where nothing fits "
+            "otherwise.",
             "N|auto",
         ),
     ] = None
@@ -263,13 +264,13 @@ GROUPS: dict[str, type[_Group]] = {
     "outputs": OutputOptions,
     "search": SearchOptions,
 }
-"""Those of `PlanOptions`, by their names."""
+"""The groups of `PlanOptions`, by their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """One of the options: where it stands in `PlanOptions` (`group` is "" for none), its default
-    and type, what is to be told of it, and what it was called `before` there were groups."""
+    """One of the options: its place in `PlanOptions` (`group` is "" for none), default, type and
+    help, and its name `before` there were groups."""
 
     group: str
     name: str
@@ -292,7 +293,7 @@ class OptionField:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is said or not."""
+        """Whether it is a flag without a value."""
         return bool in (self.kind, *get_args(self.kind))
 
 

@@ -21,7 +21,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refined_within: float = 0.05
     """A mesh of three axes is tried where the two of two axes that it refines have bounds no
     further above the best plan, as a part of it: it is better than the worse of them by at most 4 %
-    on 8x8 H100 (ADR 7)."""
+    on 8x8 H100 (ADR 43)."""
     refined_most: int = 3
     """How many of them are tried at most, those first that refine the best meshes."""
     refined_nodes: int = 1_000

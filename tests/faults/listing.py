@@ -31,10 +31,10 @@ FILES: tuple[ModuleType, ...] = (
 
 HEAD = """# Faults that are noticed
 
-`tests/faults` breaks the compiler on purpose, one thing at a time, and fails if the detector named
-here stays content, or is not content without the fault. `autopar verify` on a model (those of
-`tests/faults/cases.py`) compares with eager under several plans; the other detectors are tests.
-*Silent* faults leave every shape as it is: nothing but wrong numbers would come of them.
+`tests/faults` breaks the compiler on purpose, one fault at a time. It fails if the detector named
+here does not notice the fault, or complains without it. `autopar verify` on a model (those of
+`tests/faults/cases.py`) compares with eager under several plans. The other detectors are tests.
+*Silent* faults leave every shape unchanged: only numbers would be wrong.
 
 This page is written by `python -m tests.faults > docs/faults.md`.
 """
