@@ -194,9 +194,9 @@ def best_as_stated(
 ) -> Candidate:
     """The best plan of a problem as it is `stated`, though more may be held for a moment than that
     says, if what it has on the host is within the device's share. Errors are those of `best_on`."""
-    fitting = _fitting(request, stated, say)
+    fitting, solved = _fitting(request, stated, say), _solver(request, say, cutoff)
     while True:
-        solution = _solve(request, fitting.problem(), say, cutoff, start)
+        solution = solved(fitting.problem(), start=start)
         fitting.rules_out(solution)
         settled, plain, found = _settle(request, stated, solution)
         structure = make_stage(settled, plain, found)
@@ -223,11 +223,12 @@ def _fitting(request: PlanRequest, stated: Problem, say: Say) -> Fitting:
 def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
     """The best plan that is within the memory limit; if that is not stated, None where the best of
     all is not."""
-    request, say = fitting.request, fitting.say
+    request = fitting.request
+    solved = _solver(request, fitting.say, cutoff)
     for _ in range(MAX_ROUNDS):
         problem = fitting.problem()
         rough = problem.usage_limit is not None and not fitting.is_known
-        solution = _solve(request, problem, say, cutoff, fitting.basis, rough=rough)
+        solution = solved(problem, start=fitting.basis, rough=rough)
         fitting.basis = solution.basis or fitting.basis
         if fitting.rules_out(solution):
             continue
@@ -246,23 +247,14 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
     raise fitting.failure()
 
 
-def _solve(
-    request: PlanRequest,
-    problem: Problem,
-    say: Say,
-    cutoff: int | None,
-    start: Basis | None,
-    *,
-    rough: bool = False,
-) -> Solution:
-    return solve(
-        problem,
+def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[..., Solution]:
+    """`solve`, as it is asked of a request."""
+    return partial(
+        solve,
         time_limit_s=request.options.time_limit_s,
         progress=say,
         cutoff=cutoff,
-        start=start,
         tolerance=request.tolerance,
-        rough=rough,
     )
 
 

@@ -10,8 +10,9 @@ has no plan with what is left to it, all of a device's have as much.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import ceil
 
 from autopar.compile import Say
@@ -23,8 +24,12 @@ from autopar.plans.fitting import Candidate
 StageBytes = Sequence[int]
 """Bytes of each stage."""
 
-PlanAll = Callable[[Sequence[StageBytes]], list[Candidate]]
-"""The plans of all stages within so many bytes of each memory."""
+
+@dataclass(slots=True)
+class PlannedStages:
+    """The plans of all stages, once they are known."""
+
+    plans: list[Candidate] = field(default_factory=list[Candidate])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +48,43 @@ class SharedMemory:
     remedy: str
 
 
-def plan_within_devices(
-    table: ActionTable,
-    memories: Sequence[SharedMemory],
-    planned: PlanAll,
-    say: Say,
-    rounds: int,
-) -> list[Candidate]:
-    """Plans of all stages, which together hold no more than a rank has of each of the `memories`,
-    in at most so many `rounds` (`Policy.sharing_rounds`). InfeasibleError if none are found."""
-    sharing = [_Sharing(table, memory) for memory in memories]
-    for number in range(rounds):
+class DeviceSharing:
+    """Rounds in which all stages are planned within what each is to have of each of the `memories`:
+    `for limits in sharing`, `with sharing.planning() as tried`. They end when no rank has more
+    than it may, or after `rounds` (`Policy.sharing_rounds`)."""
+
+    def __init__(
+        self, table: ActionTable, memories: Sequence[SharedMemory], say: Say, rounds: int
+    ) -> None:
+        self._each = [_Sharing(table, memory) for memory in memories]
+        self._say, self._rounds, self._number = say, rounds, 0
+        self.plans: list[Candidate] = []
+        """The plans of all stages, in the end."""
+
+    def __iter__(self) -> Iterator[Sequence[StageBytes]]:
+        """What each stage is to have of each memory."""
+        while not self.plans:
+            yield [each.own for each in self._each]
+            self._number += 1
+
+    @contextmanager
+    def planning(self) -> Generator[PlannedStages]:
+        """Within it, the plans of a round are put in. InfeasibleError if there are none, or they
+        are over what devices have, and nothing else is left to try."""
+        number, is_last = self._number, self._number == self._rounds - 1
+        tried = PlannedStages()
         try:
-            found = planned([each.own for each in sharing])
+            yield tried
         except InfeasibleError as error:
-            is_last = number == rounds - 1
-            if is_last or not any(each.shares_evenly() for each in sharing):
+            if is_last or not any(each.shares_evenly() for each in self._each):
                 raise
-            say(f"{error}; with as much for each stage of a device")
-            continue
-        fit = [each.fits(found, number, say, is_last=number == rounds - 1) for each in sharing]
-        if all(fit):
-            return found
-    raise AssertionError("the last round returns or raises")
+            self._say(f"{error}; with as much for each stage of a device")
+            return
+        plans, say = tried.plans, self._say
+        # Each of them gives up some where it has to.
+        each_fits = [each.fits(plans, number, say, is_last=is_last) for each in self._each]
+        if all(each_fits):
+            self.plans = tried.plans
 
 
 class _Sharing:

@@ -4,9 +4,9 @@ chunks of the loss, segments or pipelines; one that stands within another is an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Generic, TypeVar
 
 from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
@@ -20,6 +20,13 @@ _Place = TypeVar("_Place")
 
 REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
 """Why there is no plan of a candidate."""
+
+
+@dataclass(slots=True)
+class Known:
+    """The plan of a candidate, once it is known."""
+
+    found: Candidate | None
 
 
 class Trail:
@@ -45,11 +52,10 @@ class Trail:
         if known is None or not is_planned or (result == "planned" and (ns or 0) < (known.ns or 0)):
             self._outcomes[name] = found
 
-    def once(
-        self, request: PlanRequest, cutoff: int | None, make: Callable[[], Candidate]
-    ) -> Candidate:
-        """What `make` finds for a request, or says of it, with such a cutoff; what is known from
-        another search of what is asked, or less, is not looked for once more."""
+    @contextmanager
+    def once(self, request: PlanRequest, cutoff: int | None) -> Generator[Known]:
+        """Within it, what is `found` for a request with such a cutoff is put in, or raised, unless
+        it is there, known from another search of what is asked, or less."""
         options = request.options
         key = (
             *(request.mesh.text, request.microbatches, request.loss_chunks, request.tolerance),
@@ -58,15 +64,16 @@ class Trail:
         known = self._known.get(key)
         if isinstance(known, Beaten) and (cutoff is None or known.bound < cutoff):
             known = None
-        if known is None:
-            try:
-                known = make()
-            except (InfeasibleError, Beaten) as error:
-                known = error
-            self._known[key] = known
-        if isinstance(known, Candidate):
-            return known
-        raise known
+        if isinstance(known, Exception):
+            raise known
+        here = Known(known)
+        try:
+            yield here
+        except (InfeasibleError, Beaten) as error:
+            self._known[key] = error
+            raise
+        assert here.found is not None
+        self._known[key] = here.found
 
     def skip(self, name: str, threshold: str) -> None:
         """Candidates that are not looked at, for a threshold of the policy or what is known."""
@@ -74,15 +81,30 @@ class Trail:
         self.note(name, "skipped", reason=threshold)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempted(Generic[_T]):
-    """What became of a candidate: the plan `found`, which `is_better` than those before; none where
-    it is `refused`, or cut off. Memory binds where it `is_tight`."""
+@dataclass(slots=True)
+class Attempt(Generic[_T]):
+    """A candidate that is tried: `with search.attempt() as tried`. Within it the plan is to be
+    `found`, which costs less than `needed_ns`, and what it raises says why there is none. Behind it
+    what became of it is known: whether it `is_better` than those before, or refused, or cut off,
+    which it is otherwise; and whether memory binds, so that it `is_tight`."""
 
+    search: CandidateSearch[_T]
+    place: int
+    name: str
+    needed_ns: int | None
     found: _T | None = None
     is_better: bool = False
     is_refused: bool = False
     is_tight: bool = False
+
+    def __enter__(self) -> Attempt[_T]:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if error is None or isinstance(error, (Beaten, *REFUSALS)):
+            self.search.take(self, error)
+            return True
+        return False
 
 
 @dataclass(slots=True)
@@ -109,31 +131,39 @@ class CandidateSearch(Generic[_T]):
     """By rank, why a candidate has no plan."""
     was_tight: bool = False
     """Whether the last that was cut off might be better if memory did not bind."""
+    last: Attempt[_T] | None = None
+    """What was tried last."""
 
     def attempt(
         self,
-        make: Callable[[int | None], _T],
         *,
         name: str = "",
         rank: int | None = None,
         slack: float | None = None,
-    ) -> Attempted[_T]:
-        """Tries a candidate: `make` is given what it has to cost less than. What became of it is
-        kept under its `name`, if it has one; a search within has kept that of its own."""
+    ) -> Attempt[_T]:
+        """Tries a candidate. What became of it is kept under its `name`, if it has one; a search
+        within has kept that of its own."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
-        try:
-            found = make(self.needed_ns(place, slack))
-        except Beaten as beaten:
-            self.bounds[place], self.was_tight = beaten.bound, beaten.is_tight
-            self._note(name, "not better", beaten.bound, told=f"{beaten}")
-            return Attempted(is_tight=beaten.is_tight)
-        except REFUSALS as error:
-            return self.refuse(error, rank=place, name=name)
-        self._note(name, "planned", self.cost_ns(found))
-        return self.offer(found, place)
+        self.last = Attempt(self, place, name, self.needed_ns(place, slack))
+        return self.last
 
-    def offer(self, found: _T, rank: int | None = None) -> Attempted[_T]:
-        """Takes a plan there is."""
+    def take(self, tried: Attempt[_T], error: BaseException | None) -> None:
+        """What became of a candidate: it has a plan, or an `error` says why it has none."""
+        name, place = tried.name, tried.place
+        if isinstance(error, Beaten):
+            self.bounds[place], self.was_tight = error.bound, error.is_tight
+            self._note(name, "not better", error.bound, told=f"{error}")
+            tried.is_tight = error.is_tight
+        elif isinstance(error, Exception):
+            self.refuse(error, place, name)
+            tried.is_refused = True
+        elif tried.found is not None:
+            self._note(name, "planned", self.cost_ns(tried.found))
+            tried.is_better = self.offer(tried.found, place)
+            tried.is_tight = self.is_tight(tried.found)
+
+    def offer(self, found: _T, rank: int | None = None) -> bool:
+        """Takes a plan there is. Whether it is better than those before."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
         self.bounds[place] = self.bound_ns(found)
         is_better = self.incumbent is None or self._key(found, place) < self._key(
@@ -141,41 +171,38 @@ class CandidateSearch(Generic[_T]):
         )
         if is_better:
             self.incumbent, self.rank = found, place
-        return Attempted(found, is_better, is_tight=self.is_tight(found))
+        return is_better
 
-    def refuse(self, error: Exception, *, rank: int | None = None, name: str = "") -> Attempted[_T]:
+    def refuse(self, error: Exception, rank: int | None = None, name: str = "") -> None:
         """Why a candidate has no plan."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
         self.failures[place] = error
         self._note(name, "infeasible", None, f"{error}", told=f"{error}")
-        return Attempted(is_refused=True)
 
-    def in_line(
-        self,
-        places: Iterable[_Place],
-        make: Callable[[_Place, int | None], _T],
-        name: Callable[[_Place], str] = lambda _: "",
-    ) -> None:
-        """Tries candidates each of which takes less memory than the one before, and never less
-        time: for as long as memory binds and each is better than the one before."""
+    def in_line(self, places: Iterable[_Place]) -> Iterator[_Place]:
+        """Those of `places` that are to be tried, one after the other, each of which takes less
+        memory than the one before, and never less time: for as long as memory binds and each is
+        better than the one before."""
         has_found = False
         for each in places:
-            tried = self.attempt(partial(make, each), name=name(each))
+            yield each
+            tried = self.last
+            assert tried is not None
             if tried.is_refused or (tried.found is None and tried.is_tight and not has_found):
                 continue
             if not (tried.is_better and tried.is_tight):
                 return
             has_found = True
 
-    def climb(self, size: int, start: int, make: Callable[[int, int | None], _T]) -> None:
-        """Tries places from `start` on, of `size` in a line (`climb`)."""
+    def climb(self, places: Sequence[_Place], start: int) -> Iterator[_Place]:
+        """Those of `places` that are to be tried, from number `start` on (`climb`)."""
 
-        def improves(place: int) -> bool:
-            is_first = self.incumbent is None
-            tried = self.attempt(partial(make, place))
-            return tried.is_better or (tried.is_refused and is_first)
+        def improved() -> bool:
+            tried = self.last
+            assert tried is not None
+            return tried.is_better or (tried.is_refused and self.incumbent is None)
 
-        climb(size, start, improves)
+        return climb(places, start, improved)
 
     def needed_ns(self, rank: int, slack: float | None = None) -> int | None:
         """What a candidate of such a `rank` has to cost less than; None if anything will do."""
@@ -217,15 +244,16 @@ class CandidateSearch(Generic[_T]):
             self.trail(told or f"{name}: {format_ns(ns or 0)}")
 
 
-def climb(size: int, start: int, improves: Callable[[int], bool]) -> None:
-    """Tries places from `start` on, of `size` in a line: upwards, until one does not improve on
-    what was found before, as `improves` says that tries it; and downwards in the same way, unless
-    upwards some did: the best of a line is expected between what is worse."""
-    if size:
-        improves(start)
-    for places in (range(start + 1, size), range(start - 1, -1, -1)):
+def climb(line: Sequence[_Place], start: int, improved: Callable[[], bool]) -> Iterator[_Place]:
+    """Those of a `line` that are to be tried, from number `start` on: upwards, until one has not
+    `improved` on what was found before, as is asked of each once it is tried; and downwards in the
+    same way, unless upwards some did: the best of a line is expected between what is worse."""
+    if line:
+        yield line[start]
+    for places in (line[start + 1 :], line[:start][::-1]):
         for passed, place in enumerate(places):
-            if not improves(place):
+            yield place
+            if not improved():
                 if passed:
                     return
                 break

@@ -11,11 +11,12 @@ is not open there, and what was found without that is no longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from autopar.driver.finding import Finding
-from autopar.driver.incumbent import CandidateSearch, Trail
+from autopar.driver.incumbent import Attempt, CandidateSearch, Trail
 from autopar.errors import SolverError
 from autopar.plans.options import AUTO, Options
 from autopar.plans.request import Asked
@@ -26,32 +27,58 @@ def findings(trail: Trail) -> CandidateSearch[Finding]:
     return CandidateSearch(trail, cost_ns=lambda found: found.step_ns)
 
 
-def with_narrower(
-    find: Callable[[Asked, Trail], Finding],
-    asked: Asked,
-    trail: Trail,
-    known: Finding | None = None,
-) -> Finding:
-    """What is found for what is asked, or without something that is left open, whichever has the
-    shorter step; `known`, if `find` finds nothing better. Errors are those of `find`."""
-    search, found = findings(trail), find(asked, trail)
-    if found is known:
-        return found
-    search.offer(found)
-    for what, options in _narrower(asked.options, found):
-        trail(f"{what}: looking for the best plan without")
-        narrower = replace(asked, options=options)
+class Widened:
+    """What is found for what is asked, and without something that is left open: `for each in
+    widened`, `with widened.attempt() as tried`. A plan that is `known` is to be beaten."""
+
+    def __init__(self, asked: Asked, trail: Trail, known: Finding | None = None) -> None:
+        self._asked, self._trail, self._known = asked, trail, known
+        self._search = findings(trail)
+        self._above: list[tuple[Finding, ...]] = []
+        """What was found for wider requests of each that was tried, the widest first."""
+
+    def __iter__(self) -> Iterator[Asked]:
+        """What is asked, and each narrower request of one whose plan makes use of what is open."""
+        return self._each(self._asked, ())
+
+    def _each(self, asked: Asked, above: tuple[Finding, ...]) -> Iterator[Asked]:
+        self._above.append(above)
+        yield asked
+        tried = self._search.last
+        found = None if tried is None else tried.found
+        if found is None or found is self._known:
+            return
+        for what, options in _narrower(asked.options, found):
+            self._trail(f"{what}: looking for the best plan without")
+            yield from self._each(replace(asked, options=options), (*above, found))
+
+    @contextmanager
+    def attempt(self) -> Generator[Attempt[Finding]]:
+        """Within it, what is asked is searched for. What the first search raises is raised."""
+        is_first = len(self._above) == 1
+        tried = self._search.attempt(rank=len(self._above))
         try:
-            search.attempt(lambda _, narrower=narrower: with_narrower(find, narrower, trail, known))
+            if is_first:
+                yield tried
+                self._search.take(tried, None)
+            else:
+                with tried:
+                    yield tried
         except SolverError as error:
             # There is a plan: that of a narrower request, which takes too long, is not needed.
-            trail(f"{error}")
-    best = search.result()
-    if best is found or best is known:
+            if is_first:
+                raise
+            self._trail(f"{error}")
+
+    def result(self) -> Finding:
+        """Whichever has the shortest step, with what is known of all plans beside it."""
+        best = self._search.result()
+        if best is self._known:
+            return best
+        for found in reversed(self._above[self._search.rank - 1]):
+            others = (*best.others, *found.beside)
+            best = replace(best.proven(min(best.bound_ns, found.bound_ns)), others=others)
         return best
-    # What is known of all plans is known beside it as well.
-    others = (*best.others, *found.beside)
-    return replace(best.proven(min(best.bound_ns, found.bound_ns)), others=others)
 
 
 def _narrower(options: Options, found: Finding) -> Iterator[tuple[str, Options]]:

@@ -3,10 +3,8 @@ where that is open."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import takewhile
 from math import ceil
 
 from autopar.compile import best_on, check_least
@@ -14,12 +12,8 @@ from autopar.driver.chunk_counts import chunk_ladder, in_chunks, most_saved_byte
 from autopar.driver.incumbent import CandidateSearch, Trail
 from autopar.driver.microbatching import possible_counts
 from autopar.errors import InfeasibleError
-from autopar.ir.problem import Solution
 from autopar.plans.fitting import Beaten, Candidate, bounded
 from autopar.plans.request import PlanRequest
-
-_Ladder = Callable[[PlanRequest], Sequence[int]]
-"""The numbers of chunks to try."""
 
 
 def best_on_mesh(
@@ -36,76 +30,60 @@ def best_on_mesh(
     `after` which it comes, in which memory binds, and each from the one before."""
     forms = _search(request, trail, cutoff)
     whole: dict[int, Candidate] = {}
-
-    def in_one_piece(least: int | None) -> Candidate:
-        return _in_microbatches(request, lambda r: (r.loss_chunks,), trail, least, after, whole)
-
-    def chunked(least: int | None) -> Candidate:
-        trail(f"{request.mesh}: with the loss in chunks")
-        start = forms.incumbent or after
-        return _in_microbatches(request, chunk_ladder, trail, least, start, {}, whole)
-
-    tried = forms.attempt(in_one_piece)
-    binds = tried.is_refused or tried.is_tight
-    if binds and in_chunks(request).loss_chunks != request.loss_chunks:
-        forms.attempt(chunked)
+    for in_pieces in _forms(request, forms, trail):
+        with forms.attempt() as form:
+            counts = _search(request, trail, form.needed_ns)
+            first = forms.incumbent or after
+            for here in counts.in_line(_in_microbatches(request, in_pieces)):
+                with counts.attempt() as counted:
+                    chunks = _search(here, trail, counted.needed_ns)
+                    if counts.failures and counts.incumbent is None:
+                        _check_least(_pieces(here, in_pieces)[-1], trail)
+                    if in_pieces:
+                        _check_worth(here, whole, counted.needed_ns)
+                    for each in chunks.in_line(_pieces(here, in_pieces)):
+                        with chunks.attempt(name=each.name) as tried:
+                            start = chunks.incumbent or counts.incumbent or first
+                            if chunks.failures and chunks.incumbent is None:
+                                _check_least(each, trail)
+                            with trail.once(each, tried.needed_ns) as known:
+                                if known.found is None:
+                                    trail(f"solving for {each.name}")
+                                    known.found = best_on(each, trail, tried.needed_ns, after=start)
+                            tried.found = known.found
+                    counted.found = _result(chunks, here)
+                    if not in_pieces:
+                        whole[here.microbatches] = counted.found
+            form.found = _result(counts, request)
     return _result(forms, request)
 
 
-def _in_microbatches(
-    request: PlanRequest,
-    ladder: _Ladder,
-    trail: Trail,
-    cutoff: int | None,
-    after: Candidate | None,
-    each: dict[int, Candidate],
-    whole: dict[int, Candidate] | None = None,
-) -> Candidate:
-    """The best over numbers of microbatches, with the loss in one of a `ladder` of numbers of
-    chunks: as long as there is one, and it may be worth it beside the plans with the `whole` loss.
-    The best of each number is added to `each`."""
-    counts = _search(request, trail, cutoff)
+def _forms(request: PlanRequest, forms: CandidateSearch[Candidate], trail: Trail) -> Iterator[bool]:
+    """Whether the loss is in several pieces: not at first, and then, if memory binds."""
+    yield False
+    tried = forms.last
+    binds = tried is not None and (tried.is_refused or tried.is_tight)
+    if binds and in_chunks(request).loss_chunks != request.loss_chunks:
+        trail(f"{request.mesh}: with the loss in chunks")
+        yield True
 
-    def planned(count: int, least: int | None) -> Candidate:
-        here = replace(request, microbatches=count)
-        if counts.failures and counts.incumbent is None:
-            _check_least(replace(here, loss_chunks=ladder(here)[-1]), trail)
-        if least is not None and whole is not None and count in whole:
-            _check_worth(here, whole[count].solution, least)
-        each[count] = _in_chunks(here, ladder(here), trail, least, counts.incumbent or after)
-        return each[count]
 
+def _in_microbatches(request: PlanRequest, in_pieces: bool) -> Iterator[PlanRequest]:
+    """The same in each number of microbatches, as long as the loss can be so."""
     is_open = request.options.microbatches is None
-    listed = possible_counts(request.graph) if is_open else (request.microbatches,)
-    has_chunks = takewhile(lambda n: ladder(replace(request, microbatches=n)), listed)
-    counts.in_line(has_chunks, planned)
-    return _result(counts, request)
+    for count in possible_counts(request.graph) if is_open else (request.microbatches,):
+        here = replace(request, microbatches=count)
+        if not _pieces(here, in_pieces):
+            return
+        yield here
 
 
-def _in_chunks(
-    request: PlanRequest,
-    ladder: Sequence[int],
-    trail: Trail,
-    cutoff: int | None,
-    after: Candidate | None,
-) -> Candidate:
-    """The best over a `ladder` of numbers of chunks, few first. What it proves is of those that
-    were tried."""
-    chunks = _search(request, trail, cutoff)
-
-    def planned(count: int, least: int | None) -> Candidate:
-        here = replace(request, loss_chunks=count)
-        if chunks.failures and chunks.incumbent is None:
-            _check_least(here, trail)
-        start = chunks.incumbent or after
-        return trail.once(here, least, partial(solved, here, least, start))
-
-    def solved(here: PlanRequest, least: int | None, start: Candidate | None) -> Candidate:
-        trail(f"solving for {here.name}")
-        return best_on(here, trail, least, after=start)
-
-    chunks.in_line(ladder, planned, name=lambda n: replace(request, loss_chunks=n).name)
-    return _result(chunks, request)
+def _pieces(request: PlanRequest, in_pieces: bool) -> Sequence[PlanRequest]:
+    """The same with the loss in as many chunks as are asked for, or in several numbers of them, few
+    first. What is proven is of those that are tried."""
+    if not in_pieces:
+        return (request,)
+    return [replace(request, loss_chunks=count) for count in chunk_ladder(request)]
 
 
 def _search(request: PlanRequest, trail: Trail, cutoff: int | None) -> CandidateSearch[Candidate]:
@@ -134,11 +112,17 @@ def _check_least(request: PlanRequest, trail: Trail) -> None:
         raise
 
 
-def _check_worth(request: PlanRequest, whole: Solution, least: int) -> None:
-    """Beaten if a plan with the loss in chunks is not expected to take less than `least`: beside
-    one with the `whole` loss it saves no more than the memory that is free then is worth."""
-    if whole.byte_ns is not None:
-        saved_ns = ceil(whole.byte_ns * most_saved_bytes(request))
-        if whole.objective - saved_ns >= least:
-            bound = max(0, whole.bound - saved_ns)
+def _check_worth(
+    request: PlanRequest, whole: Mapping[int, Candidate], least_ns: int | None
+) -> None:
+    """Beaten if a plan with the loss in chunks is not expected to take less than `least_ns`: beside
+    the one with the `whole` loss, in as many microbatches, it saves no more than the memory that is
+    free then is worth."""
+    if least_ns is None or request.microbatches not in whole:
+        return
+    beside = whole[request.microbatches].solution
+    if beside.byte_ns is not None:
+        saved_ns = ceil(beside.byte_ns * most_saved_bytes(request))
+        if beside.objective - saved_ns >= least_ns:
+            bound = max(0, beside.bound - saved_ns)
             raise Beaten(f"{request.name} in chunks", bound, is_tight=True)

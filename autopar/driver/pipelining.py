@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from autopar.cluster.parts import part_of, place_parts
 from autopar.cost_model.device_memory import StageMemory, device_memory
 from autopar.cost_model.pipeline import add_up
 from autopar.cost_model.sends import delays, message_bytes, shared_at_end, tied_in
 from autopar.driver.finding import Finding
-from autopar.driver.incumbent import CandidateSearch, Trail
-from autopar.driver.narrower import findings, with_narrower
+from autopar.driver.incumbent import Trail
+from autopar.driver.narrower import Widened, findings
 from autopar.driver.pipeline_shapes import PipelineShape, imposed_on
 from autopar.driver.promising_shapes import Promising
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import AskedOfRank, plan_stages
-from autopar.ir.graph import Graph
 from autopar.ir.problem import Status
 from autopar.ir.stages import Cut
 from autopar.plans.estimates import Delay, Memory
@@ -33,7 +31,6 @@ from autopar.plans.fitting import Candidate
 from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.pipelines import play_pipeline
-from autopar.plans.policy import Policy
 from autopar.plans.request import Asked, Narrowed
 
 
@@ -41,76 +38,27 @@ def search_stages(asked: Asked, trail: Trail, known: Finding | None = None) -> F
     """The plan in several stages with the shortest step among those that are asked for, if it is
     shorter than the one that is `known`; else that. StageError if the model cannot be cut so;
     InfeasibleError if nothing fits in memory."""
-    return with_narrower(partial(_shortest, known), asked, trail, known)
-
-
-def _shortest(known: Finding | None, asked: Asked, trail: Trail) -> Finding:
-    tried = findings(trail)
-    if known is not None:
-        tried.offer(known)
-    promising = Promising(asked, SegmentWays(asked, trail), tried)
-    _plan_the_best(asked, promising)
-    if tried.incumbent is None:
-        # Stages hold more than their segments do: those that were left out may be all that fit.
-        for shape, divided in promising.left():
-            _plan(asked, promising, shape, divided)
-    found = tried.result()
-    return found if found is known else replace(found, others=promising.others(found))
-
-
-def _plan(
-    asked: Asked, promising: Promising, shape: PipelineShape, divided: Divided
-) -> Finding | None:
-    """Tries one shape."""
-    tried = promising.tried
-    pipeline = _Pipeline(asked, shape, divided, tried.trail)
-    found = tried.attempt(lambda _: pipeline.planned(), name=shape.name).found
-    if found is not None:
-        promising.planned[shape] = found
-    return found
-
-
-def _plan_the_best(asked: Asked, promising: Promising) -> None:
-    """Plans shapes that may be the best. What one takes beyond its estimate is taken to hold for
-    all of as many ranks, whose stages have the same devices."""
-    left, tried, policy = promising.best(), promising.tried, asked.options.policy
-    least: float | None = None
-    longer: dict[int, float] = {}
-
-    def hoped_ns(each: tuple[PipelineShape, Divided]) -> float:
-        return longer.get(each[0].ranks, 1.0) * each[1].step_ns
-
-    for number in range(len(left)):
-        first = min(left, key=hoped_ns)
-        why = _unworthy(tried, number, hoped_ns(first), least, policy)
-        if why:
-            tried.trail.skip(f"other pipelines ({len(left)})", why)
-            return
-        left.remove(first)
-        shape, divided = first
-        found = _plan(asked, promising, shape, divided)
-        if found is not None and tried.incumbent is not None:
-            longer[shape.ranks] = found.step_ns / divided.step_ns
-            # Others may take less than that, beyond their estimates.
-            least = least or max(divided.step_ns, tried.incumbent.step_ns)
-
-
-def _unworthy(
-    tried: CandidateSearch[Finding],
-    number: int,
-    step_ns: float,
-    least: float | None,
-    policy: Policy,
-) -> str:
-    """Why, after so many others, a pipeline that is expected to take `step_ns` is not planned, if
-    it is not: plans take longer than they are estimated to."""
-    if least is not None and step_ns > policy.estimate_near * least:
-        return f"estimate_near {policy.estimate_near:g}"
-    if tried.incumbent is None:
-        return ""
-    if number >= policy.pipelines_planned:
-        return f"pipelines_planned {policy.pipelines_planned}"
-    return "longer than the best plan" if step_ns >= tried.incumbent.step_ns else ""
+    widened = Widened(asked, trail, known)
+    for each in widened:
+        with widened.attempt() as tried:
+            pipelines = findings(trail)
+            if known is not None:
+                pipelines.offer(known)
+            promising, ways = Promising(each, pipelines), SegmentWays(each, trail)
+            for shape, mesh in promising.to_divide():
+                with promising.dividing(shape) as divided:
+                    known_ns = promising.known_ns()
+                    divided.stages = ways.divided(shape.table, known_ns, mesh, shape.sizes)
+            for shape, stages in promising.to_plan():
+                if stages is None:
+                    with promising.dividing(shape) as divided:
+                        divided.stages = ways.divided(shape.table, sizes=shape.sizes)
+                    continue
+                with pipelines.attempt(name=shape.name) as planned:
+                    planned.found = _Pipeline(each, shape, stages, trail).planned()
+                promising.take(shape, planned.found)
+            tried.found = promising.result(known)
+    return widened.result()
 
 
 class _Pipeline:
@@ -130,24 +78,29 @@ class _Pipeline:
         Where that takes much longer than was estimated, other choices may do better.
         """
         self.trail(f"planning {self.shape.name}")
-        starts = self.divided.starts
+        starts, narrowed = self.divided.starts, self.divided.narrowed
         forms = [
             StepForm(self.shape.microbatches, Cut(starts, number))
             for number in range(len(starts) + 1)
         ]
         graphs = [step_graph(self.asked.graph, form) for form in forms]
-        choices, narrowed = findings(self.trail), self.divided.narrowed
+        choices = findings(self.trail)
         kept_ns = self.asked.options.policy.estimate_kept * self.divided.step_ns
-        tried = choices.attempt(lambda _: self._planned(graphs, narrowed))
-        if tried.found is None or tried.found.step_ns > kept_ns:
-            self.trail("with other choices than those of segments")
-            choices.attempt(lambda _: self._planned(graphs, dict.fromkeys(narrowed, ())))
+        for each in (narrowed, dict.fromkeys(narrowed, ())):
+            if choices.incumbent is not None and choices.incumbent.step_ns <= kept_ns:
+                break
+            if choices.last is not None:
+                self.trail("with other choices than those of segments")
+            with choices.attempt() as tried:
+                ranks = [self._asked_of(rank, each) for rank in range(self.shape.ranks)]
+                tried.found = self._finding(
+                    plan_stages(ranks, graphs, self.table, self._held, self.trail)
+                )
         return choices.result()
 
-    def _planned(self, graphs: Sequence[Graph], narrowed: Mapping[str, Narrowed]) -> Finding:
+    def _finding(self, found: Sequence[Candidate]) -> Finding:
+        """Its stages, planned, and their step."""
         table, starts = self.table, self.divided.starts
-        ranks = [self._asked_of(rank, narrowed) for rank in range(self.shape.ranks)]
-        found = plan_stages(ranks, graphs, table, self._held, self.trail)
         layouts, cluster = _layouts(found), self.asked.cluster
         sends, tied = self._delays(layouts), tied_in(layouts)
         shared = shared_at_end(self.asked.graph, tied, table.ranks, cluster, self.firsts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -62,43 +62,49 @@ def survey(asked: Asked, trail: Trail, *, margin: float = 0.0) -> Finding:
     promise the most come last. Of equally good meshes the first that is listed wins.
     InfeasibleError, that of the first mesh, if none has a plan within the memory limit.
     """
-    looked = _Looked(trail, margin)
-    requests = suited(asked, meshes_of(asked.cluster, asked.options))
-    for place in promising(requests):
-        looked.at(requests[place], place)
-    more = [*enumerate(_finer(asked), len(requests))]
-    looked.at_finer(sorted(more, key=lambda each: looked.refined_ns(each[1].mesh)))
-    return looked.finding(asked)
+    looked = _Looked(asked, trail, margin)
+    for place, request, slack in looked.promising():
+        with looked.search.attempt(rank=place, slack=slack) as tried:
+            best = looked.search.incumbent
+            after = best if best is not None and best.is_tight else None
+            tried.found = best_on_mesh(request, trail, tried.needed_ns, after=after)
+        looked.take(place, request.mesh, tried.found)
+    return looked.finding()
 
 
 class _Looked:
     """What is known of the meshes that were looked at, by their places in the order in which they
     are preferred."""
 
-    def __init__(self, trail: Trail, margin: float) -> None:
-        self._trail = trail
+    def __init__(self, asked: Asked, trail: Trail, margin: float) -> None:
+        self._asked, self._trail = asked, trail
         self._found: dict[int, tuple[Mesh, Candidate | None]] = {}
-        self._search = CandidateSearch[Candidate](
+        self.search = CandidateSearch[Candidate](
             trail,
             cost_ns=lambda found: found.solution.objective,
             bound_ns=lambda found: found.solution.bound,
             slack=margin,
         )
 
-    def at(self, request: PlanRequest, place: int, *, slack: float | None = None) -> bool:
-        """Looks for plans on a mesh, as long as they may be better than the best so far, or come
-        within a margin of it. Whether one is better."""
-        best = self._search.incumbent
-        after = best if best is not None and best.is_tight else None
-        make = partial(best_on_mesh, request, self._trail, after=after)
-        tried = self._search.attempt(make, rank=place, slack=slack)
-        self._found[place] = request.mesh, tried.found
-        return tried.is_better
+    def promising(self) -> Iterator[tuple[int, PlanRequest, float | None]]:
+        """The meshes that are to be looked at, each with its place, and with how much better plans
+        there have to be than the best so far, or how much worse they may be."""
+        requests = suited(self._asked, meshes_of(self._asked.cluster, self._asked.options))
+        for place in promising(requests):
+            yield place, requests[place], None
+        more = [*enumerate(_finer(self._asked), len(requests))]
+        yield from self._finer(sorted(more, key=lambda each: self.refined_ns(each[1].mesh)))
 
-    def at_finer(self, listed: Sequence[tuple[int, PlanRequest]]) -> None:
-        """The same on meshes of more axes than are all tried, the most promising first. Unless its
-        plan is the best, what is said of that one is not said of such a mesh: neither its bound nor
-        its margin, which would take long to be known as well as those of the others."""
+    def take(self, place: int, mesh: Mesh, found: Candidate | None) -> None:
+        """What became of a mesh."""
+        self._found[place] = mesh, found
+
+    def _finer(
+        self, listed: Sequence[tuple[int, PlanRequest]]
+    ) -> Iterator[tuple[int, PlanRequest, float | None]]:
+        """Meshes of more axes than are all tried, the most promising first. Unless its plan is the
+        best, what is said of that one is not said of such a mesh: neither its bound nor its margin,
+        which would take long to be known as well as those of the others."""
         skipped = dict[str, list[str]]()
         looked = 0
         for place, request in listed:
@@ -110,8 +116,9 @@ class _Looked:
                 skipped.setdefault(why, []).append(str(request.mesh))
                 continue
             looked += 1
-            if not self.at(request, place, slack=-policy.refined_gain):
-                self._search.forget(place)
+            yield place, request, -policy.refined_gain
+            if self.search.rank != place:
+                self.search.forget(place)
                 del self._found[place]
         for why, meshes in skipped.items():
             self._trail.skip(f"meshes {'; '.join(meshes)}", why)
@@ -120,7 +127,7 @@ class _Looked:
         """Why a mesh of three axes is not worth a search, if it is not: the meshes of two that
         joining neighbouring axes of it makes are to be both near the best plan, as far as is known.
         None is where memory binds: a search then takes minutes."""
-        best, policy = self._search.incumbent, request.options.policy
+        best, policy = self.search.incumbent, request.options.policy
         if best is None:
             return "no mesh of two axes has a plan"
         if best.is_tight:
@@ -134,14 +141,14 @@ class _Looked:
     def refined_ns(self, mesh: Mesh) -> float:
         """The bound of the worse of the two meshes that one of three axes refines, as far as it is
         known."""
-        search, meshes = self._search, {k: mesh.sizes for k, (mesh, _) in self._found.items()}
+        search, meshes = self.search, {k: mesh.sizes for k, (mesh, _) in self._found.items()}
         known = {meshes[place]: float(bound) for place, bound in search.bounds.items()}
         return refined_ns(mesh, known | {meshes[place]: inf for place in search.failures})
 
-    def finding(self, asked: Asked) -> Finding:
+    def finding(self) -> Finding:
         """All of it. InfeasibleError, that of the first mesh, if none has a plan."""
-        best, bounds = self._search.result(), self._search.bounds
-        best = replace(best, solution=bounded(best.solution, self._search.least_ns))
+        asked, best, bounds = self._asked, self.search.result(), self.search.bounds
+        best = replace(best, solution=bounded(best.solution, self.search.least_ns))
         others: list[Other] = []
         for place, (mesh, found) in sorted(self._found.items()):
             if place in bounds:

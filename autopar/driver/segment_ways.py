@@ -8,9 +8,8 @@ fraction of the time in which a model is planned, however deep it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from autopar.cluster.mesh_shapes import size_of_mesh
 from autopar.cluster.parts import part_of
@@ -53,11 +52,20 @@ class SegmentWays:
     def _in(self, graph: Graph, microbatches: int) -> Graph:
         return in_other_microbatches(graph, self.asked.graph, microbatches)
 
-    def divided(self, table: ActionTable, known_ns: int | None = None, mesh: str = "") -> Divided:
+    def divided(
+        self,
+        table: ActionTable,
+        known_ns: int | None = None,
+        mesh: str = "",
+        sizes: Sequence[int] = (),
+    ) -> Divided:
         """The best stages for `table` whose ranks share the cluster evenly, on any mesh or a given
-        `mesh`, or on meshes of their own if those are given (`meshes_text`). Beaten if all are
-        estimated to take `known_ns` or more, InfeasibleError if none fit in memory, StageError if
-        the model cannot be cut so."""
+        `mesh`, or on meshes of their own if those are given (`meshes_text`), or have one of so many
+        devices each, if there are `sizes`, on the mesh of that many on which segments take least.
+        Beaten if all that are even are estimated to take `known_ns` or more, InfeasibleError if
+        none fit in memory, StageError if the model cannot be cut so."""
+        if sizes:
+            return self._mixed(table, sizes)
         sample, text = self._sample(table.microbatches), mesh or self.asked.options.mesh
         if not self.asked.options.cuts and len(sample.parts) < table.num_stages:
             raise StageError(
@@ -74,26 +82,29 @@ class SegmentWays:
             fits=lambda found: found.is_within,
             cutoff=known_ns,
         )
-
         known: dict[tuple[int, ...], float] = {}
-
-        def divided(on: Mesh, least_ns: int | None) -> Divided:
-            plans = part.plans(on)
-            try:
-                plans.plan_free(None if least_ns is None else int(least_ns / often))
-            except Beaten as beaten:
-                known[on.sizes] = least = int(beaten.bound * often)
-                raise Beaten(str(on), least) from None
-            found = SegmentDivision(self.asked, sample, table, [plans], self.trail).divided(
-                least_ns
-            )
-            known[on.sizes] = found.step_ns
-            return found
-
-        search.climb(len(part.line), part.start, lambda k, least: divided(part.line[k], least))
-        for finer in self._refining(part, search.incumbent, known):
-            search.attempt(partial(divided, finer))
+        for on in self._meshes(part, search, known):
+            with search.attempt() as tried:
+                plans, least_ns = part.plans(on), tried.needed_ns
+                try:
+                    plans.plan_free(None if least_ns is None else int(least_ns / often))
+                except Beaten as beaten:
+                    known[on.sizes] = least = int(beaten.bound * often)
+                    raise Beaten(str(on), least) from None
+                division = SegmentDivision(self.asked, sample, table, [plans], self.trail)
+                tried.found = division.divided(least_ns)
+                known[on.sizes] = tried.found.step_ns
         return search.result(str(table.num_stages))
+
+    def _meshes(
+        self,
+        part: _PartOfCluster,
+        search: CandidateSearch[Divided],
+        known: Mapping[tuple[int, ...], float],
+    ) -> Iterator[Mesh]:
+        """The meshes that are to be tried, one after the other."""
+        yield from search.climb(part.line, part.start)
+        yield from self._refining(part, search.incumbent, known)
 
     def _refining(
         self, part: _PartOfCluster, best: Divided | None, known: Mapping[tuple[int, ...], float]
@@ -110,7 +121,7 @@ class SegmentWays:
         ]
         return [mesh for _, mesh in sorted(near, key=lambda each: each[0])[: policy.refined_most]]
 
-    def mixed(self, table: ActionTable, sizes: Sequence[int]) -> Divided:
+    def _mixed(self, table: ActionTable, sizes: Sequence[int]) -> Divided:
         """The best stages for `table` whose ranks have one of so many devices each, on the mesh of
         that many on which segments take least. InfeasibleError or StageError if there are none."""
         sample = self._sample(table.microbatches)
@@ -135,13 +146,11 @@ class SegmentWays:
         search = CandidateSearch[SegmentPlans](
             self.trail, cost_ns=lambda plans: plans.of_stages[busiest][0].solution.objective
         )
-
-        def planned(place: int, known: int | None) -> SegmentPlans:
-            plans = part.plans(part.line[place])
-            plans.plan_free(known)
-            return plans
-
-        search.climb(len(part.line), part.start, planned)
+        for mesh in search.climb(part.line, part.start):
+            with search.attempt() as tried:
+                plans = part.plans(mesh)
+                plans.plan_free(tried.needed_ns)
+                tried.found = plans
         return search.result()
 
     def _part(self, table: ActionTable, size: int, mesh: str) -> _PartOfCluster:

@@ -12,7 +12,7 @@ import msgspec
 from autopar.compile import Say
 from autopar.cost_model.account import account
 from autopar.cost_model.residency import why_not_hosted
-from autopar.driver.device_limits import SharedMemory, StageBytes, plan_within_devices
+from autopar.driver.device_limits import DeviceSharing, SharedMemory, StageBytes
 from autopar.driver.incumbent import Trail
 from autopar.driver.leanest import leanest
 from autopar.driver.on_mesh import best_on_mesh
@@ -22,11 +22,12 @@ from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import Graph, Role
 from autopar.ir.pipeline import ActionTable, Waiting
 from autopar.ir.residency import can_be_hosted
+from autopar.ir.sharding import Sharding
 from autopar.ir.stages import RECEIVE, SEND, is_end
 from autopar.plans.estimates import Memory
 from autopar.plans.fitting import Candidate
 from autopar.plans.matching import general, matches
-from autopar.plans.request import Asked, Narrowed, with_host_share
+from autopar.plans.request import Asked, Narrowed, PlanRequest, with_host_share
 from autopar.plans.strategies import expand_strategy
 from autopar.plans.structure import Stage
 
@@ -58,15 +59,23 @@ def plan_stages(
     can_be, options = _tied(graphs), ranks[0].asked.options
     hosted = {name: False for name, can in can_be.items() if not can}
     is_open = options.residency == "auto" and options.hosted is None
-    try:
-        return planner.plan(hosted)
-    except InfeasibleError as error:
-        has_host = is_open and not why_not_hosted(options.optimizer, ranks[0].asked.cluster)
-        if not has_host or not any(can_be.values()):
-            raise
-        # A stage with room keeps a tied weight on the device, where another one has none for it.
-        say(f"{error}; with tied weights on the host")
-        return planner.plan(can_be)
+    has_host = is_open and not why_not_hosted(options.optimizer, ranks[0].asked.cluster)
+    tries = (hosted, can_be) if has_host and any(can_be.values()) else (hosted,)
+    found: Sequence[Candidate] = ()
+    for known_hosted in tries:
+        sharing = planner.sharing()
+        try:
+            for limits, shares in sharing:
+                with sharing.planning() as tried:
+                    tried.plans = planner.plan_within(limits, shares, known_hosted)
+            found = sharing.plans
+            break
+        except InfeasibleError as error:
+            if known_hosted is tries[-1]:
+                raise
+            # A stage with room keeps a tied weight on the device, where another has none for it.
+            say(f"{error}; with tied weights on the host")
+    return [planner.of_device(stage, each) for stage, each in enumerate(found)]
 
 
 def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
@@ -103,18 +112,13 @@ class _Planner:
         self.policy = ranks[0].asked.options.policy
         self.unit = max(1, -(-self.most.backward // self.policy.stages_in_flight))
 
-    def plan(self, hosted: Mapping[str, bool]) -> list[Candidate]:
-        """`plan_stages`, where it is known of some parameters whether they are `hosted`."""
-
+    def sharing(self) -> DeviceSharing:
+        """How the stages of each rank share its memory, and its host's."""
         self.lean = {}
 
         def least(stage: int, found: Candidate) -> int:
             self.lean[stage] = leanest(found.request, self.say)
             return self.lean[stage].estimates.memory.total
-
-        def planned(limits: Sequence[StageBytes]) -> list[Candidate]:
-            of_device, of_host = limits
-            return self._plan_within(of_device, of_host, hosted)
 
         def held(found: Sequence[Candidate]) -> list[int]:
             return [memory.total for memory in self.held(found)]
@@ -132,58 +136,64 @@ class _Planner:
             lambda each: each.estimates.host_bytes, None,
             "Raise --memory-host, use more devices, or more --microbatches",
         )  # fmt: skip
-        rounds = self.policy.sharing_rounds
-        found = plan_within_devices(self.table, (device, host), planned, self.say, rounds)
-        return [self._of_device(stage, each) for stage, each in enumerate(found)]
+        return DeviceSharing(self.table, (device, host), self.say, self.policy.sharing_rounds)
 
-    def _of_device(self, stage: int, found: Candidate) -> Candidate:
+    def of_device(self, stage: int, found: Candidate) -> Candidate:
         """A plan that says how much memory its device has, for all of its stages."""
         limit = self.limits[self.table.ranks[stage]]
         estimates = msgspec.structs.replace(found.estimates, memory_limit=limit)
         return replace(found, estimates=estimates)
 
-    def _plan_within(
+    def plan_within(
         self, limits: StageBytes, shares: StageBytes, hosted: Mapping[str, bool]
     ) -> list[Candidate]:
-        """The plans of all stages, each within so many bytes of its device and of the host."""
-        graphs, table = self.graphs, self.table
-        ends: dict[_End, str] = {}
+        """The plans of all stages, each within so many bytes of its device and of the host, where
+        it is known of some parameters whether they are `hosted`."""
+        graphs, say = self.graphs, self.say
+        laid = _LaidOut({}, {})
         found: dict[int, Candidate] = {}
-        choices: dict[str, ParamChoice] = {}
         for stage, strategy in _strategies(self.of_stages, graphs).items():
-            graph, asked = graphs[stage], self.of_stages[stage].asked
-            settled = tuple(sorted(_settled(graph, ends, asked.options.mesh)))
-            stored = {name: choices[name].storage for name in _params(graph) if name in choices}
-            known_hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
-            options = replace(asked.options, memory_limit_bytes=limits[stage], strategy=strategy)
-            share = with_host_share(asked.cluster, shares[stage])
-            here = replace(asked, options=options, cluster=share)
+            graph, mesh = graphs[stage], self.of_stages[stage].asked.options.mesh
+            settled = tuple(sorted(laid.settled(graph, mesh)))
+            stored, known_hosted = laid.stored(graph), {**laid.hosted(), **hosted}
+            here = self._asked_of(stage, strategy, limits[stage], shares[stage])
             here = here.of_part(graph, stored, known_hosted)
             others = tuple(map(self._rounded, self.waiting[stage]))
-            mesh = asked.cluster, asked.options.mesh
             key = (
-                *(_signature(graph), mesh, limits[stage], shares[stage], others, settled),
+                *(_signature(graph), here.cluster, mesh, limits[stage], others, settled),
                 *(tuple(stored.items()), here.known_hosted),
             )
             if key not in self.known:
-                self.say(f"planning stage {stage} of {len(graphs)}")
-                while_waiting = here.while_waiting(others, is_split=table.is_split)
-                wanted = replace(while_waiting, tolerance=self.policy.stages_tolerance)
-                narrowed = self.of_stages[stage].narrowed
+                say(f"planning stage {stage} of {len(graphs)}")
+                wanted = here.while_waiting(others, is_split=self.table.is_split)
+                wanted = replace(wanted, tolerance=self.policy.stages_tolerance)
                 try:
-                    self.known[key] = _best(wanted, settled, narrowed, self.say)
+                    for request in _narrowed(wanted, settled, self.of_stages[stage].narrowed):
+                        try:
+                            self.known[key] = best_on_mesh(request, Trail(say))
+                            break
+                        except InfeasibleError as error:
+                            say(f"{error}; with other choices")
+                    if key not in self.known:
+                        wanted = replace(wanted, narrowed=settled)
+                        with explaining(wanted, say):
+                            self.known[key] = survey(wanted, Trail(say)).only
                 except InfeasibleError:
                     lean = self.lean.get(stage)
                     # It may be all that fits, and found by no search. Tied weights lie as they do.
                     if lean is None or stored or lean.estimates.memory.total > limits[stage]:
                         raise
                     self.known[key] = lean
-            now = here.while_waiting(self.waiting[stage], is_split=table.is_split)
+            now = here.while_waiting(self.waiting[stage], is_split=self.table.is_split)
             found[stage] = _while_waiting(now, _renamed(self.known[key], graph))
-            ends |= _laid_out(graph, found[stage].structure, asked.options.mesh)
-            laid = found[stage].structure.params
-            choices = {name: param.choice for name, param in laid.items()} | choices
+            laid.add(graph, found[stage].structure, mesh)
         return [found[stage] for stage in range(len(graphs))]
+
+    def _asked_of(self, stage: int, strategy: str, limit_bytes: int, share_bytes: int) -> Asked:
+        """What is asked of a stage that may hold so much on its device, and on the host."""
+        asked = self.of_stages[stage].asked
+        options = replace(asked.options, memory_limit_bytes=limit_bytes, strategy=strategy)
+        return replace(asked, options=options, cluster=with_host_share(asked.cluster, share_bytes))
 
     def _rounded(self, each: Waiting) -> Waiting:
         """As many as stages are planned for that are equal but for that."""
@@ -231,39 +241,48 @@ def _while_waiting(asked: Asked, found: Candidate) -> Candidate:
     return replace(found, request=request, estimates=account(request, found.structure).estimates)
 
 
-def _best(asked: Asked, settled: Narrowed, narrowed: Narrowed, say: Say) -> Candidate:
-    """The best plan of a stage, with choices that are `narrowed` if there is one."""
+def _narrowed(asked: Asked, settled: Narrowed, narrowed: Narrowed) -> Iterator[PlanRequest]:
+    """The same with choices that are `narrowed`, where nothing is asked for that may contradict
+    them."""
     if not asked.options.asked:
         (mesh,) = meshes_of(asked.cluster, asked.options)
-        try:
-            request = replace(asked, narrowed=(*settled, *narrowed)).on(mesh)
-            return best_on_mesh(request, Trail(say))
-        except InfeasibleError as error:
-            say(f"{error}; with other choices")
-    asked = replace(asked, narrowed=settled)
-    with explaining(asked, say):
-        return survey(asked, Trail(say)).only
+        yield replace(asked, narrowed=(*settled, *narrowed)).on(mesh)
 
 
 _End = tuple[str, str, str]
 """Where something is sent, or where it comes: by op, tensor, and the mesh there."""
 
 
-def _settled(
-    graph: Graph, ends: dict[_End, str], mesh: str
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """How what a stage on `mesh` sends and is sent is laid out, by key, as far as other stages on
-    such a mesh have settled it."""
-    for node in graph.nodes:
-        other = {SEND: RECEIVE, RECEIVE: SEND}.get(node.op)
-        if other is not None and (other, node.target, mesh) in ends:
-            yield node.key, (ends[other, node.target, mesh],)
+@dataclass(slots=True)
+class _LaidOut:
+    """How what stages send and are sent is laid out, by its ends, and how they store parameters."""
 
+    ends: dict[_End, str]
+    params: dict[str, ParamChoice]
 
-def _laid_out(graph: Graph, structure: Stage, mesh: str) -> dict[_End, str]:
-    """How what a stage sends and is sent is laid out."""
-    ends = filter(is_end, graph.nodes)
-    return {(node.op, node.target, mesh): structure.ops[node.key] for node in ends}
+    def settled(self, graph: Graph, mesh: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """How what a stage on `mesh` sends and is sent is laid out, by key, as far as other stages
+        on such a mesh have settled it."""
+        for node in graph.nodes:
+            other = {SEND: RECEIVE, RECEIVE: SEND}.get(node.op)
+            if other is not None and (other, node.target, mesh) in self.ends:
+                yield node.key, (self.ends[other, node.target, mesh],)
+
+    def stored(self, graph: Graph) -> dict[str, Sharding]:
+        """How the parameters of a stage are stored that others have too."""
+        names = (name for name in _params(graph) if name in self.params)
+        return {name: self.params[name].storage for name in names}
+
+    def hosted(self) -> dict[str, bool]:
+        """Which parameters are on the host."""
+        return {name: bool(choice.hosted) for name, choice in self.params.items()}
+
+    def add(self, graph: Graph, structure: Stage, mesh: str) -> None:
+        """Takes the plan of a stage."""
+        ends = filter(is_end, graph.nodes)
+        self.ends |= {(n.op, n.target, mesh): structure.ops[n.key] for n in ends}
+        own = {name: param.choice for name, param in structure.params.items()}
+        self.params = own | self.params
 
 
 def _signature(graph: Graph) -> object:

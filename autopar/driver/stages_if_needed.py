@@ -9,7 +9,7 @@ from dataclasses import replace
 from autopar.driver.finding import Finding
 from autopar.driver.incumbent import Trail
 from autopar.driver.microbatching import possible_counts
-from autopar.driver.narrower import with_narrower
+from autopar.driver.narrower import Widened
 from autopar.driver.pipelining import search_stages
 from autopar.driver.search import explaining, survey
 from autopar.errors import ClusterError, InfeasibleError, SolverError, StageError
@@ -22,27 +22,31 @@ from autopar.plans.request import Asked
 
 
 def best_of_all(asked: Asked, trail: Trail) -> Finding:
-    """The best plan, in as many stages as are asked for. InfeasibleError if none fits in memory."""
-    options = asked.options
-    is_staged = options.is_staged and not options.is_number_of_stages_open
-    return search_stages(asked, trail) if is_staged else search_one_or_several(asked, trail)
-
-
-def search_one_or_several(asked: Asked, trail: Trail) -> Finding:
-    """The best plan in one stage, in microbatches only if it does not fit in memory else, or one in
-    several stages: where their number is open, if that takes less; where nobody asks for stages, if
-    one does not fit, or is hindered and they take less by more than prices err. InfeasibleError,
-    with what would do, if none fits.
+    """The best plan, in as many stages as are asked for. Where nobody has said how many: in one
+    stage, in microbatches only if it does not fit in memory else, or in several: where their number
+    is open, if that takes less; where nobody asks for stages, if one does not fit, or is hindered
+    and they take less by more than prices err. InfeasibleError, with what would do, if none fits.
 
     What is looked at where nobody asks for stages is looked at where their number is open: to ask
     for more never gives a longer step.
     """
+    if asked.options.is_staged and not asked.options.is_number_of_stages_open:
+        return search_stages(asked, trail)
     is_asked = asked.options.stages is None
     one = replace(asked, options=_of_one_stage(asked.options)) if is_asked else asked
     is_open = is_asked or one.options.stages_if_needed
     is_open = is_open and trains(asked.graph) and asked.cluster.num_devices > 1
+    # With a margin, meshes are not cut off before they are known to make the plan no fragile one.
+    margin = FRAGILE if one.options.margin else 0.0
+    widened = Widened(one, trail)
     try:
-        plain = with_narrower(_in_one, one, trail)
+        for each in widened:
+            with widened.attempt() as tried:
+                try:
+                    tried.found = survey(each, trail, margin=margin)
+                except InfeasibleError as why:
+                    tried.found = survey(_in_more_parts(each, why, trail), trail, margin=margin)
+        plain = widened.result()
     except (InfeasibleError, ClusterError) as why:
         if is_open:
             trail(f"{why}; looking for stages, each of which holds its own part")
@@ -79,21 +83,14 @@ def is_hindered(found: Finding) -> bool:
     return lost_ns > max(LARGE_WAIT * found.step_ns, found.asked.options.policy.hindered_ns)
 
 
-def _in_one(asked: Asked, trail: Trail) -> Finding:
-    """What is known of one stage: at once, or in microbatches if that does not fit and nobody has
-    said how many. InfeasibleError if there is no plan."""
+def _in_more_parts(asked: Asked, why: InfeasibleError, trail: Trail) -> Asked:
+    """The same in as many microbatches as it takes, where nobody has said how many; else it raises
+    `why` there is no plan."""
     options = asked.options
-    # With a margin, meshes are not cut off before they are known to make the plan no fragile one.
-    margin = FRAGILE if options.margin else 0.0
-    can_be_more = options.microbatches_if_needed and len(possible_counts(asked.graph)) > 1
-    try:
-        return survey(asked, trail, margin=margin)
-    except InfeasibleError as why:
-        if not can_be_more:
-            raise
-        trail(f"{why}; looking for microbatches, which take less memory")
-        more = replace(asked, options=replace(options, microbatches=None))
-        return survey(more, trail, margin=margin)
+    if not options.microbatches_if_needed or len(possible_counts(asked.graph)) == 1:
+        raise why
+    trail(f"{why}; looking for microbatches, which take less memory")
+    return replace(asked, options=replace(options, microbatches=None))
 
 
 def _in_stages(asked: Asked, trail: Trail, plain: Finding | None = None) -> Finding | str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.driver.device_limits import SharedMemory, plan_within_devices
+from autopar.driver.device_limits import DeviceSharing, SharedMemory
 from autopar.errors import InfeasibleError
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.plan import Plan
@@ -99,7 +99,11 @@ def within(
         lambda n: cast("int", n), (lambda stage, _: least[stage]) if is_known else None, "",
     )  # fmt: skip
     table = ActionTable.parse("0F0 1F0 1B0 0B0")
-    return cast("list[Any]", plan_within_devices(table, (memory,), planned, silent, rounds))
+    sharing = DeviceSharing(table, (memory,), silent, rounds)
+    for given in sharing:
+        with sharing.planning() as tried:
+            tried.plans = planned(given)
+    return cast("list[Any]", sharing.plans)
 
 
 def test_what_is_given_up_is_in_proportion_to_what_can_be() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.incumbent import CandidateSearch, Trail, climb
+from autopar.driver.incumbent import Attempt, CandidateSearch, Trail, climb
 from autopar.errors import InfeasibleError, StageError
 from autopar.plans.fitting import Beaten
 from autopar.plans.provenance import CandidateOutcome
@@ -37,13 +38,21 @@ def refused(_: int | None) -> int:
     raise InfeasibleError("does not fit")
 
 
+def attempt(
+    search: CandidateSearch[int], make: Callable[[int | None], int], **how: Any
+) -> Attempt[int]:
+    with search.attempt(**how) as tried:
+        tried.found = make(tried.needed_ns)
+    return tried
+
+
 @given(st.lists(st.integers(10, 30), min_size=1), st.sampled_from((None, 15, 20)))
 def test_the_least_is_found_or_it_is_said_that_none_is_below(
     costs: list[int], cutoff: int | None
 ) -> None:
     search = searching(cutoff)
     for cost in costs:
-        search.attempt(costing(cost))
+        attempt(search, costing(cost))
     assert search.least_ns <= min(costs)
     if cutoff is None or min(costs) < cutoff:
         assert search.result() == min(costs)
@@ -57,38 +66,37 @@ def test_the_least_is_found_or_it_is_said_that_none_is_below(
 def test_of_equals_the_lower_rank_stays() -> None:
     search = searching()
     for rank in (2, 1, 3):
-        search.attempt(costing(20), rank=rank)
+        attempt(search, costing(20), rank=rank)
     assert search.rank == 1
     assert search.bounds == {2: 19, 1: 19, 3: 19}
 
 
 def test_with_slack_what_is_a_little_worse_is_planned_too() -> None:
     search = searching(slack=0.1)
-    assert search.attempt(costing(20)).found == 20
-    assert search.attempt(costing(21)).found == 21
-    assert search.attempt(costing(22)).found is None
-    assert search.attempt(costing(19), slack=-0.1).found is None
+    assert attempt(search, costing(20)).found == 20
+    assert attempt(search, costing(21)).found == 21
+    assert attempt(search, costing(22)).found is None
+    assert attempt(search, costing(19), slack=-0.1).found is None
     assert search.result() == 20
 
 
 def test_what_does_not_fit_is_worse_than_all_that_does() -> None:
     search = CandidateSearch[int](Trail(silent), lambda n: n, fits=lambda n: n > 15)
-    search.attempt(costing(10))
+    attempt(search, costing(10))
     # It cuts nothing off either.
-    assert search.attempt(costing(20)).is_better
+    assert attempt(search, costing(20)).is_better
     assert search.result() == 20
 
 
 def test_a_line_goes_on_while_memory_binds_and_each_is_better() -> None:
     tried: list[int] = []
 
-    def make(cost: int, cutoff: int | None) -> int:
-        tried.append(cost)
-        return refused(cutoff) if cost == 0 else costing(cost)(cutoff)
-
     def in_line(*costs: int, cutoff: int | None = None) -> list[int]:
         tried.clear()
-        searching(cutoff).in_line(costs, make)
+        search = searching(cutoff)
+        for cost in search.in_line(costs):
+            tried.append(cost)
+            attempt(search, costing(cost) if cost else refused)
         return list(tried)
 
     assert in_line(0, 25, 23, 22, 21) == [0, 25, 23, 22]
@@ -101,7 +109,7 @@ def test_a_line_goes_on_while_memory_binds_and_each_is_better() -> None:
 def test_the_first_failure_is_told_where_there_is_no_plan() -> None:
     search = searching()
     search.refuse(StageError("later"), rank=5)
-    search.attempt(refused, rank=1)
+    attempt(search, refused, rank=1)
     with pytest.raises(InfeasibleError, match="does not fit"):
         search.result()
     with pytest.raises(StageError, match="not shared"):
@@ -114,8 +122,8 @@ def test_what_becomes_of_candidates_is_kept_under_their_names() -> None:
     search = CandidateSearch[int](trail, lambda n: n)
     trail.note("b", "estimated", 30)
     for name, make in (("a", costing(20)), ("b", costing(10)), ("c", costing(25)), ("d", refused)):
-        search.attempt(make, name=name)
-    search.attempt(costing(5))
+        attempt(search, make, name=name)
+    attempt(search, costing(5))
     trail.note("b", "not better", 1)
     trail.skip("others", "a threshold")
     assert trail.outcomes == (
@@ -134,12 +142,12 @@ def tried(costs: list[int], start: int) -> list[int]:
     """The places that are tried, where a place improves that costs less than all before."""
     found: list[int] = []
 
-    def improves(place: int) -> bool:
-        is_better = all(costs[place] < costs[other] for other in found)
-        found.append(place)
-        return is_better
+    def improved() -> bool:
+        *before, last = found
+        return all(costs[last] < costs[other] for other in before)
 
-    climb(len(costs), start, improves)
+    for place in climb(range(len(costs)), start, improved):
+        found.append(place)  # noqa: PERF402 (`improved` reads it meanwhile)
     return found
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -164,7 +164,13 @@ class Known(SegmentWays):
         self.took = took
         self.asked_for: list[tuple[int, int, str]] = []
 
-    def divided(self, table: ActionTable, known_ns: int | None = None, mesh: str = "") -> Divided:
+    def divided(
+        self,
+        table: ActionTable,
+        known_ns: int | None = None,
+        mesh: str = "",
+        sizes: Sequence[int] = (),
+    ) -> Divided:
         ranks = len(table.rows)
         name = "1f1b"
         if table.is_split or table.num_stages > ranks:
@@ -177,6 +183,17 @@ class Known(SegmentWays):
         return Divided((Mesh(()),), (), step_ns, waits, 0, 0, {}, is_within=True, is_tight=False)
 
 
+def best_shapes(
+    wanted: Asked, ways: SegmentWays, tried: CandidateSearch[Finding]
+) -> list[tuple[PipelineShape, Divided]]:
+    """What is divided, best first."""
+    promising = Promising(wanted, tried)
+    for shape, mesh in promising.to_divide():
+        with promising.dividing(shape) as divided:
+            divided.stages = ways.divided(shape.table, promising.known_ns(), mesh, shape.sizes)
+    return sorted(promising.found, key=lambda each: each[1].step_ns)
+
+
 def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
     """In the numbers of microbatches that are considered first two ranks are better; four, which
     wait longer, are the best in fewer, and better still in an order in which they wait less."""
@@ -187,7 +204,7 @@ def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
     graph = trace(Chain([32] * 17), (torch.randn(64, 32),), {}).graph
     wanted = asked(graph, 8, stages="auto", microbatches="auto")
     known = Known(wanted, took)
-    (best, divided), *_ = Promising(wanted, known, findings(Trail(silent))).best()
+    (best, divided), *_ = best_shapes(wanted, known, findings(Trail(silent)))
     assert (best.ranks, best.microbatches, best.schedule) == (4, 8, "zb-h1")
     assert divided.step_ns == 180
     # Eight ranks take longer than that even if they wait for nobody, and work less in fewer.
@@ -197,8 +214,14 @@ def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
 class AsIs(Known):
     """Whatever is known, what takes longer is told."""
 
-    def divided(self, table: ActionTable, known_ns: int | None = None, mesh: str = "") -> Divided:
-        return super().divided(table, None, mesh)
+    def divided(
+        self,
+        table: ActionTable,
+        known_ns: int | None = None,
+        mesh: str = "",
+        sizes: Sequence[int] = (),
+    ) -> Divided:
+        return super().divided(table, None, mesh, sizes)
 
 
 def plain_of(graph: Graph, step_ns: int, kernels: int) -> Finding:
@@ -221,7 +244,7 @@ def test_fewer_microbatches_in_which_ranks_work_less_are_looked_at() -> None:
     wanted = asked(graph, 4, stages="auto", microbatches="auto")
     tried = findings(Trail(silent))
     tried.offer(plain_of(graph, 375, 0))
-    best = Promising(wanted, AsIs(wanted, took), tried).best()[0][0]
+    best = best_shapes(wanted, AsIs(wanted, took), tried)[0][0]
     assert (best.ranks, best.microbatches) == (4, 4)
 
 
@@ -239,7 +262,7 @@ def test_where_launches_count_fewer_microbatches_are_considered_first(
     # Of four ranks a tenth of the step is as long as 400 kernels launch: ten times 40.
     tried = findings(Trail(silent))
     tried.offer(plain_of(graph, 1_000_000, kernels))
-    Promising(wanted, known, tried).best()
+    best_shapes(wanted, known, tried)
     assert known.asked_for[0] == (4, first, "1f1b")
 
 
@@ -252,27 +275,25 @@ def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ran
     thought = {(2, 2): 90, (2, 4): 91, (2, 8): 92, (4, 4): 100}
     takes, planned = {2: 130, 4: 101}, list[int]()
 
-    class Promised:
-        def __init__(
-            self, asked: Asked, ways: SegmentWays, tried: CandidateSearch[Finding]
-        ) -> None:
-            self.ways, self.tried = ways, tried
-            self.planned: dict[object, Finding] = {}
-
-        def others(self, _: Finding) -> tuple[Other, ...]:
-            return ()
-
-        def best(self) -> list[tuple[PipelineShape, Any]]:
-            return [
-                (PipelineShape(ranks, count, "1f1b"), SimpleNamespace(step_ns=step_ns))
+    class Promised(Promising):
+        def __init__(self, asked: Asked, tried: CandidateSearch[Finding]) -> None:
+            super().__init__(asked, tried)
+            self.found = [
+                (PipelineShape(ranks, count, "1f1b"), cast("Any", SimpleNamespace(step_ns=step_ns)))
                 for (ranks, count), step_ns in thought.items()
             ]
+
+        def others(self, best: Finding) -> tuple[Other, ...]:
+            return ()
+
+        def to_divide(self) -> Iterator[tuple[PipelineShape, str]]:
+            yield from ()
 
     class Pipeline:
         def __init__(self, _asked: object, shape: PipelineShape, *_: object) -> None:
             self.ranks = shape.ranks
 
-        def planned(self, _graph: object) -> Finding:
+        def planned(self) -> Finding:
             planned.append(self.ranks)
             return replace(some, estimates=repriced(some.estimates, step_ns=takes[self.ranks]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from autopar.driver.finding import Finding, Other
 from autopar.driver.incumbent import Trail
-from autopar.driver.narrower import with_narrower
+from autopar.driver.narrower import Widened
 from autopar.errors import InfeasibleError, SolverError
 from autopar.plans.options import Options
 from autopar.plans.request import Asked
@@ -64,6 +65,14 @@ def searched(costs: Costs, unasked: frozenset[Form], asked: Asked) -> Finding:
         raise InfeasibleError("nothing fits")
     (modelled, simulated), form = min(known)
     return finding(asked, form, modelled, simulated)
+
+
+def with_narrower(find: Callable[[Asked, Trail], Finding], asked: Asked, trail: Trail) -> Finding:
+    widened = Widened(asked, trail)
+    for each in widened:
+        with widened.attempt() as tried:
+            tried.found = find(each, trail)
+    return widened.result()
 
 
 def best(costs: Costs, unasked: frozenset[Form], wanted: Options) -> Finding | None:
