@@ -49,22 +49,22 @@ ROOT = Path(__file__).parents[1]
 
 LIMITS = {
     "1": {
-        "climbs until price returns": 39,
-        "climbs until price is called": 12,
-        "climbs that are called up": 3,
-        "shallowest from answer": 20,
-        "deepest from answer": 20,
-        "shallowest from autopar plan": 24,
-        "deepest from autopar plan": 24,
+        "climbs until price returns": 36,
+        "climbs until price is called": 9,
+        "climbs that are called up": 2,
+        "shallowest from answer": 6,
+        "deepest from answer": 6,
+        "shallowest from autopar plan": 10,
+        "deepest from autopar plan": 10,
     },
     "2": {
-        "climbs until price returns": 55,
+        "climbs until price returns": 54,
         "climbs until price is called": 25,
-        "climbs that are called up": 5,
-        "shallowest from answer": 17,
-        "deepest from answer": 28,
-        "shallowest from autopar plan": 21,
-        "deepest from autopar plan": 32,
+        "climbs that are called up": 2,
+        "shallowest from answer": 7,
+        "deepest from answer": 9,
+        "shallowest from autopar plan": 11,
+        "deepest from autopar plan": 13,
     },
 }
 """By the number of stages, what the figures may be at the most. Lower them with the figures."""
