@@ -12,6 +12,7 @@ from autopar.driver.chunk_counts import chunk_ladder, in_chunks, most_saved_byte
 from autopar.driver.incumbent import CandidateSearch, Trail
 from autopar.driver.microbatching import possible_counts
 from autopar.errors import InfeasibleError
+from autopar.ir.heads import heads_of
 from autopar.plans.fitting import Beaten, Candidate, bounded
 from autopar.plans.request import PlanRequest
 
@@ -63,9 +64,14 @@ def _forms(request: PlanRequest, forms: CandidateSearch[Candidate], trail: Trail
     yield False
     tried = forms.last
     binds = tried is not None and (tried.is_refused or tried.is_tight)
-    if binds and in_chunks(request).loss_chunks != request.loss_chunks:
-        trail(f"{request.mesh}: with the loss in chunks")
-        yield True
+    if not binds or request.options.loss_chunks is not None or not heads_of(request.graph):
+        return
+    if in_chunks(request).loss_chunks == request.loss_chunks:
+        few = f"chunks_worth {request.options.policy.chunks_worth}"
+        trail.skip(f"{request.name}, the loss in chunks", few)
+        return
+    trail(f"{request.mesh}: with the loss in chunks")
+    yield True
 
 
 def _in_microbatches(request: PlanRequest, in_pieces: bool) -> Iterator[PlanRequest]:

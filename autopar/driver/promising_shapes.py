@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from autopar.cost_model.turn_times import launched_ns
 from autopar.driver.finding import Finding, Other
@@ -21,6 +22,8 @@ from autopar.driver.segment_division import Divided
 from autopar.ir.units import format_ns
 from autopar.plans.fitting import Beaten
 from autopar.plans.request import Asked
+
+_Place = TypeVar("_Place", int, PipelineShape)
 
 
 @dataclass(slots=True)
@@ -81,7 +84,7 @@ class Promising:
         """The shapes that are to be divided one after the other, each on one mesh if it is
         given."""
         ranks = numbers_of_ranks(self.asked)
-        for count in climb(ranks, self._start(ranks), lambda: self._is_improved):
+        for count in self._climbed(ranks, self._start(ranks), lambda n: f"pipelines on {n} ranks"):
             yield from self._on_ranks(count)
         for best, _ in self._best_of_ranks(self._within(), self.policy.fewer_turns_gain):
             yield from self._around(best)
@@ -147,11 +150,24 @@ class Promising:
             return f"pipelines_planned {policy.pipelines_planned}"
         return "longer than the best plan" if step_ns >= best.step_ns else ""
 
+    def _climbed(
+        self, line: Sequence[_Place], start: int, name: Callable[[_Place], str]
+    ) -> Iterator[_Place]:
+        """`climb`; those that are not tried are told as skipped, by `name`."""
+        tried = list[_Place]()
+        for each in climb(line, start, lambda: self._is_improved):
+            tried.append(each)
+            yield each
+        known = {shape for shape, _ in self.found} | self._failed | self._beaten.keys()
+        for each in line:
+            if each not in tried and each not in known:
+                self.tried.trail.skip(name(each), "those beside it are no better")
+
     def _around(self, best: PipelineShape) -> Iterator[tuple[PipelineShape, str]]:
         """Other numbers of microbatches on as many ranks."""
         counts = numbers_of_microbatches(self.asked, best.ranks)
         shapes = [shaped(self.asked, best.ranks, count) for count in counts]
-        for shape in climb(shapes, shapes.index(best), lambda: self._is_improved):
+        for shape in self._climbed(shapes, shapes.index(best), _name):
             before, is_known = self.known_ns(), any(shape == other for other, _ in self.found)
             if not is_known:
                 yield shape, ""
@@ -229,7 +245,7 @@ class Promising:
             return
         mixed = mixed_shapes(self.asked, best, divided.idle)
         start = next((k for k, s in enumerate(mixed) if s.ranks >= best.ranks), len(mixed) - 1)
-        for shape in climb(mixed, start, lambda: self._is_improved):
+        for shape in self._climbed(mixed, start, _name):
             before = self.known_ns()
             yield shape, ""
             self._is_improved = self.known_ns() != before
@@ -262,3 +278,8 @@ class Promising:
 
 def _step_ns(found: tuple[PipelineShape, Divided]) -> int:
     return found[1].step_ns
+
+
+def _name(shape: PipelineShape) -> str:
+    """What a shape is called that is not looked at: of its order there may be no table."""
+    return f"pipelines on {shape.ranks} ranks in {shape.microbatches} microbatches"

@@ -92,6 +92,11 @@ class _Looked:
         requests = suited(self._asked, meshes_of(self._asked.cluster, self._asked.options))
         for place in promising(requests):
             yield place, requests[place], None
+        least = self._asked.options.policy.refined_devices
+        if self._asked.cluster.num_devices < least:
+            if finer_meshes(self._asked):
+                self._trail.skip("meshes of three axes", f"refined_devices {least}")
+            return
         more = [*enumerate(_finer(self._asked), len(requests))]
         yield from self._finer(sorted(more, key=lambda each: self.refined_ns(each[1].mesh)))
 
@@ -185,8 +190,6 @@ def refined_ns(mesh: Mesh, known: Mapping[tuple[int, ...], float]) -> float:
 def finer_meshes(asked: Asked) -> Sequence[Mesh]:
     """Meshes of more axes than are all tried, of which a few are where none is named."""
     if asked.options.mesh != AUTO:
-        return ()
-    if asked.cluster.num_devices < asked.options.policy.refined_devices:
         return ()
     listed = meshes_of(asked.cluster, asked.options)
     more = replace(asked.options, mesh=f"{AUTO}:{_MOST_AXES}")

@@ -112,7 +112,8 @@ class SegmentWays:
         """The meshes of three axes that may be worth a look, as for one stage: none where memory
         binds, and else those that refine meshes near the `best`."""
         policy = self.asked.options.policy
-        if best is None or best.is_tight or not best.is_within:
+        is_few = part.asked.cluster.num_devices < policy.refined_devices
+        if is_few or best is None or best.is_tight or not best.is_within:
             return ()
         near = [
             (refined_ns(mesh, known), mesh)

@@ -55,7 +55,10 @@ def best_of_all(asked: Asked, trail: Trail) -> Finding:
                 return staged
         with explaining(one, trail):
             raise
-    if not (is_open and (is_asked or is_hindered(plain))):
+    if is_open and not is_asked and not is_hindered(plain):
+        trail.skip("several stages", f"hindered_ns {asked.options.policy.hindered_ns}")
+        return plain
+    if not is_open:
         return plain
     if not is_asked:
         trail("devices wait, or do the same work, for long; looking for stages, which send less")

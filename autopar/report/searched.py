@@ -12,9 +12,9 @@ from autopar.plans.provenance import CandidateOutcome, Provenance
 def searched_text(provenance: Provenance) -> str:
     """How many candidates there were, and what became of them; nothing of one."""
     count = Counter(each.result for each in provenance.candidates)
-    if len(provenance.candidates) < 2:
-        return ""
     looked = len(provenance.candidates) - count["skipped"]
+    if looked < 2:
+        return ""
     told = [f"{n} {result}" for result, n in count.items() if result != "skipped"]
     whys = dict.fromkeys(e.reason for e in provenance.candidates if e.result == "skipped")
     left = f"; not looked at: {', '.join(whys)}" if whys else ""
