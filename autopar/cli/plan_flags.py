@@ -37,7 +37,7 @@ class PlanFlags(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The same where flags of before there were groups are what they are now."""
-        now = {_flag_before(f): flag_of(f) for f in self._fields() if f.before}
+        now = {_as_flag(f.before, f): flag_of(f) for f in self._fields() if f.before}
         now |= {f"--no-{k[2:]}": f"--no-{v[2:]}" for k, v in now.items()}
         anew: list[str] = []
         for position, arg in enumerate(args):
@@ -75,10 +75,6 @@ class PlanFlags(click.Command):
 def flag_of(field: OptionField) -> str:
     """`--memory-limit`; those that may be given several times are named in the singular."""
     return _as_flag(f"{field.group}-{field.name}" if field.group else field.name, field)
-
-
-def _flag_before(field: OptionField) -> str:
-    return _as_flag(field.before, field)
 
 
 def _as_flag(name: str, field: OptionField) -> str:

@@ -48,7 +48,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import MISSING, Field, asdict, replace
+from dataclasses import MISSING, asdict, replace
 from dataclasses import fields as own_fields
 from math import prod
 from pathlib import Path
@@ -340,15 +340,11 @@ def _merge(
         if fields and "source" not in fields:
             fields["source"] = f"{base.source}; changed: {', '.join(sorted(fields))}"
         return replace(base, **fields)
-    optional = {*_OPTIONAL, *(field.name for field in own_fields(make) if _has_default(field))}
+    optional = {*_OPTIONAL, *(f.name for f in own_fields(make) if f.default is not MISSING)}
     missing = [key for key in given.__struct_fields__ if key not in {*fields, *optional}]
     if missing:
         raise ClusterError(f"{where} lacks {', '.join(missing)}: give it, or name a preset")
     return make(**fields)
-
-
-def _has_default(field: Field[Any]) -> bool:
-    return field.default is not MISSING
 
 
 def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> int | float:

@@ -15,6 +15,7 @@ from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, Decision, axis_options
 from autopar.ir.contractions import Products, batch_atoms, find_products
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import P, R, Sharding
 from autopar.ir.uses import Group, Use, read_in_forward, requirement, root_key
@@ -101,10 +102,7 @@ class _Imposing:
 
     @cached_property
     def members(self) -> dict[str, list[Node]]:
-        found: dict[str, list[Node]] = {}
-        for node in self.graph.nodes:
-            found.setdefault(node.key, []).append(node)
-        return found
+        return grouped((node.key, node) for node in self.graph.nodes)
 
     @cached_property
     def params(self) -> dict[str, Node]:

@@ -7,7 +7,7 @@ memory of what is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -84,7 +84,7 @@ def add_rounding(
         last = max((use.node for use in used.uses), default=original.index) if used else None
         readers = [graph.nodes[use.node] for use in group.uses]
         is_read = not (fused and is_fusible(original))
-        is_written = not (fused and all(map(is_fusible, _certain(readers))))
+        is_written = not (fused and all(is_fusible(r) for r in readers if not is_optional(r)))
         ends = (
             (graph.nodes[original.index if last is None else last], is_read, True),
             (readers[0], is_written, is_written),
@@ -98,10 +98,6 @@ def add_rounding(
                 hiding = windows.hiding
                 for saved in (hiding.computed(ns), hiding.launched(launched)):
                     windows.add_node(place, number[copy.key], saved)
-
-
-def _certain(readers: Collection[Node]) -> list[Node]:
-    return [node for node in readers if not is_optional(node)]
 
 
 def _cast_ns(

@@ -16,6 +16,7 @@ from autopar.cost_model.moves import to_ns
 from autopar.ir.draws import STATE_BYTES
 from autopar.ir.exchange import OnMesh, holders, parcels
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Axis, Cluster
 from autopar.ir.pipeline import Hop
 from autopar.ir.redistribute import local_bytes
@@ -118,10 +119,11 @@ def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> t
 
 def tied_in(layouts: Sequence[Layout]) -> Tied:
     """The weights that several stages use."""
-    stages: dict[str, list[int]] = defaultdict(list)
-    for stage, layout in enumerate(layouts):
-        for node in layout.graph.with_role(Role.GRAD):
-            stages[node.target].append(stage)
+    stages = grouped(
+        (node.target, stage)
+        for stage, layout in enumerate(layouts)
+        for node in layout.graph.with_role(Role.GRAD)
+    )
     # All of them store it alike.
     return {
         name: (found, gradient_bytes(layouts[found[0]], name))
@@ -155,10 +157,10 @@ def shared_at_end(
         _shared(kind, ranks, sizes, "all_gather", everyone)
         for kind, sizes in ((RESULTS, _results(graph)), (RANDOM_STATE, _states(graph, cluster)))
     ]
-    sums: dict[tuple[int, ...], list[int]] = {}
-    for _, (stages, num_bytes) in sorted(tied.items()):
-        places = tuple(sorted({rank_of[stage] for stage in stages}))
-        sums.setdefault(places, []).append(num_bytes)
+    sums = grouped(
+        (tuple(sorted({rank_of[stage] for stage in stages})), num_bytes)
+        for _, (stages, num_bytes) in sorted(tied.items())
+    )
     for places, sizes in sums.items():
         if len(places) > 1:
             axis = axis_of_copies(cluster, [firsts[place] for place in places])

@@ -25,8 +25,8 @@ HOLDER_TITLES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`count` times `what` ("mm", "all_gather on tp", "optimizer") at `where`, a module or
-    parameter by pattern; `time_ns` of all of them, which is the fraction `share` of the sum."""
+    """`count` times `what` ("mm", "all_gather on tp", "optimizer") at `where`, a module, block or
+    parameter by pattern; `time_ns` of all of them, which is the fraction `share` of the whole."""
 
     what: str
     where: str

@@ -257,7 +257,11 @@ def parts(verdict: Verdict) -> list[str]:
     if difference.bill_rows():
         found.append(_bill(difference))
     found += [
-        details(f"{CAUSES[topic.cause]}: {as_text(topic.title)} ({_count(topic)})", _changes(topic))
+        details(
+            f"{CAUSES[topic.cause]}: {as_text(topic.title)} "
+            f"({sum(change.count for change in topic.changes)})",
+            _changes(topic),
+        )
         for topic in difference.topics
     ]
     if difference.notes:
@@ -298,7 +302,3 @@ def _changes(topic: Topic) -> str:
     text = markdown_table(("what", "number", "before", "after"), rows)
     rest = len(topic.changes) - _MAX_ROWS
     return text + (f"\n\n... and {rest} more (--json lists all)" if rest > 0 else "")
-
-
-def _count(topic: Topic) -> int:
-    return sum(change.count for change in topic.changes)

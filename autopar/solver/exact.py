@@ -161,10 +161,6 @@ def _descend(state: Search, start: tuple[int, ...] | None) -> None:
             state.offer(*found)
 
 
-def _limits(max_iterations: int) -> dict[str, int]:
-    return {"simplex_iteration_limit": max_iterations, "mip_max_nodes": _FEW_NODES}
-
-
 def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs, Answer]:
     program = express(model)
     most = aim.max_iterations
@@ -178,7 +174,11 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
             "mip_allow_restart": False,
             **dict.fromkeys(_SUB_PROGRAMS, False),
             **({"mip_max_nodes": _FEW_NODES} if state.problem.windows else {}),
-            **({} if most is None else _limits(most)),
+            **(
+                {}
+                if most is None
+                else {"simplex_iteration_limit": most, "mip_max_nodes": _FEW_NODES}
+            ),
         },
         state.clock,
     )

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from autopar.ir.grouping import grouped
 from autopar.ir.problem import Conflict, IntArray, Problem, Usage
 
 _NUM_NAMED = 5
@@ -21,11 +22,8 @@ def live_sets(problem: Problem) -> list[tuple[int, tuple[NodeUsage, ...]]]:
     A set can only be maximal at a time when a usage begins and just before one ends: every other
     set is part of such a one, and its limit follows from the other's.
     """
-    starts: dict[int, list[tuple[int, int]]] = {}
-    stops: dict[int, list[tuple[int, int]]] = {}
-    for node, place, usage in _lasting(problem):
-        starts.setdefault(usage.start, []).append((node, place))
-        stops.setdefault(usage.stop, []).append((node, place))
+    starts = grouped((usage.start, (node, at)) for node, at, usage in _lasting(problem))
+    stops = grouped((usage.stop, (node, at)) for node, at, usage in _lasting(problem))
     live: set[tuple[int, int]] = set()
     found: list[tuple[int, tuple[NodeUsage, ...]]] = []
     newest: int | None = None

@@ -165,11 +165,6 @@ def _is_kernel(functions: Any, kind: str | None) -> bool:
     return getattr(function, "func", function).__module__.startswith("transformers.")
 
 
-def _checkpoints(module: nn.Module) -> bool:
-    """Whether it is a model in training whose layers are checkpointed, which makes no cache."""
-    return module.training and bool(getattr(module, "gradient_checkpointing", False))
-
-
 @contextmanager
 def _without_cache(models: list[Any], configs: list[Any]) -> Generator[None, None, None]:
     """No model makes a cache, and none takes its positions for packed sequences but where eager
@@ -192,7 +187,11 @@ def _without_cache(models: list[Any], configs: list[Any]) -> Generator[None, Non
             cached = caches.get(id(module.config), False)
             if "use_cache" in signature.parameters:
                 kwargs = {**kwargs, "use_cache": False}
-        without_cache = not cached or any(map(_checkpoints, _pretrained([module])))
+        # A model in training whose layers are checkpointed makes no cache.
+        without_cache = not cached or any(
+            each.training and getattr(each, "gradient_checkpointing", False)
+            for each in _pretrained([module])
+        )
         packed = given.get("position_ids") is not None and without_cache
         return args, kwargs
 

@@ -13,7 +13,8 @@ from markupsafe import Markup
 from autopar.ir.mesh import Mesh
 from autopar.plans.estimates import CollectiveTotal
 from autopar.plans.plan import Plan, StagePlan
-from autopar.report.critical_parts import CriticalPart, critical_parts
+from autopar.report.costs import Cost
+from autopar.report.critical_parts import critical_parts
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
 from autopar.report.html.charts import areas, gantt, memory_bars
@@ -44,7 +45,7 @@ class StagePage:
     mesh: Mesh
     binds: tuple[str, ...]
     schedule: DrawnSchedule
-    critical: tuple[CriticalPart, ...]
+    critical: tuple[Cost, ...]
     memory: MemoryUse
     traffic: tuple[AxisTraffic, ...]
     graphs: tuple[BlockGraph, ...]

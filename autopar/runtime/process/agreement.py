@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError, RankError, listed
+from autopar.ir.grouping import grouped
 from autopar.runtime.process.roll import Roll, RollPlace, guilty
 from autopar.runtime.process.spots import of_stack, script_line
 from autopar.runtime.process.waits import BoundedStore
@@ -295,9 +296,7 @@ def _compare(topic: str, facts: Sequence[Mapping[str, str]]) -> str:
 
     Of equally common facts, those of the lowest rank are taken as the rule.
     """
-    groups: dict[str, list[int]] = {}
-    for rank, fact in enumerate(facts):
-        groups.setdefault(json.dumps(fact, sort_keys=True), []).append(rank)
+    groups = grouped((json.dumps(fact, sort_keys=True), k) for k, fact in enumerate(facts))
     if len(groups) == 1:
         return ""
     rule = max(groups.values(), key=lambda ranks: (len(ranks), -ranks[0]))

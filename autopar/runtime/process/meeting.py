@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from autopar.errors import PlanMismatchError, RankError
+from autopar.ir.grouping import grouped
 from autopar.runtime.process.agreement import Agreement
 from autopar.runtime.process.beside import Beside
 from autopar.runtime.process.brought import (
@@ -121,9 +122,7 @@ class Meeting:
             rows = self._rows_of_reading(what, can_alone=can_alone)
             if rows is None or any(row[0] != READ for row in rows):
                 return ALONE
-            groups: dict[int, list[int]] = {}
-            for rank, row in enumerate(rows):
-                groups.setdefault(row[1], []).append(rank)
+            groups = grouped((row[1], rank) for rank, row in enumerate(rows))
             if len(groups) == 1:
                 if self._settled(_CAME) != _CAME:
                     return ALONE

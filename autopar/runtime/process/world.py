@@ -237,11 +237,6 @@ class Groups:
         # Of a mesh of one device, which has no axis, the DeviceMesh has one.
         return ParamPlace(self.params, param_placements(sharding) or (placement_types.Replicate(),))
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this rank is one of the mesh's."""
-        return is_of(self.others)
-
 
 class ParamPlace(NamedTuple):
     """Where a parameter lies: DTensor's placements on a mesh."""

@@ -141,16 +141,14 @@ def rank_run(
 
     graphs = {where: runs(gm) for where, gm in program.graphs.items()}
     arriving = {
-        name: [tangents.get(int(name.partition(":")[2]), torch.ones((), dtype=_dtype(dtype)))]
+        name: [
+            tangents.get(int(name.partition(":")[2]), torch.ones((), dtype=getattr(torch, dtype)))
+        ]
         * ranks
         for name, dtype in program.tangent_dtypes.items()
     }
     values = _RankValues(ranks)
     return TurnRun(program, graphs, values, given, arriving, around, last_turns)
-
-
-def _dtype(name: str) -> torch.dtype:
-    return getattr(torch, name)
 
 
 def _tangent(given: dict[int, Tensor], name: str, outputs: Mapping[str, Tensor]) -> Tensor:
