@@ -108,5 +108,4 @@ def _flag(field: OptionField) -> click.Option:
 def _tell(before: str, now: str) -> None:
     from autopar.errors import OldNameWarning
 
-    text = f"{before} goes with the next release: write {now}"
-    warnings.warn(OldNameWarning(text), stacklevel=2)
+    warnings.warn(OldNameWarning(f"{before} goes with the next release: write {now}"), stacklevel=2)

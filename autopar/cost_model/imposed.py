@@ -307,8 +307,7 @@ class _Imposing:
             return all(holds(test, tensor, batch, target) for test in moved)
 
         self._rule(root.key, constraint, passes)
-        key = root.key, what.root.output
-        self.arcs.setdefault(key, []).append((Phase.FORWARD, leads))
+        self.arcs.setdefault((root.key, what.root.output), []).append((Phase.FORWARD, leads))
 
     def _behind(self, constraint: Constraint, what: Returned, test: Test) -> Test:
         """`test`, of what a module returns, as one of the tensor that it is a view of."""

@@ -113,8 +113,7 @@ class Limits:
 
     def arc_costs(self, group: Group, network: Network, costs: IntArray) -> IntArray:
         """`costs` of the arcs of `network`, those `FORBIDDEN` that must not be taken."""
-        root = self.graph.nodes[group.root.node]
-        found = self.arcs.get((root.key, group.root.output), ())
+        found = self.arcs.get((self.graph.nodes[group.root.node].key, group.root.output), ())
         rules = [leads for phase, leads in found if phase in (None, group.phase)]
         if not rules:
             return costs

@@ -162,10 +162,8 @@ class Offloads:
         for k, places in enumerate(zip(*hides, strict=True)):
             sent = windows.hiding.sent(len(self.mesh) + k, each)
             for place, count in Counter(places).items():
-                if place is not None:
-                    for savings in (sent, windows.hiding.launched(launched)):
-                        saved = [count * saving for saving in savings]
-                        windows.add_node(place, number[handed.holder], saved)
+                hidden = sent, windows.hiding.launched(launched)
+                windows.add_node(place, number[handed.holder], *hidden, count=count)
 
     def _bytes(self, handed: HandedOver) -> IntArray:
         tensor, atoms = self.rounding.saved_type(handed.root), self.graph.atoms

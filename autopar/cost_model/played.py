@@ -60,8 +60,7 @@ def play_step(request: PlanRequest, structure: Stage) -> PlayedStep:
     layout = parse_layout(request.graph, structure)
     graph = layout.graph
     all_groups = groups(graph)
-    fused = options.fuses(cluster.device)
-    compute, launched = _ops_ns(layout, cluster, mesh, fused=fused)
+    compute, launched = _ops_ns(layout, cluster, mesh, fused=options.fuses(cluster.device))
     inside = _inside(layout, mesh, compute)
     shares = sharing(graph)
     alike = {group.key: group for group in all_groups}
@@ -136,10 +135,11 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
             kind = node.key, choice, optimizer
             if kind not in known:
                 where = optimizer, tensor, graph.atoms, choice.storage, mesh
-                if choice.hosted:
-                    seconds = host_update_s(*where, cluster.host)
-                else:
-                    seconds = update_s(*where, cluster.device)
+                seconds = (
+                    host_update_s(*where, cluster.host)
+                    if choice.hosted
+                    else update_s(*where, cluster.device)
+                )
                 known[kind] = to_ns(seconds)
             found[node.index] = known[kind]
     return found

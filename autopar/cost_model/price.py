@@ -150,13 +150,10 @@ def _compute(
             done_of[key, done] = _node_ns(graph, cluster.device, mesh, entry, done)
         computed, talk, launched = done_of[key, done]
         costs[key] += graph.turns * count * (computed + talk.sum(axis=0) + launched)
-        if place is not None:
-            hiding = windows.hiding
-            windows.add_node(place, number[key], [count * s for s in hiding.computed(computed)])
-            windows.add_node(place, number[key], [count * s for s in hiding.launched(launched)])
-            for axis in np.flatnonzero(talk.any(axis=1)).tolist():
-                waited = hiding.waited(axis, talk[axis])
-                windows.add_node(place, number[key], [count * saved for saved in waited])
+        talks = np.flatnonzero(talk.any(axis=1)).tolist()
+        waited = (windows.hiding.waited(axis, talk[axis]) for axis in talks)
+        hidden = windows.hiding.computed(computed), windows.hiding.launched(launched), *waited
+        windows.add_node(place, number[key], *hidden, count=count)
     fused, rounding = options.fuses(cluster.device), Rounding(request)
     where = rounding, mesh, cluster.device, all_groups, table
     add_rounding(*where, costs, windows, fused=fused)
@@ -229,9 +226,11 @@ def _held(
             tensor = entry.node.outputs[0]
             for c, choice in enumerate(entry.choices):
                 assert isinstance(choice, ParamChoice)
-                kept = 0
-                if choice.kept != choice.storage:
-                    kept = in_flight * local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
+                kept = (
+                    in_flight * local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
+                    if choice.kept != choice.storage
+                    else 0
+                )
                 elsewhere = choice.hosted if request.cluster.has_host_memory else 0
                 hosted = hosts.hosted(key, elsewhere) if elsewhere else frozenset[str]()
                 here = [node for node in members[key] if node.target not in hosted]

@@ -86,8 +86,7 @@ def hop_ns(
 
 def sent_bytes(layout: Layout, phase: Phase) -> list[int]:
     """Bytes of a device of each message of a stage, in one phase of a microbatch."""
-    graph = layout.graph
-    return [_own_bytes(layout, n) for n in graph.nodes if n.op == SEND and n.phase is phase]
+    return [_own_bytes(layout, n) for n in layout.graph.nodes if n.op == SEND and n.phase is phase]
 
 
 def _own_bytes(layout: Layout, node: Node) -> int:
@@ -109,8 +108,7 @@ def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> t
     held = holders(tensor, atoms, OnMesh(layout.mesh, state))
     out, come = Counter[int](), Counter[int]()
     for device in range(other.mesh.num_devices):
-        box = OnMesh(other.mesh, made).box(tensor, atoms, device)
-        for parcel in parcels(held, box, device):
+        for parcel in parcels(held, OnMesh(other.mesh, made).box(tensor, atoms, device), device):
             size = itemsize(tensor.dtype) * prod(b - a for a, b in parcel.box)
             out[parcel.source] += size
             come[device] += size

@@ -82,8 +82,7 @@ def _of_decisions(plan: StagePlan) -> Iterator[str]:
             "a record in autopar/rules describes an op"
         )
     if plan.structure.num_devices > 1 and plan.estimates.memory_limit:
-        groups = param_groups(plan.structure.params, plan.structure.mesh)
-        yield from _whole(plan, groups)
+        yield from _whole(plan, param_groups(plan.structure.params, plan.structure.mesh))
 
 
 def _whole(plan: StagePlan, params: Sequence[ParamGroup]) -> Iterator[str]:

@@ -71,5 +71,4 @@ def held_by(memory: Memory) -> dict[str, int]:
 
 def again_ns(estimates: StageEstimates) -> int:
     """What a step takes to make again for backward what is not saved."""
-    ops = estimates.ops
-    return sum(op.compute_ns for key, op in ops.items() if original_key(key) != key)
+    return sum(op.compute_ns for key, op in estimates.ops.items() if original_key(key) != key)

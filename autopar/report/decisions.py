@@ -77,10 +77,11 @@ def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
     whole = format_bytes(params.total_bytes // count)
     stored = format_bytes(params.held_bytes(param.storage, mesh) // count)
     where = "in the memory of each device's host" if placed.hosted else "on each device"
-    if placed.kept != placed.storage:
-        kept = f"kept for backward: {on_axes(placed.kept, mesh)}"
-    else:
-        kept = "kept for backward: as it is stored, no copy"
+    kept = (
+        f"kept for backward: {on_axes(placed.kept, mesh)}"
+        if placed.kept != placed.storage
+        else "kept for backward: as it is stored, no copy"
+    )
     forward = [state for op, state in readers if op.phase == "forward"]
     taken = parsed(forward[0], mesh) if forward else None
     roles = [

@@ -110,8 +110,7 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     table, played = played_plan(plan)
     ranks = played_ranks(table, played)
     rows = content.stages
-    rank = ranks[busiest(ranks)]
-    sent_ns = sum(each.sent_ns for each in rank.actions)
+    sent_ns = sum(each.sent_ns for each in ranks[busiest(ranks)].actions)
     binds = [content.binds[0]]
     if sent_ns:
         binds.append(f"of that, messages are under way to it for {format_ns(sent_ns)}")

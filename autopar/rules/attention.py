@@ -195,9 +195,11 @@ def _merged_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
     found = 0
     for output, sharding in zip(node.outputs, shardings(node, choice)[1], strict=True):
         held = local_bytes(output, graph.atoms, sharding, sizes)
-        summed = held
-        if output is node.outputs[0]:
-            summed = held * row_itemsize(output.dtype) * prod(output.shape) // output.num_bytes
+        summed = (
+            held * row_itemsize(output.dtype) * prod(output.shape) // output.num_bytes
+            if output is node.outputs[0]
+            else held
+        )
         found += held + 2 * summed
     return found
 

@@ -39,15 +39,12 @@ class LocalCall:
     shapes: Shapes
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
-        if position < len(self.args):
-            return self.args[position]
-        return self.kwargs.get(name, default)
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
     def dim(self, position: int) -> int:
         """The dim in argument `position`, counted from the front of the whole side."""
         value = self.arg(position, "dim", 0)
-        rank = max(map(len, (*self.shapes.inputs, *self.shapes.outputs)))
-        return value % rank
+        return value % max(map(len, (*self.shapes.inputs, *self.shapes.outputs)))
 
 
 ElementsRead = Callable[[Shapes], Mapping[int, int]]

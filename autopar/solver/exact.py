@@ -154,8 +154,7 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
 
 def _descend(state: Search, start: tuple[int, ...] | None) -> None:
     descent = Descent(state.problem, state.evaluator, state.clock, state.shares)
-    starts = [start] if start else [descent.grown(), descent.leanest()]
-    for choice in starts:
+    for choice in [start] if start else [descent.grown(), descent.leanest()]:
         found = descent.improve(choice)
         if found is not None:
             state.offer(*found)

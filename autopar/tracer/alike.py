@@ -136,10 +136,7 @@ class Stream:
     def seen_from(self, owner: Owner, value: Recorded) -> Hashable:
         """The name that `value` has for a block: of what is in blocks close by, relative to it.
         None, which equals no name, for what a block that is left out has for others."""
-        if value.op < 0:
-            holder, at = self._owner(value.name)
-        else:
-            holder, at = self._place[value.op]
+        holder, at = self._owner(value.name) if value.op < 0 else self._place[value.op]
         if holder == self.REST:
             return self.REST, at, value.output
         run = self.runs[holder[0]]

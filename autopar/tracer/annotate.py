@@ -25,8 +25,7 @@ def with_rules(graph: Graph) -> Graph:
         rule = _rule(graph, node, cache) if node.role is Role.OP else None
         rules.append(rule)
         if rule is None:
-            known = node.role is not Role.OP or not node.inputs
-            nodes.append(replace(node, has_rule=known))
+            nodes.append(replace(node, has_rule=node.role is not Role.OP or not node.inputs))
         else:
             nodes.append(replace(node, partial=rule.partial, mean=rule.mean, view=rule.view))
     return with_atoms(replace(graph, nodes=tuple(nodes)), rules, _alike(graph))

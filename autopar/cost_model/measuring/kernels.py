@@ -113,8 +113,7 @@ def attentions(watch: Stopwatch) -> tuple[Attention, ...]:
 
         # Query, key, value, output, their four gradients, and as much again for what kernels take.
         num_bytes = 16 * batch * heads * sequence * head_dim * itemsize(dtype)
-        name = f"attention {'x'.join(map(str, shape))} {dtype}"
-        times_ns = _time(watch, name, num_bytes, both)
+        times_ns = _time(watch, f"attention {'x'.join(map(str, shape))} {dtype}", num_bytes, both)
         if times_ns is not None:
             found.append(Attention(batch, heads, sequence, head_dim, dtype, *times_ns))
     return tuple(found)

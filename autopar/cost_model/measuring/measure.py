@@ -47,8 +47,7 @@ def profile(
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        notebook = Notebook.open(unfinished, what)
-        watch = Stopwatch(world, wanted, notebook, progress or _silent)
+        watch = Stopwatch(world, wanted, Notebook.open(unfinished, what), progress or _silent)
         found = _measure(watch, described, name, sizes)
     finally:
         torch.set_float32_matmul_precision(precision)

@@ -159,8 +159,7 @@ def _ready(
         if mesh is not None:
             yield name, param, _replicated(name, param, world, mesh, sources)
         elif name in sources:
-            value = sources.whole(name, param).to(world.device)
-            _swap(name, param, _parameter(value, param))
+            _swap(name, param, _parameter(sources.whole(name, param).to(world.device), param))
         else:
             param.data = param.data.to(world.device)
 
@@ -212,8 +211,7 @@ def shard_parameters(
             # A copy, so that the whole can be freed.
             piece = cut_piece(whole, *place).clone(memory_format=torch.contiguous_format)
         else:
-            slices = local_slices(param.shape, *place)
-            piece = sources.read(name, slices).to(place.mesh.device_type)
+            piece = sources.read(name, local_slices(param.shape, *place)).to(place.mesh.device_type)
         new = _parameter(_stored(name, piece, param, place, hosted), param)
         if isinstance(param.grad, DTensor):
             grad = cut_piece(param.grad.to_local(), *place)

@@ -78,8 +78,7 @@ class Passage:
 
     def is_all(self, leg: PeerPart) -> bool:
         """Whether the whole piece goes one way."""
-        lengths = (part.stop - part.start for part in leg.slices)
-        return prod(lengths) == prod(self.split)
+        return prod(part.stop - part.start for part in leg.slices) == prod(self.split)
 
 
 @dataclass(frozen=True)

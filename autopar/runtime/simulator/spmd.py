@@ -108,8 +108,7 @@ def _in_turns(
     program: Program, step: RankStep, tensors: Mapping[str, Tensor], tangents: Mapping[int, Tensor]
 ) -> StepResult:
     """`train_step` of a program in microbatches."""
-    random = DefaultRandom(torch.device("cpu"))
-    around = replaying(random) if draws(program.forward) else at_once
+    around = replaying(DefaultRandom(torch.device("cpu"))) if draws(program.forward) else at_once
     found = rank_run(program, step, tensors, tangents, around)
     run_turns(found)
     return step.joined(found)

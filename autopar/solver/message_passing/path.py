@@ -65,8 +65,7 @@ def search_large(problem: Problem, clock: Clock, progress: Progress) -> LargeAns
     progress(f"contracted from {len(problem.keys)} nodes to {core.num_nodes}")
     if core.num_times and int(core.base.max()) > core.limit:
         worst = int(core.base.argmax())
-        shortage = Shortage((worst,), (int(core.base[worst]),))
-        return _impossible(problem, shortage, statistics)
+        return _impossible(problem, Shortage((worst,), (int(core.base[worst]),)), statistics)
     if not core.num_nodes:
         return LargeAnswer(contracted.lift({}), core.fixed_cost, statistics)
     work = _Work(core, clock, progress)
