@@ -344,17 +344,14 @@ def _unknown(plan: StagePlan, name: str) -> str:
     )
 
 
-def _alternatives(reasons: Reasons) -> list[RenderableType]:
+def _alternatives(reasons: Reasons) -> Iterator[RenderableType]:
     from autopar.report.explanation import alternatives_text, benefits_text
 
-    found: list[RenderableType] = []
     for each in reasons.alternatives:
-        found += section(
-            "What else it could be, all else adapting", _lines(alternatives_text(each))
-        )
+        text = alternatives_text(each)
+        yield from section("What else it could be, all else adapting", _lines(text))
     if reasons.benefits:
-        found += section("What more would buy", _lines(benefits_text(reasons.benefits)))
-    return found
+        yield from section("What more would buy", _lines(benefits_text(reasons.benefits)))
 
 
 def clean_sentence(text: str) -> str:

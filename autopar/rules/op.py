@@ -7,7 +7,7 @@ arguments speak of shapes. What writes the sends is in `codegen/ops`, in a file 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -85,7 +85,7 @@ class JointCall:
 class Joint:
     """What an op sends, and holds besides its inputs and outputs, under a joint factor."""
 
-    sends: Callable[[JointCall], tuple[Exchange, ...]]
+    sends: Callable[[JointCall], Iterable[Exchange]]
     scratch_bytes: Callable[[JointCall], int] = lambda _: 0
 
 

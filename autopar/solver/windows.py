@@ -33,12 +33,8 @@ def first_shares(problem: Problem) -> Shares:
 
 def normalised(shares: Sequence[FloatArray]) -> Shares:
     """`shares` of any size, in proportion."""
-    found: list[FloatArray] = []
-    for share in shares:
-        positive = np.maximum(share, 0.0)
-        total = float(positive.sum())
-        found.append(positive / total if total > 0 else np.eye(len(share))[0])
-    return tuple(found)
+    positive = [np.maximum(share, 0.0) for share in shares]
+    return tuple(x / x.sum() if x.sum() > 0 else np.eye(len(x))[0] for x in positive)
 
 
 def weighed(problem: Problem, shares: Shares) -> Problem:

@@ -104,9 +104,9 @@ def ranks_per_node(hosts: Sequence[RankHost]) -> int:
         if len({each.kernel for each in block}) > 1:
             _by_hosts(hosts)  # Where that fails as well, it says more.
             raise ClusterError(
-                f"LOCAL_WORLD_SIZE is {size}, which puts {ranks_text([r.rank for r in block])} on "
-                f"one node, and they are on several ({_told_hosts(hosts)}): set it to the number of "
-                "ranks on each node, or do not set it"
+                f"LOCAL_WORLD_SIZE is {size}, which puts {ranks_text([r.rank for r in block])} "
+                f"on one node, and they are on several ({_told_hosts(hosts)}): set it to the "
+                "number of ranks on each node, or do not set it"
             )
     return size
 

@@ -275,13 +275,12 @@ def make_groups(mesh: Mesh, world: World, first_rank: int = 0) -> Groups:
 
 def dtensor_placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
     """DTensor's placements of `sharding`, in its order of axes. PlanError if it is partial."""
-    found: list[placement_types.Placement] = []
-    for placement in sharding:
-        if placement.kind == "P":
-            raise PlanError(f"{sharding} is partial: no tensor is stored so; plan again")
-        shard = placement.kind in "SC"
-        found.append(placement_types.Shard(placement.dim) if shard else placement_types.Replicate())
-    return tuple(found)
+    if sharding.has_partial:
+        raise PlanError(f"{sharding} is partial: no tensor is stored so; plan again")
+    return tuple(
+        placement_types.Shard(p.dim) if p.kind in "SC" else placement_types.Replicate()
+        for p in sharding
+    )
 
 
 def param_placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:

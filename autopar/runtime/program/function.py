@@ -337,11 +337,10 @@ def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor]) -> list[Any]:
     by_name = dict(zip(names, ctx.saved, strict=True))
     if not keeps_graph():
         ctx.saved = ctx.past = None
-    inputs: list[Any] = []
-    for name in ctx.step.backward_inputs:
-        saved = by_name.get(name)
-        inputs.append(_tangent(ctx, given, _rest(name)) if saved is None else saved)
-    return inputs
+    return [
+        by_name[name] if name in by_name else _tangent(ctx, given, _rest(name))
+        for name in ctx.step.backward_inputs
+    ]
 
 
 def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +185,7 @@ class RankStep:
         found: list[list[Tensor]] = [[] for _ in range(self.mesh.num_devices)]
         for name in names:
             kind, _, target = name.partition(":")
-            shards: list[Tensor] = [tensors[name]] * self.mesh.num_devices
+            shards: Iterable[Tensor] = [tensors[name]] * self.mesh.num_devices
             if kind == "param":
                 shards = self._shards(self.params[target], self.storage[target], tensors[name])
             elif kind == "input":
@@ -196,8 +196,7 @@ class RankStep:
                 inputs.append(piece)
         return found
 
-    def _shards(self, node: Node, sharding: Sharding, tensor: Tensor) -> list[Tensor]:
-        found: list[Tensor] = []
+    def _shards(self, node: Node, sharding: Sharding, tensor: Tensor) -> Iterator[Tensor]:
         cut: dict[tuple[int, ...], Tensor] = {}
         for rank in range(self.mesh.num_devices):
             coordinate = self.mesh.coordinate(rank)
@@ -206,8 +205,7 @@ class RankStep:
                 cut[key] = shard(
                     tensor, node.outputs[0], self.graph.atoms, sharding, self.mesh, coordinate
                 )
-            found.append(cut[key])
-        return found
+            yield cut[key]
 
     def joined(self, found: TurnRun) -> StepResult:
         """What turns have made, whole."""
