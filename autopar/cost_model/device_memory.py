@@ -172,7 +172,9 @@ class _Mail:
 
     def _order(self, peer: int, rank: int) -> Iterator[_Message]:
         """What a rank is sent by another one, one after the other; it asks itself for nothing."""
-        for action in self.table.rows[peer] if peer != rank else ():
-            for message in self._ends(action, is_source=True):
-                if self.table.ranks[message[0][1]] == rank:
-                    yield message
+        return (
+            message
+            for action in (self.table.rows[peer] if peer != rank else ())
+            for message in self._ends(action, is_source=True)
+            if self.table.ranks[message[0][1]] == rank
+        )

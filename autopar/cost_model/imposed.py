@@ -161,12 +161,13 @@ class _Imposing:
         self, key: str, constraint: Constraint, tensor: TensorType, tests: Tests, output: int
     ) -> None:
         """Output `output` of a class is to be as `tests` say."""
-        batch = self.batch
-
-        def passes(_: Decision, __: Shardings, outputs: Shardings) -> bool:
-            return all(holds(test, tensor, batch, outputs[output]) for test in tests)
-
-        self._rule(key, constraint, passes)
+        self._rule(
+            key,
+            constraint,
+            lambda _, __, outputs: all(
+                holds(test, tensor, self.batch, outputs[output]) for test in tests
+            ),
+        )
 
     def _rule(
         self, key: str, constraint: Constraint, passes: Passes, *, lenient: bool = False
@@ -226,15 +227,13 @@ class _Imposing:
         return any(is_batch(node, option, self.batch) for some in options for option in some)
 
     def _does(self, node: Node, alternatives: Sequence[Tests], roles: Mapping[str, str]) -> Passes:
-        batch = self.batch
-
-        def passes(choice: Decision, _: Shardings, __: Shardings) -> bool:
-            return isinstance(choice, Choice) and any(
-                all(option_holds(t, node, choice.options[t.axis], batch, roles) for t in tests)
+        return lambda choice, _, __: (
+            isinstance(choice, Choice)
+            and any(
+                all(option_holds(t, node, choice.options[t.axis], self.batch, roles) for t in tests)
                 for tests in alternatives
             )
-
-        return passes
+        )
 
     def _saves(self, constraint: Constraint, tests: Tests) -> None:
         for node in self.graph.with_role(Role.OP):

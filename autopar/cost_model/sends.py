@@ -176,8 +176,7 @@ def _shared(
 
 def _results(graph: Graph) -> Iterator[int]:
     """Bytes of each result of a step that all ranks have."""
-    for node in graph.with_role(*_WHOLE):
-        yield graph.type_of(node.inputs[0]).num_bytes
+    return (graph.type_of(node.inputs[0]).num_bytes for node in graph.with_role(*_WHOLE))
 
 
 def _states(graph: Graph, cluster: Cluster) -> Iterator[int]:

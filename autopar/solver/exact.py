@@ -212,9 +212,8 @@ def _beaten_cost(aim: Aim) -> float:
 
 def _is_beaten(model: Model, answer: Answer, cutoff: float) -> bool:
     """Whether a relaxation that came to no end says that no plan costs less than `cutoff`."""
-    if not len(answer.row_duals):
-        return False
-    return dual_bound(model, answer.row_duals / model.cost_scale).value - SAME_COST > cutoff - 1
+    duals = answer.row_duals / model.cost_scale
+    return len(duals) > 0 and dual_bound(model, duals).value - SAME_COST > cutoff - 1
 
 
 def _read_relaxation(

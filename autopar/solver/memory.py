@@ -41,9 +41,8 @@ def live_sets(problem: Problem) -> list[tuple[int, tuple[NodeUsage, ...]]]:
 
 def usages_at(problem: Problem, time: int) -> Iterator[NodeUsage]:
     """What is taken at a time."""
-    for node, _, usage in _lasting(problem):
-        if usage.start <= time < usage.stop:
-            yield node, usage.amounts
+    there = (each for each in _lasting(problem) if each[2].start <= time < each[2].stop)
+    return ((node, usage.amounts) for node, _, usage in there)
 
 
 def total_usages(problem: Problem) -> list[IntArray]:
@@ -97,10 +96,12 @@ def peak_conflict(problem: Problem, choice: Sequence[int], time: int, needed: in
 
 def _lasting(problem: Problem) -> Iterator[tuple[int, int, Usage]]:
     """Node, place among its usages, and usage, of all that last for any time."""
-    for node, usages in enumerate(problem.usages):
-        for place, usage in enumerate(usages):
-            if usage.start < usage.stop:
-                yield node, place, usage
+    return (
+        (node, place, usage)
+        for node, usages in enumerate(problem.usages)
+        for place, usage in enumerate(usages)
+        if usage.start < usage.stop
+    )
 
 
 def _conflict(

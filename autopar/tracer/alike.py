@@ -155,8 +155,10 @@ class Stream:
 
     def named(self, owner: Owner) -> Iterator[tuple[int, list[Hashable]]]:
         """The items of a block, with what they read as seen from it."""
-        for kind, reads in self.items[owner]:
-            yield kind, [self.seen_from(owner, value) for value in reads]
+        return (
+            (kind, [self.seen_from(owner, value) for value in reads])
+            for kind, reads in self.items[owner]
+        )
 
 
 def repeats(stream: Stream) -> bool:
@@ -185,10 +187,8 @@ def _follows(here: Hashable, first: Hashable, last: Hashable) -> bool:
     if here is None:
         return False
     distance = here[0] if isinstance(here, tuple) else 0
-    if isinstance(distance, int) and distance < 0:
-        return here == last
-    if isinstance(distance, int) and distance > 0:
-        return here == first
+    if isinstance(distance, int) and distance:
+        return here == (last if distance < 0 else first)
     return here == first == last
 
 

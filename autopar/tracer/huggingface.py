@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -97,13 +97,10 @@ def _outermost(model: nn.Module) -> list[Any]:
     return found
 
 
-def _pretrained(models: list[Any]) -> Generator[Any, None, None]:
+def _pretrained(models: list[Any]) -> Iterator[Any]:
     """`models` and the models in them."""
-    library = sys.modules["transformers.modeling_utils"]
-    for model in models:
-        for module in model.modules():
-            if isinstance(module, library.PreTrainedModel):
-                yield module
+    kind = sys.modules["transformers.modeling_utils"].PreTrainedModel
+    return (m for model in models for m in model.modules() if isinstance(m, kind))
 
 
 def _configs(models: list[Any]) -> list[Any]:

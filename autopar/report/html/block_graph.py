@@ -256,9 +256,13 @@ def fold(
         changed = False
         for start, end, _ in wires:
             a, b = home[start], home[end]
-            if a == b or kind[a] is None or kind[a] != kind[b] or graph.edges[a, b]["stays"]:
-                continue
-            if any(other != b and nx.has_path(graph, other, b) for other in graph.succ[a]):
+            if (
+                a == b
+                or kind[a] is None
+                or kind[a] != kind[b]
+                or graph.edges[a, b]["stays"]
+                or any(other != b and nx.has_path(graph, other, b) for other in graph.succ[a])
+            ):
                 continue
             around: list[tuple[str, str, bool]]
             around = [*graph.in_edges(b, data="stays"), *graph.out_edges(b, data="stays")]

@@ -298,8 +298,10 @@ def _parameter(data: Tensor, like: Tensor) -> nn.Parameter:
 def buffer_places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
     """Every place that holds a buffer, or a tensor that is a plain attribute and like one, with the
     name there; one tensor may have several."""
-    for path, module in model.named_modules():
-        for table in (module._buffers, vars(module)):
-            for leaf, buffer in table.items():
-                if isinstance(buffer, Tensor) and is_state(buffer):
-                    yield table, leaf, f"{path}.{leaf}" if path else leaf, buffer
+    return (
+        (table, leaf, f"{path}.{leaf}" if path else leaf, buffer)
+        for path, module in model.named_modules()
+        for table in (module._buffers, vars(module))
+        for leaf, buffer in table.items()
+        if isinstance(buffer, Tensor) and is_state(buffer)
+    )

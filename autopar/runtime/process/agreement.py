@@ -176,9 +176,8 @@ class Agreement:
         """Whether this rank is the one that looks who is missing; if that dies, each is in the
         end."""
         looking = self._store.compare_set(self._key(topic, "looks"), "", str(self._rank), _GRACE_S)
-        if looking.decode() == str(self._rank):
-            return True
-        return is_late and not self._store.is_set(key, _LATER_S, _GRACE_S)
+        is_looking = looking.decode() == str(self._rank)
+        return is_looking or (is_late and not self._store.is_set(key, _LATER_S, _GRACE_S))
 
     def _has_come(self, topic: str, rank: int) -> bool:
         return self._store.check([self._key(topic, f"facts/{rank}")], _GRACE_S)

@@ -324,10 +324,11 @@ class Meeting:
         self, error: RuntimeError, phase: str, gm: fx.GraphModule | None = None
     ) -> RankError:
         """What to say of a peer that is lost, as `error` has it."""
-        if isinstance(error, SilenceError):
-            waited = error.awaited
-        else:
-            waited = waiting_collective(of_error(error), gm) or "a collective"
+        waited = (
+            error.awaited
+            if isinstance(error, SilenceError)
+            else waiting_collective(of_error(error), gm) or "a collective"
+        )
         call = f" of call {self.roll.calls}" if self.roll.calls else ""
         return self._lost(f"the {phase}{call}, in {waited}", self.roll.call())
 
