@@ -93,7 +93,7 @@ def _least_squares(
     n = len(rows[0])
     scale = [sum(row[k] ** 2 for row in rows) ** 0.5 for k in range(n)]
     columns = [[row[k] / scale[k] for row in rows] for k in range(n)]
-    table = [
+    table: list[list[float]] = [
         [sum(x * y * w for x, y, w in zip(a, b, weights)) for b in (*columns, target)]
         for a in columns
     ]

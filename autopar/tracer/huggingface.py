@@ -50,12 +50,13 @@ def _masks_where_eager_has_them() -> AbstractContextManager[None]:
     5.23 make one of all that is traced, which fused attention takes for any mask."""
     from transformers import masking_utils
 
-    is_tracing: Any = masking_utils.is_tracing
+    library: Any = masking_utils
+    is_tracing = library.is_tracing
 
-    def is_tracing_some(tensor: Any = None) -> bool:
+    def is_some(tensor: Any = None) -> bool:
         return tensor is not None and is_tracing(tensor)
 
-    return replaced((masking_utils, "is_tracing", is_tracing_some))
+    return replaced((library, "is_tracing", is_some))
 
 
 @contextmanager

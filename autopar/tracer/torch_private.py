@@ -165,8 +165,9 @@ def is_functional(op: Any) -> bool:
     """Whether an op makes new tensors, and only that: none of its arguments is changed, and none of
     its results shares memory with one."""
     schema = getattr(op, "_schema", None)
-    makes_new = schema is not None and not schema.is_mutable
-    return makes_new and all(result.alias_info is None for result in schema.returns)
+    if schema is None or schema.is_mutable:
+        return False
+    return all(result.alias_info is None for result in schema.returns)
 
 
 def on_fakes(
