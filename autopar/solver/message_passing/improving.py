@@ -59,7 +59,7 @@ class Improver:
         self.core = core
         self.memory = memory
         self.clock = clock
-
+        self.seed = seed
         self.planner = Planner(core, memory, seed)
         self.best: FoundPlan | None = None
         self._current: FoundPlan | None = None
