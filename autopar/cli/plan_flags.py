@@ -37,7 +37,7 @@ class PlanFlags(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses `args`, with flags of the names without groups replaced."""
-        now = {_flag_before(f): flag_of(f) for f in self._fields() if f.before}
+        now = {_as_flag(f.before, f): flag_of(f) for f in self._fields() if f.before}
         now |= {f"--no-{k[2:]}": f"--no-{v[2:]}" for k, v in now.items()}
         anew: list[str] = []
         for position, arg in enumerate(args):
@@ -77,10 +77,6 @@ def flag_of(field: OptionField) -> str:
     return _as_flag(f"{field.group}-{field.name}" if field.group else field.name, field)
 
 
-def _flag_before(field: OptionField) -> str:
-    return _as_flag(field.before, field)
-
-
 def _as_flag(name: str, field: OptionField) -> str:
     name = name.removesuffix("s") if field.is_several else name
     return f"--{name.replace('_', '-')}"
@@ -112,5 +108,4 @@ def _flag(field: OptionField) -> click.Option:
 def _tell(before: str, now: str) -> None:
     from autopar.errors import OldNameWarning
 
-    text = f"{before} goes with the next release: write {now}"
-    warnings.warn(OldNameWarning(text), stacklevel=2)
+    warnings.warn(OldNameWarning(f"{before} goes with the next release: write {now}"), stacklevel=2)

@@ -29,9 +29,7 @@ def report(
     if output is None and trace_file is None:
         raise click.UsageError("say what to write: -o PAGE, --trace TRACE, or both")
     plan = Plan.load(file)
-    own = None
-    if stage is not None or trace_file is not None:
-        own = stage_of(plan, stage, "a trace")
+    own = stage_of(plan, stage, "a trace") if stage is not None or trace_file is not None else None
     if output is not None:
         from autopar.report.html.page import html
 

@@ -93,7 +93,10 @@ def _least_squares(
     n = len(rows[0])
     scale = [sum(row[k] ** 2 for row in rows) ** 0.5 for k in range(n)]
     columns = [[row[k] / scale[k] for row in rows] for k in range(n)]
-    table = [[sum(map(_product, a, b, weights)) for b in (*columns, target)] for a in columns]
+    table: list[list[float]] = [
+        [sum(x * y * w for x, y, w in zip(a, b, weights)) for b in (*columns, target)]
+        for a in columns
+    ]
     for k in range(n):
         pivot = max(range(k, n), key=lambda i: abs(table[i][k]))
         table[k], table[pivot] = table[pivot], table[k]
@@ -107,7 +110,3 @@ def _least_squares(
 
 def _dot(a: _Figures, b: _Figures) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def _product(a: float, b: float, c: float) -> float:
-    return a * b * c

@@ -22,6 +22,7 @@ from typing import Any, cast
 from autopar.cluster.devices import preset_of
 from autopar.cluster.names import several_kinds
 from autopar.ir.files import read_at_most
+from autopar.ir.grouping import grouped
 
 EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
 
@@ -265,9 +266,8 @@ def _hostfile(text: str) -> Foreign | None:
     slots = [_slots(host) for host in hosts]
     if None in slots and not all(re.search(r"[\d.-]|^localhost$", host["host"]) for host in hosts):
         return None
-    sizes = Counter[str]()
-    for host, size in zip(hosts, slots, strict=True):
-        sizes[host["host"]] += size or 1
+    named = grouped((host["host"], size or 1) for host, size in zip(hosts, slots, strict=True))
+    sizes = {name: sum(some) for name, some in named.items()}
     num, counts = len(sizes), sorted({*sizes.values()})
     if None in slots and counts == [1]:
         return Foreign(f"a list of {num} hosts", _of_hosts(num))

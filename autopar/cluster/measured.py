@@ -11,6 +11,7 @@ from typing import NamedTuple
 from autopar.cluster.curves import Fit, crossing, fit
 from autopar.cluster.profile import Matmul, Profile, Sent
 from autopar.errors import ClusterError
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import (
     AttentionSeries,
     Cluster,
@@ -195,11 +196,11 @@ class _Place(NamedTuple):
 def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> Link:
     """The link of `level`, 0 the innermost, its nominal rate no more than given; `base` where
     nothing was measured on it."""
-    measured: dict[_Place, list[Sent]] = {}
-    for sent in profile.collectives:
-        if sent.level == level:
-            place = _Place(sent.kind, sent.shared, sent.sides, sent.ranks)
-            measured.setdefault(place, []).append(sent)
+    measured = grouped(
+        (_Place(sent.kind, sent.shared, sent.sides, sent.ranks), sent)
+        for sent in profile.collectives
+        if sent.level == level
+    )
     if not measured:
         return base
     found = {place: _fitted(measured[place]) for place in sorted(measured)}

@@ -62,8 +62,8 @@ def parse_mesh(text: str, cluster: Cluster) -> Mesh:
     wanted, present = prod(sizes), cluster.num_devices
     if wanted != present:
         raise ClusterError(
-            f"mesh {text!r} has {_devices(wanted)}, but cluster {cluster.name} has {present}: "
-            f"choose sizes that multiply to {present}"
+            f"mesh {text!r} has {wanted} device{'s' * (wanted != 1)}, but cluster {cluster.name} "
+            f"has {present}: choose sizes that multiply to {present}"
         )
     return _lay(names, sizes, cluster)
 
@@ -140,11 +140,13 @@ def kinds_of_axes(cluster: Cluster) -> tuple[KindOfAxis, ...]:
 
 def _lay(names: tuple[str, ...], sizes: tuple[int, ...], cluster: Cluster) -> Mesh:
     """Axes of more than one rank, laid row-major over the cluster."""
-    axes: list[Axis] = []
-    for k, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        if size > 1:
-            axes.append(axis_over(name, size, prod(sizes[k + 1 :]), cluster))
-    return Mesh(tuple(axes))
+    return Mesh(
+        tuple(
+            axis_over(name, size, prod(sizes[k + 1 :]), cluster)
+            for k, (name, size) in enumerate(zip(names, sizes, strict=True))
+            if size > 1
+        )
+    )
 
 
 def axis_over(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
@@ -221,7 +223,3 @@ def _size(token: str, text: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", token, re.ASCII):
         raise ClusterError(f"mesh {text!r}: {token!r} is not a size of 1 or more ({_EXAMPLES})")
     return int(token)
-
-
-def _devices(n: int) -> str:
-    return f"{n} device" if n == 1 else f"{n} devices"

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from math import prod
 from typing import TypeVar
 
 from autopar.cluster.devices import ALIASES, DEVICES
@@ -66,10 +67,7 @@ def _counted(part: str) -> tuple[str | None, int]:
     match = re.fullmatch(_PART, part, re.IGNORECASE | re.ASCII | re.DOTALL)
     assert match is not None
     sizes = [int(size[:9]) for size in re.findall(r"\d+", match[1])]
-    num = 1 if sizes else 0
-    for size in sizes:
-        num *= size
-    return _key(match[2], DEVICES, ALIASES), num
+    return _key(match[2], DEVICES, ALIASES), prod(sizes) if sizes else 0
 
 
 def _description(name: str, sizes: Sequence[int]) -> str:

@@ -48,7 +48,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import MISSING, Field, asdict, replace
+from dataclasses import MISSING, asdict, replace
 from dataclasses import fields as own_fields
 from math import prod
 from pathlib import Path
@@ -214,12 +214,12 @@ def _read(path: Path) -> Cluster:
 
 
 def _from_table(table: _ClusterTable, stem: str, where: str) -> Cluster:
-    given = table.device
-    if isinstance(given, str):
-        given = _DeviceTable(preset=given)
-    base = None
-    if given.preset is not None:
-        base = device(given.preset, f"{where}, device", [level.size for level in table.levels])
+    given = _DeviceTable(preset=table.device) if isinstance(table.device, str) else table.device
+    base = (
+        device(given.preset, f"{where}, device", [level.size for level in table.levels])
+        if given.preset is not None
+        else None
+    )
     system = SYSTEMS[base.name] if base else None
     cluster = Cluster(
         name=table.name if table.name is not None else stem,
@@ -278,16 +278,12 @@ def _levels(tables: list[_LevelTable], system: System | None, where: str) -> tup
     for k, table in enumerate(tables):
         here = f"{where}, levels[{k}]"
         below = prod(inner.size for inner in tables[k + 1 :])
-        given = table.link
         from_last = len(tables) - k
-        if given is None and from_last > len(usual):
+        if table.link is None and from_last > len(usual):
             raise ClusterError(f"{here} has no link, and none is usual there: name one")
-        if given is None:
-            given = usual[-from_last]
-        if isinstance(given, str):
-            link = _preset_link(given, below, here)
-        else:
-            link = _link(given, below, here)
+        given = usual[-from_last] if table.link is None else table.link
+        by_name = isinstance(given, str)
+        link = _preset_link(given, below, here) if by_name else _link(given, below, here)
         levels.append(Level(table.size, link))
     return tuple(levels)
 
@@ -340,15 +336,11 @@ def _merge(
         if fields and "source" not in fields:
             fields["source"] = f"{base.source}; changed: {', '.join(sorted(fields))}"
         return replace(base, **fields)
-    optional = {*_OPTIONAL, *(field.name for field in own_fields(make) if _has_default(field))}
+    optional = {*_OPTIONAL, *(f.name for f in own_fields(make) if f.default is not MISSING)}
     missing = [key for key in given.__struct_fields__ if key not in {*fields, *optional}]
     if missing:
         raise ClusterError(f"{where} lacks {', '.join(missing)}: give it, or name a preset")
     return make(**fields)
-
-
-def _has_default(field: Field[Any]) -> bool:
-    return field.default is not MISSING
 
 
 def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> int | float:

@@ -58,8 +58,7 @@ def _bound(
     device: torch.device | None,
 ) -> fx.GraphModule:
     graph = LeanGraph()
-    output = graph.graph_copy(gm.graph, {})
-    graph.output(output)
+    graph.output(graph.graph_copy(gm.graph, {}))
     graph.set_codegen(boxed_codegen())
     for node in graph.nodes:
         if node.op != "call_function":

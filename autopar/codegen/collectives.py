@@ -150,9 +150,7 @@ class Packing:
         return self._call(aten.contiguous.default, x)
 
     def _reshape(self, x: fx.Node, have: Sequence[int], want: Sequence[int]) -> fx.Node:
-        if tuple(have) == tuple(want):
-            return x
-        return self._call(aten.reshape.default, x, list(want))
+        return x if tuple(have) == tuple(want) else self._call(aten.reshape.default, x, list(want))
 
     def _move_dim(
         self, x: fx.Node, shape: Sequence[int], source: int, target: int

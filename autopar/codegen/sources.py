@@ -45,8 +45,7 @@ def _call(written: fx.Graph, graph: Graph, node: Node) -> fx.Node:
         given.meta["val"] = _empty(graph.type_of(arg))
         return given
 
-    name = node.op.split(".")[1]
-    target = getattr(torch.ops.autopar, name).default
+    target = getattr(torch.ops.autopar, node.op.split(".")[1]).default
     made = written.call_function(target, tuple(map(value, node.args)))
     made.meta["val"] = tuple(map(_empty, node.outputs))
     return made

@@ -35,6 +35,7 @@ from autopar.ir.blocks import blocks_of, hides_in, launched_in, waits_in
 from autopar.ir.buckets import is_bucketed
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Phase, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import times
 from autopar.ir.offloading import copied_in
@@ -205,9 +206,7 @@ def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, .
 
 def _by_key(mesh: Mesh, sends: Sequence[Sends]) -> dict[str, tuple[CollectiveTotal, ...]]:
     """The collectives of each key, in the order in which they are sent."""
-    members: dict[str, list[Sends]] = defaultdict(list)
-    for each in sends:
-        members[each.key].append(each)
+    members = grouped((each.key, each) for each in sends)
     return {key: tuple(_added_up(mesh, found)) for key, found in sorted(members.items())}
 
 
@@ -280,7 +279,5 @@ def _op_totals(
 
 def _typical(graph: Graph, compute: Mapping[int, int]) -> dict[str, Node]:
     """The op in the middle of those of each key: in the middle of a stack of blocks too."""
-    members: dict[str, list[int]] = defaultdict(list)
-    for index in compute:
-        members[graph.nodes[index].key].append(index)
+    members = grouped((graph.nodes[index].key, index) for index in compute)
     return {key: graph.nodes[found[len(found) // 2]] for key, found in members.items()}

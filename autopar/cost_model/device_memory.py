@@ -16,6 +16,7 @@ from typing import NamedTuple
 from autopar.cost_model.event_prices import GIVEN_ROLES, round_up
 from autopar.cost_model.sends import MessageBytes
 from autopar.ir.graph import Phase, Ref, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, Pass, answers
 from autopar.plans.estimates import HeldBytes, Memory, TurnMemory
 from autopar.plans.layout import Layout
@@ -111,12 +112,12 @@ class _Mail:
         messages: Mapping[Hop, MessageBytes],
     ) -> None:
         self.table, self.spans, self.messages = table, spans, messages
-        self.ends: dict[tuple[int, Phase, bool], list[Hop]] = {}
+        self.ends = grouped(
+            ((stage, hop[2], is_source), hop)
+            for hop in sorted(messages)
+            for stage, is_source in ((hop[0], True), (hop[1], False))
+        )
         """By stage and phase, along what it sends, or is sent something."""
-        for hop in sorted(messages):
-            source, target, phase = hop
-            for stage, is_source in ((source, True), (target, False)):
-                self.ends.setdefault((stage, phase, is_source), []).append(hop)
         self.place = {action: k for row in table.rows for k, action in enumerate(row)}
 
     def held(self, rank: int) -> Iterator[int]:
@@ -171,7 +172,9 @@ class _Mail:
 
     def _order(self, peer: int, rank: int) -> Iterator[_Message]:
         """What a rank is sent by another one, one after the other; it asks itself for nothing."""
-        for action in self.table.rows[peer] if peer != rank else ():
-            for message in self._ends(action, is_source=True):
-                if self.table.ranks[message[0][1]] == rank:
-                    yield message
+        return (
+            message
+            for action in (self.table.rows[peer] if peer != rank else ())
+            for message in self._ends(action, is_source=True)
+            if self.table.ranks[message[0][1]] == rank
+        )

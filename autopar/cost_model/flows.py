@@ -84,15 +84,12 @@ def stated_flows(
     for found, saved in ((hidden, windows.hiding.sent), (waited, windows.hiding.waited)):
         for (key, place), count in found.items():
             if place is not None:
-                network, f = made[number[key]], number[key]
-                once = times(graph, first[key]) < graph.turns
-                costs, axes = network.costs, network.axes
-                windows.add_flow(place, f, costs, axes, count, saved, once=once)
+                network, once = made[number[key]], times(graph, first[key]) < graph.turns
+                arcs = network.costs, network.axes
+                windows.add_flow(place, number[key], *arcs, count, saved, once=once)
     for (key, place), count in launched.items():
-        if place is not None:
-            hosts = count * made[number[key]].hosts
-            once = times(graph, first[key]) < graph.turns
-            windows.add_launches(place, number[key], hosts, once=once)
+        hosts, once = count * made[number[key]].hosts, times(graph, first[key]) < graph.turns
+        windows.add_launches(place, number[key], hosts, once=once)
     return tuple(
         _flow(space, way, network, counts[way.group.key] * times(graph, way.group))
         for way, network in zip(ways, made, strict=True)
@@ -166,8 +163,7 @@ def asked_states(
         asked.append((entry.key, tuple(known[s] for s in wanted)))
     root = graph.nodes[group.root.node]
     if root.role is Role.PARAM and group.phase is Phase.FORWARD:
-        pairs = table[root.key].outputs
-        asked.append((root.key, tuple(None if k == s else k for s, k in pairs)))
+        asked.append((root.key, tuple(None if k == s else k for s, k in table[root.key].outputs)))
     return tuple(asked)
 
 

@@ -15,6 +15,7 @@ from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, Decision, axis_options
 from autopar.ir.contractions import Products, batch_atoms, find_products
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import P, R, Sharding
 from autopar.ir.uses import Group, Use, read_in_forward, requirement, root_key
@@ -101,10 +102,7 @@ class _Imposing:
 
     @cached_property
     def members(self) -> dict[str, list[Node]]:
-        found: dict[str, list[Node]] = {}
-        for node in self.graph.nodes:
-            found.setdefault(node.key, []).append(node)
-        return found
+        return grouped((node.key, node) for node in self.graph.nodes)
 
     @cached_property
     def params(self) -> dict[str, Node]:
@@ -163,12 +161,13 @@ class _Imposing:
         self, key: str, constraint: Constraint, tensor: TensorType, tests: Tests, output: int
     ) -> None:
         """Output `output` of a class is to be as `tests` say."""
-        batch = self.batch
-
-        def passes(_: Decision, __: Shardings, outputs: Shardings) -> bool:
-            return all(holds(test, tensor, batch, outputs[output]) for test in tests)
-
-        self._rule(key, constraint, passes)
+        self._rule(
+            key,
+            constraint,
+            lambda _, __, outputs: all(
+                holds(test, tensor, self.batch, outputs[output]) for test in tests
+            ),
+        )
 
     def _rule(
         self, key: str, constraint: Constraint, passes: Passes, *, lenient: bool = False
@@ -228,15 +227,13 @@ class _Imposing:
         return any(is_batch(node, option, self.batch) for some in options for option in some)
 
     def _does(self, node: Node, alternatives: Sequence[Tests], roles: Mapping[str, str]) -> Passes:
-        batch = self.batch
-
-        def passes(choice: Decision, _: Shardings, __: Shardings) -> bool:
-            return isinstance(choice, Choice) and any(
-                all(option_holds(t, node, choice.options[t.axis], batch, roles) for t in tests)
+        return lambda choice, _, __: (
+            isinstance(choice, Choice)
+            and any(
+                all(option_holds(t, node, choice.options[t.axis], self.batch, roles) for t in tests)
                 for tests in alternatives
             )
-
-        return passes
+        )
 
     def _saves(self, constraint: Constraint, tests: Tests) -> None:
         for node in self.graph.with_role(Role.OP):
@@ -309,8 +306,7 @@ class _Imposing:
             return all(holds(test, tensor, batch, target) for test in moved)
 
         self._rule(root.key, constraint, passes)
-        key = root.key, what.root.output
-        self.arcs.setdefault(key, []).append((Phase.FORWARD, leads))
+        self.arcs.setdefault((root.key, what.root.output), []).append((Phase.FORWARD, leads))
 
     def _behind(self, constraint: Constraint, what: Returned, test: Test) -> Test:
         """`test`, of what a module returns, as one of the tensor that it is a view of."""

@@ -7,7 +7,6 @@ different numbers may wait for each part, those that are most together.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -16,6 +15,7 @@ import numpy as np
 from autopar.ir.choices import Saved
 from autopar.ir.copies import is_optional, original_key
 from autopar.ir.graph import Graph, Ref, per_graph
+from autopar.ir.grouping import grouped
 from autopar.ir.problem import IntArray, Label
 from autopar.ir.uses import SAVED, Group, groups, is_saved, root_key
 from autopar.plans.request import PlanRequest
@@ -72,14 +72,15 @@ def _read_by_second_part(graph: Graph) -> frozenset[str]:
 def _made_for_both(graph: Graph) -> Mapping[str, Sequence[Ref]]:
     """Per class of optional copies in the first part of backward, what they make that the second
     reads."""
-    found: dict[str, list[Ref]] = defaultdict(list)
-    for group in groups(graph):
-        maker = graph.nodes[group.root.node]
-        is_first = is_optional(maker) and not _is_second(graph, maker.index)
-        if is_first and _is_read_by_second(graph, group):
-            for key in _keys(graph, group.root):
-                found[key].append(group.root)
-    return found
+
+    return grouped(
+        (key, group.root)
+        for group in groups(graph)
+        if is_optional(graph.nodes[group.root.node])
+        and not _is_second(graph, group.root.node)
+        and _is_read_by_second(graph, group)
+        for key in _keys(graph, group.root)
+    )
 
 
 def _is_read_by_second(graph: Graph, group: Group) -> bool:

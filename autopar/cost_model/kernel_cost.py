@@ -109,9 +109,8 @@ def _traffic_fused(graph: Graph) -> Mapping[int, Traffic]:
 
 def _reads(graph: Graph, node: Node, ref: Ref) -> bool:
     maker = _maker(graph, ref)
-    if maker.op == STATE:
-        return False
-    return not (is_fusible(node) and is_fusible(maker) and maker.phase is node.phase)
+    is_joined = is_fusible(node) and is_fusible(maker) and maker.phase is node.phase
+    return maker.op != STATE and not is_joined
 
 
 def _maker(graph: Graph, ref: Ref) -> Node:

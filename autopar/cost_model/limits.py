@@ -16,6 +16,7 @@ import numpy as np
 from autopar.errors import InfeasibleError
 from autopar.ir.choices import Choice, Decision, ParamChoice
 from autopar.ir.graph import Graph, Phase, Role, TensorType
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.problem import FORBIDDEN, IntArray
 from autopar.ir.sharding import Sharding
@@ -72,9 +73,8 @@ class Limits:
     def filtered(self, entry: NodeClass) -> NodeClass:
         """`entry` with the choices that every rule on it allows. InfeasibleError, naming what of
         the user's leaves none, of which nothing could be spared."""
-        rules: dict[str, list[LimitRule]] = {}
-        for rule in self.choices.get(entry.key, ()):
-            rules.setdefault(rule.constraint.origin, []).append(rule)
+        on_it = self.choices.get(entry.key, ())
+        rules = grouped((rule.constraint.origin, rule) for rule in on_it)
         passing = {origin: _passing(entry, some) for origin, some in rules.items()}
         numbers = frozenset(range(len(entry.choices)))
         left = numbers.intersection(*passing.values())
@@ -113,8 +113,7 @@ class Limits:
 
     def arc_costs(self, group: Group, network: Network, costs: IntArray) -> IntArray:
         """`costs` of the arcs of `network`, those `FORBIDDEN` that must not be taken."""
-        root = self.graph.nodes[group.root.node]
-        found = self.arcs.get((root.key, group.root.output), ())
+        found = self.arcs.get((self.graph.nodes[group.root.node].key, group.root.output), ())
         rules = [leads for phase, leads in found if phase in (None, group.phase)]
         if not rules:
             return costs

@@ -61,8 +61,7 @@ def turn_memory(scheduled: Schedule, played: Timeline, prices: EventPrices) -> T
         kind: HeldBytes(*_held(values, prices))
         for kind, values in ((Pass.BACKWARD, turn.saved), (Pass.WEIGHTS, turn.carried))
     }
-    given = sum(prices.held(value)[1] for value in prices.given())
-    return TurnMemory(parts, waiting, given)
+    return TurnMemory(parts, waiting, sum(prices.held(value)[1] for value in prices.given()))
 
 
 def _held(values: Sequence[Value], prices: EventPrices) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.uses import root_of
 from autopar.plans.matching import matches, outer_names
 
@@ -26,11 +27,8 @@ class Returned:
 def returned(graph: Graph, pattern: str) -> Iterator[Returned]:
     """The floating-point tensors that modules matched by `pattern` hand to the rest of the forward
     phase, in order."""
-    users: dict[Ref, list[Node]] = {}
-    for node in graph.nodes:
-        if node.phase is Phase.FORWARD and node.role not in _CHANGES:
-            for ref in node.inputs:
-                users.setdefault(ref, []).append(node)
+    readers = (n for n in graph.nodes if n.phase is Phase.FORWARD and n.role not in _CHANGES)
+    users = grouped((ref, node) for node in readers for ref in node.inputs)
     for ref, using in sorted(users.items()):
         maker = graph.nodes[ref.node]
         if maker.role is not Role.OP or "float" not in graph.type_of(ref).dtype:

@@ -95,8 +95,7 @@ class _Rows:
         self.rounding = Rounding(request)
         self.residency = HostedParams(request)
         self.lives = lives(self.graph)
-        nodes = self.graph.nodes
-        self.by_name = {n.name: n.index for n in nodes if n.phase is Phase.FORWARD}
+        self.by_name = {n.name: n.index for n in self.graph.nodes if n.phase is Phase.FORWARD}
         self.last = {
             life.group.root: max(life.last, life.group.root.node)
             for life in self.lives
@@ -194,10 +193,11 @@ class _Rows:
     def _add_saved(self, life: Life, root: Node, node: Node) -> None:
         """What crosses, while nothing reads it, and later a piece of it."""
         ref = life.group.root
-        if node.phase is Phase.FORWARD:
-            is_whole = node.index > self.last.get(ref, ref.node)
-        else:
-            is_whole = node.index < life.first
+        is_whole = (
+            node.index > self.last.get(ref, ref.node)
+            if node.phase is Phase.FORWARD
+            else node.index < life.first
+        )
         key = SAVED + root_key(self.graph, ref)
         if is_whole and root_key(self.graph, ref) in self.offloaded:
             return

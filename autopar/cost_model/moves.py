@@ -126,8 +126,7 @@ def sent(
     takes longer: what does not hide behind the compute that runs meanwhile."""
 
     def ns(each: Exchange) -> int:
-        axis = mesh.axes[each.axis]
-        whole = to_ns(collective_s(each.kind, each.in_bytes, each.out_bytes, axis))
+        whole = to_ns(collective_s(each.kind, each.in_bytes, each.out_bytes, mesh.axes[each.axis]))
         return max(0, whole - round(each.behind * compute_ns))
 
     found = exchanges(graph, node, choice, mesh.sizes)

@@ -24,6 +24,7 @@ from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Decision, Saved
 from autopar.ir.copies import is_optional, original_key
 from autopar.ir.graph import Graph, Phase, Ref
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import HOST_LINKS, Cluster
 from autopar.ir.offloading import AHEAD, Away, copied_in, offloadable, offloaded
 from autopar.ir.problem import IntArray
@@ -59,10 +60,8 @@ class Offloads:
         self.is_open = request.again is None
         self.away: Mapping[str, Sequence[Away]] = {}
         if not self.is_open:
-            found: dict[str, list[Away]] = {}
-            for each in offloaded(self.graph, self.mesh, request.offloaded):
-                found.setdefault(root_key(self.graph, each.root), []).append(each)
-            self.away = found
+            away = offloaded(self.graph, self.mesh, request.offloaded)
+            self.away = grouped((root_key(self.graph, each.root), each) for each in away)
         elif is_open(request):
             computed = self._computed()
             self.away = {
@@ -163,10 +162,8 @@ class Offloads:
         for k, places in enumerate(zip(*hides, strict=True)):
             sent = windows.hiding.sent(len(self.mesh) + k, each)
             for place, count in Counter(places).items():
-                if place is not None:
-                    for savings in (sent, windows.hiding.launched(launched)):
-                        saved = [count * saving for saving in savings]
-                        windows.add_node(place, number[handed.holder], saved)
+                hidden = sent, windows.hiding.launched(launched)
+                windows.add_node(place, number[handed.holder], *hidden, count=count)
 
     def _bytes(self, handed: HandedOver) -> IntArray:
         tensor, atoms = self.rounding.saved_type(handed.root), self.graph.atoms

@@ -27,7 +27,7 @@ def optimizer_name(given: Any, model: Any = None) -> str:
     if isinstance(given, str):
         _check_names(given, model)
         return given if ";" in given else given.lower()
-    kind = _class_of(given)
+    kind = given if isinstance(given, type) else type(given)
     several = cast("Sequence[Any]", given if isinstance(given, list | tuple) else (given,))
     groups = [_groups(each) for each in several]
     if groups and all(groups):
@@ -35,10 +35,6 @@ def optimizer_name(given: Any, model: Any = None) -> str:
     if isinstance(given, partial):
         return _named(given.func, given.keywords)
     return _named(kind, {})
-
-
-def _class_of(given: object) -> type:
-    return given if isinstance(given, type) else type(given)
 
 
 def _groups(optimizer: Any) -> list[tuple[type, Mapping[str, Any]]]:

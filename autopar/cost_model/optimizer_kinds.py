@@ -224,8 +224,7 @@ def _with(known: Optimizer, setting: Setting) -> Optimizer:
 
 def _implemented(known: Optimizer, word: str) -> Optimizer:
     if word == "fused":
-        counts = known.counters > 0
-        return replace(known, implementation="fused", counts_on_device=counts)
+        return replace(known, implementation="fused", counts_on_device=known.counters > 0)
     if word == "forloop":
         return replace(known, implementation="forloop", launches_each=True)
     return replace(known, implementation="foreach")

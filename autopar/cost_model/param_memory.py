@@ -30,9 +30,7 @@ class ParamMemory:
 
     def optimizer(self, param: Node) -> Optimizer | None:
         """What steps on a parameter; None for one that is not trained."""
-        if param.target not in self._trained:
-            return None
-        return self._optimizers.of(param)
+        return None if param.target not in self._trained else self._optimizers.of(param)
 
     def local_bytes(self, param: Node, storage: Sharding) -> int:
         """Of one stored so on one rank."""

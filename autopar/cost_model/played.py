@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost_model.event_prices import EventPrices, PricedStep
@@ -60,12 +60,12 @@ def play_step(request: PlanRequest, structure: Stage) -> PlayedStep:
     layout = parse_layout(request.step, structure)
     graph = layout.graph
     all_groups = groups(graph)
-    fused = options.fuses(cluster.device)
-    compute, launched = _ops_ns(layout, cluster, mesh, fused=fused)
+    compute, launched = _ops_ns(layout, cluster, mesh, fused=options.fuses(cluster.device))
     inside = _inside(layout, mesh, compute)
     shares = sharing(graph)
     alike = {group.key: group for group in all_groups}
-    steps = {key: _steps(layout, cluster, mesh, group, shares) for key, group in alike.items()}
+    where = layout, cluster, mesh
+    steps = {key: tuple(_steps(*where, group, shares)) for key, group in alike.items()}
     copied = copies(layout, cluster)
     updates = _updates(layout, cluster, mesh, options)
     scheduled = schedule(layout)
@@ -136,10 +136,11 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
             kind = node.key, choice, optimizer
             if kind not in known:
                 where = optimizer, tensor, graph.atoms, choice.storage, mesh
-                if choice.hosted:
-                    seconds = host_update_s(*where, cluster.host)
-                else:
-                    seconds = update_s(*where, cluster.device)
+                seconds = (
+                    host_update_s(*where, cluster.host)
+                    if choice.hosted
+                    else update_s(*where, cluster.device)
+                )
                 known[kind] = to_ns(seconds)
             found[node.index] = known[kind]
     return found
@@ -147,13 +148,12 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
 
 def _steps(
     layout: Layout, cluster: Cluster, mesh: Mesh, group: Group, shares: Sharing
-) -> tuple[PricedStep, ...]:
+) -> Iterator[PricedStep]:
     """Every step of the route of a group and its like."""
     tensor = layout.graph.type_of(group.root)
     atoms = layout.graph.atoms
     route = layout.routes.get(group.key, ())
     shared = shares if is_bucketed(layout.graph, group) else None
-    found: list[PricedStep] = []
     for source, target in route:
         move = step(tensor, atoms, source, target)
         if move is None:
@@ -161,5 +161,4 @@ def _steps(
         where = tensor, atoms, source, target, move, mesh, cluster.device
         ns, host = move_ns(*where, sharing=shared), move_host_ns(*where, sharing=shared)
         num_bytes, _ = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
-        found.append(PricedStep(move.kind, move.axis, num_bytes, ns, host))
-    return tuple(found)
+        yield PricedStep(move.kind, move.axis, num_bytes, ns, host)

@@ -27,7 +27,7 @@ from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
 from autopar.cost_model.optimizer import host_update_s, update_s
-from autopar.cost_model.optimizer_kinds import Optimizer, find_optimizers
+from autopar.cost_model.optimizer_kinds import find_optimizers
 from autopar.cost_model.param_memory import ParamMemory
 from autopar.cost_model.residency import HostedParams, Streams, hosted_counts
 from autopar.cost_model.rounding import Rounding, add_rounding
@@ -40,6 +40,7 @@ from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Choice, Decision, ParamChoice, Saved
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.microbatches import is_result
 from autopar.ir.problem import IntArray, Problem, Usage
@@ -149,23 +150,18 @@ def _compute(
             done_of[key, done] = _node_ns(graph, cluster.device, mesh, entry, done)
         computed, talk, launched = done_of[key, done]
         costs[key] += graph.turns * count * (computed + talk.sum(axis=0) + launched)
-        if place is not None:
-            hiding = windows.hiding
-            windows.add_node(place, number[key], [count * s for s in hiding.computed(computed)])
-            windows.add_node(place, number[key], [count * s for s in hiding.launched(launched)])
-            for axis in np.flatnonzero(talk.any(axis=1)).tolist():
-                waited = hiding.waited(axis, talk[axis])
-                windows.add_node(place, number[key], [count * saved for saved in waited])
+        talks = np.flatnonzero(talk.any(axis=1)).tolist()
+        waited = (windows.hiding.waited(axis, talk[axis]) for axis in talks)
+        hidden = windows.hiding.computed(computed), windows.hiding.launched(launched), *waited
+        windows.add_node(place, number[key], *hidden, count=count)
     fused, rounding = options.fuses(cluster.device), Rounding(request)
     where = rounding, mesh, cluster.device, all_groups, table
     add_rounding(*where, costs, windows, fused=fused)
     if fused:
         add_saved_traffic(*where, work, costs, windows)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
-    members: dict[str, list[Node]] = {}
-    for node in graph.with_role(Role.PARAM):
-        if node.target in trained:
-            members.setdefault(node.key, []).append(node)
+    params = graph.with_role(Role.PARAM)
+    members = grouped((node.key, node) for node in params if node.target in trained)
     optimizers = find_optimizers(options.optimizer)
     for key, params in members.items():
         tensor = table[key].node.outputs[0]
@@ -207,10 +203,7 @@ def _node_ns(
 
 def _stepped_alike(params: Sequence[Node], at_rest: ParamMemory) -> Iterable[Sequence[Node]]:
     """The parameters of a class, those together that one optimizer steps on."""
-    alike: dict[Optimizer | None, list[Node]] = {}
-    for param in params:
-        alike.setdefault(at_rest.optimizer(param), []).append(param)
-    return alike.values()
+    return grouped((at_rest.optimizer(param), param) for param in params).values()
 
 
 def _held(
@@ -227,17 +220,17 @@ def _held(
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     at_rest = ParamMemory(graph, mesh.sizes, request.cluster.device.kind, options.optimizer)
-    members: dict[str, list[Node]] = {}
-    for node in graph.with_role(Role.PARAM):
-        members.setdefault(node.key, []).append(node)
+    members = grouped((node.key, node) for node in graph.with_role(Role.PARAM))
     for key, entry in table.items():
         if entry.node.role is Role.PARAM:
             tensor = entry.node.outputs[0]
             for c, choice in enumerate(entry.choices):
                 assert isinstance(choice, ParamChoice)
-                kept = 0
-                if choice.kept != choice.storage:
-                    kept = in_flight * local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
+                kept = (
+                    in_flight * local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
+                    if choice.kept != choice.storage
+                    else 0
+                )
                 elsewhere = choice.hosted if request.cluster.has_host_memory else 0
                 hosted = hosts.hosted(key, elsewhere) if elsewhere else frozenset[str]()
                 here = [node for node in members[key] if node.target not in hosted]

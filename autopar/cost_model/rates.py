@@ -4,7 +4,7 @@ uses, and what ops read and make, in words."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import prod, sqrt
 
@@ -42,7 +42,7 @@ def cluster_rates(cluster: Cluster) -> ClusterRates:
                 latency_ns=to_ns(level.link.latency_s),
                 start_ns=to_ns(level.link.start_s),
                 efficiency_ppm=round(level.link.efficiency * 1e6),
-                measured=_measured(level.link),
+                measured=tuple(_measured(level.link)),
             )
             for level in cluster.levels
         ),
@@ -61,16 +61,12 @@ def _kernels(device: Device) -> dict[str, int]:
     return found
 
 
-def _measured(link: Link) -> tuple[CollectiveRates, ...]:
-    found: list[CollectiveRates] = []
+def _measured(link: Link) -> Iterator[CollectiveRates]:
     for curve in link.curves:
         rate = curve.reach * link.bytes_per_s
         root_ns = to_ns(curve.knee * sqrt(curve.start_s * _MIB / rate))
         start_ns = to_ns(curve.start_s)
-        found.append(
-            CollectiveRates(curve.kind, curve.ranks, start_ns, round(rate), root_ns, curve.shared)
-        )
-    return tuple(found)
+        yield CollectiveRates(curve.kind, curve.ranks, start_ns, round(rate), root_ns, curve.shared)
 
 
 def rate_unit(graph: Graph) -> tuple[int, int]:

@@ -143,11 +143,9 @@ class Streams:
         takes, launched = chosen * each, chosen * np.int64(to_ns(device.host_launch_s))
         for (link, is_once, place), count in self._places(hosted).items():
             costs[entry.key] += count * (1 if is_once else turns) * (takes + launched)
-            if place is not None:
-                sent = windows.hiding.sent(self.mesh.link_names.index(link), takes)
-                for savings in (sent, windows.hiding.launched(launched)):
-                    saved = [count * saving for saving in savings]
-                    windows.add_node(place, number, saved, once=is_once)
+            sent = windows.hiding.sent(self.mesh.link_names.index(link), takes)
+            hidden = sent, windows.hiding.launched(launched)
+            windows.add_node(place, number, *hidden, count=count, once=is_once)
 
     def _places(self, hosted: list[Streamed]) -> Counter[tuple[str, bool, WindowPlace | None]]:
         """How many copies there are on a link to or from the host, in every turn or once, by what

@@ -133,9 +133,11 @@ def _attention_s(
     compute = max(flops + scores.passes * overhead, scores.passes * tail)
     wide = min(1.0, scores.head_dim / _HEAD_DIM)
     # Straight between half the head dim and all of it; a narrower head computes as many columns.
-    width = 1 - 2 * (1 - wide) * (1 - its.attention_narrow)
-    if wide < 0.5:
-        width = its.attention_narrow * 2 * wide
+    width = (
+        its.attention_narrow * 2 * wide
+        if wide < 0.5
+        else 1 - 2 * (1 - wide) * (1 - its.attention_narrow)
+    )
     reached = its.attention_float32 if dtype == "float32" else its.attention
     if scores.added and dtype != "float32":
         reached *= its.attention_masked

@@ -7,7 +7,7 @@ memory of what is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.rounding import is_rounded
+from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
 from autopar.plans.request import PlanRequest
 
@@ -81,7 +82,7 @@ def add_rounding(
         last = max((use.node for use in used.uses), default=original.index) if used else None
         readers = [graph.nodes[use.node] for use in group.uses]
         is_read = not (fused and is_fusible(original))
-        is_written = not (fused and all(map(is_fusible, _certain(readers))))
+        is_written = not (fused and all(is_fusible(r) for r in readers if not is_optional(r)))
         ends = (
             (graph.nodes[original.index if last is None else last], is_read, True),
             (readers[0], is_written, is_written),
@@ -90,15 +91,8 @@ def add_rounding(
             ns = _cast_ns(rounding, mesh, device, table[copy.key], group.root, has_wide, starts)
             launched = np.where(ns > 0, to_ns(device.host_launch_s) * starts, 0)
             costs[copy.key][:] += graph.turns * (ns + launched)
-            place = known.window_of(node)
-            if place is not None:
-                hiding = windows.hiding
-                for saved in (hiding.computed(ns), hiding.launched(launched)):
-                    windows.add_node(place, number[copy.key], saved)
-
-
-def _certain(readers: Collection[Node]) -> list[Node]:
-    return [node for node in readers if not is_optional(node)]
+            hidden = windows.hiding.computed(ns), windows.hiding.launched(launched)
+            windows.add_node(known.window_of(node), number[copy.key], *hidden)
 
 
 def _cast_ns(
@@ -112,13 +106,16 @@ def _cast_ns(
 ) -> IntArray:
     """Nanoseconds of a cast, per choice of the copy's node, that touches what is rounded, and what
     it is of if it `has_wide`."""
-    wide, narrow = rounding.graph.type_of(root), rounding.saved_type(root)
-    found = np.zeros(len(entry.choices), np.int64)
-    for c, choice in enumerate(entry.choices):
-        if isinstance(choice, Saved) and choice.states:
-            state, atoms = choice.states[root.output], rounding.graph.atoms
-            moved = local_bytes(narrow, atoms, state, mesh.sizes)
-            moved += has_wide * local_bytes(wide, atoms, state, mesh.sizes)
-            part = device.kernels.pointwise
-            found[c] = to_ns(pointwise_s(moved, device, part, starts=starts))
-    return found
+    touched = rounding.saved_type(root), *[rounding.graph.type_of(root)] * has_wide
+
+    def ns(state: Sharding) -> int:
+        moved = sum(local_bytes(t, rounding.graph.atoms, state, mesh.sizes) for t in touched)
+        return to_ns(pointwise_s(moved, device, device.kernels.pointwise, starts=starts))
+
+    return where_saved(entry, root.output, ns)
+
+
+def where_saved(entry: NodeClass, output: int, ns: Callable[[Sharding], int]) -> IntArray:
+    """Per choice of a copy's node, the `ns` of the state that an output is saved in; else 0."""
+    states = (c.states if isinstance(c, Saved) else () for c in entry.choices)
+    return np.array([ns(some[output]) if some else 0 for some in states], np.int64)

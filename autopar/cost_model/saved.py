@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 from autopar.cost_model.flows import asked_states, source_states
 from autopar.cost_model.limits import Limits
@@ -43,8 +44,7 @@ def saved_states(
     ends: dict[str, set[Sharding]] = {}
     roots: dict[str, Group] = {}
     certain = _read_for_certain(graph, all_groups)
-    alike = {group.key: group for group in reversed(all_groups)}
-    for group in reversed(alike.values()):
+    for group in reversed({group.key: group for group in reversed(all_groups)}.values()):
         root, key = graph.nodes[group.root.node], root_key(graph, group.root)
         is_open = group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP
         if is_open and (mesh.axes or key in away or key not in certain):
@@ -121,10 +121,7 @@ def _together(
 ) -> Iterator[tuple[Sharding, ...]]:
     """How the outputs of an op may be saved: in every combination, or, where there are many, as the
     op leaves them."""
-    num_ways = 1
-    for states in per_output:
-        num_ways *= len(states)
-    if len(per_output) == 1 or num_ways <= _MAX_SAVED:
+    if len(per_output) == 1 or prod(map(len, per_output)) <= _MAX_SAVED:
         yield from product(*per_output)
     else:
         whole = (states for states in original.outputs if not any(s.has_partial for s in states))

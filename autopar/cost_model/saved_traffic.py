@@ -16,16 +16,16 @@ import numpy as np
 from autopar.cost_model.kernel_cost import Traffic, bandwidth_part, is_fusible
 from autopar.cost_model.moves import to_ns
 from autopar.cost_model.roofline import pointwise_s
-from autopar.cost_model.rounding import Rounding
+from autopar.cost_model.rounding import Rounding, where_saved
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import WindowPlace, blocks_of
-from autopar.ir.choices import Saved
 from autopar.ir.copies import is_optional, original_key
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
+from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
 
 
@@ -59,13 +59,10 @@ def add_saved_traffic(
     found = Counter((*_writers(graph, mesh, device, work), *_readers(graph, mesh, device, plain)))
     for kernel, count in found.items():
         ns = _kernel_ns(graph, mesh, device, table[kernel.key], kernel)
-        launch_ns = to_ns(device.host_launch_s) if kernel.starts else 0
-        launched = np.where(ns > 0, launch_ns, 0)
+        launched = np.where(ns > 0, to_ns(device.host_launch_s) if kernel.starts else 0, 0)
         costs[kernel.key][:] += graph.turns * count * (ns + launched)
-        if kernel.place is not None:
-            hiding, node = windows.hiding, number[kernel.key]
-            for saved in (hiding.computed(ns), hiding.launched(launched)):
-                windows.add_node(kernel.place, node, [count * each for each in saved])
+        hidden = windows.hiding.computed(ns), windows.hiding.launched(launched)
+        windows.add_node(kernel.place, number[kernel.key], *hidden, count=count)
 
 
 def _writers(
@@ -112,10 +109,9 @@ def _kernel_ns(
 ) -> IntArray:
     """Nanoseconds that a kernel takes for an output, per choice of the copy's node."""
     tensor = entry.node.outputs[kernel.output]
-    found = np.zeros(len(entry.choices), np.int64)
-    for c, choice in enumerate(entry.choices):
-        if isinstance(choice, Saved) and choice.states:
-            state = choice.states[kernel.output]
-            moved = local_bytes(tensor, graph.atoms, state, mesh.sizes)
-            found[c] = to_ns(pointwise_s(moved, device, kernel.part, starts=kernel.starts))
-    return found
+
+    def ns(state: Sharding) -> int:
+        moved = local_bytes(tensor, graph.atoms, state, mesh.sizes)
+        return to_ns(pointwise_s(moved, device, kernel.part, starts=kernel.starts))
+
+    return where_saved(entry, kernel.output, ns)

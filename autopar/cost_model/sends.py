@@ -16,6 +16,7 @@ from autopar.cost_model.moves import to_ns
 from autopar.ir.draws import STATE_BYTES
 from autopar.ir.exchange import OnMesh, holders, parcels
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Axis, Cluster
 from autopar.ir.pipeline import Hop
 from autopar.ir.redistribute import local_bytes
@@ -85,8 +86,7 @@ def hop_ns(
 
 def sent_bytes(layout: Layout, phase: Phase) -> list[int]:
     """Bytes of a device of each message of a stage, in one phase of a microbatch."""
-    graph = layout.graph
-    return [_own_bytes(layout, n) for n in graph.nodes if n.op == SEND and n.phase is phase]
+    return [_own_bytes(layout, n) for n in layout.graph.nodes if n.op == SEND and n.phase is phase]
 
 
 def _own_bytes(layout: Layout, node: Node) -> int:
@@ -108,8 +108,7 @@ def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> t
     held = holders(tensor, atoms, OnMesh(layout.mesh, state))
     out, come = Counter[int](), Counter[int]()
     for device in range(other.mesh.num_devices):
-        box = OnMesh(other.mesh, made).box(tensor, atoms, device)
-        for parcel in parcels(held, box, device):
+        for parcel in parcels(held, OnMesh(other.mesh, made).box(tensor, atoms, device), device):
             size = itemsize(tensor.dtype) * prod(b - a for a, b in parcel.box)
             out[parcel.source] += size
             come[device] += size
@@ -118,10 +117,11 @@ def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> t
 
 def tied_in(layouts: Sequence[Layout]) -> Tied:
     """The weights that several stages use."""
-    stages: dict[str, list[int]] = defaultdict(list)
-    for stage, layout in enumerate(layouts):
-        for node in layout.graph.with_role(Role.GRAD):
-            stages[node.target].append(stage)
+    stages = grouped(
+        (node.target, stage)
+        for stage, layout in enumerate(layouts)
+        for node in layout.graph.with_role(Role.GRAD)
+    )
     # All of them store it alike.
     return {
         name: (found, gradient_bytes(layouts[found[0]], name))
@@ -155,10 +155,10 @@ def shared_at_end(
         _shared(kind, ranks, sizes, "all_gather", everyone)
         for kind, sizes in ((RESULTS, _results(graph)), (RANDOM_STATE, _states(graph, cluster)))
     ]
-    sums: dict[tuple[int, ...], list[int]] = {}
-    for _, (stages, num_bytes) in sorted(tied.items()):
-        places = tuple(sorted({rank_of[stage] for stage in stages}))
-        sums.setdefault(places, []).append(num_bytes)
+    sums = grouped(
+        (tuple(sorted({rank_of[stage] for stage in stages})), num_bytes)
+        for _, (stages, num_bytes) in sorted(tied.items())
+    )
     for places, sizes in sums.items():
         if len(places) > 1:
             axis = axis_of_copies(cluster, [firsts[place] for place in places])
@@ -176,8 +176,7 @@ def _shared(
 
 def _results(graph: Graph) -> Iterator[int]:
     """Bytes of each result of a step that all ranks have."""
-    for node in graph.with_role(*_WHOLE):
-        yield graph.type_of(node.inputs[0]).num_bytes
+    return (graph.type_of(node.inputs[0]).num_bytes for node in graph.with_role(*_WHOLE))
 
 
 def _states(graph: Graph, cluster: Cluster) -> Iterator[int]:

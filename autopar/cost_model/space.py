@@ -9,6 +9,7 @@ from itertools import product
 from autopar.cost_model.limits import Limits
 from autopar.ir.choices import Decision, ParamChoice, all_shardings, choices
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Role, TensorType
+from autopar.ir.grouping import grouped
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import is_legal, states, step
@@ -66,10 +67,8 @@ def classes(
     no gradient can be, and what `limits` forbid. `hosted` says how many parameters, by their
     class, may be on the host; of those left out none. InfeasibleError if they leave nothing.
     """
-    members: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        if not node.view and node.role not in STORED_ROLES:
-            members.setdefault(node.key, []).append(node)
+    made = (n for n in graph.nodes if not n.view and n.role not in STORED_ROLES)
+    members = grouped((node.key, node) for node in made)
     constant = _constants(graph)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
     uses: dict[str, dict[tuple[int, tuple[str, ...]], tuple[Use, TensorType]]] = {}

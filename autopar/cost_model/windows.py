@@ -108,10 +108,16 @@ class Windows:
         return Windows(hiding, ("device", *links, *("host",) * hiding.has_host), turns)
 
     def add_node(
-        self, place: Place, node: int, savings: Sequence[IntArray], *, once: bool = False
+        self,
+        place: Place | None,
+        node: int,
+        *savings: Sequence[IntArray],
+        count: int = 1,
+        once: bool = False,
     ) -> None:
-        """What the choices of a node save in a window."""
-        self._add(self.nodes, place, node, savings, once=once)
+        """What the choices of a node save, `count` times, in a window, or in none."""
+        for saved in savings:
+            self._add(self.nodes, place, node, [count * each for each in saved], once=once)
 
     def add_flow(
         self,
@@ -132,14 +138,16 @@ class Windows:
                 row[there] = count * saving
         self._add(self.flows, place, flow, found, once=once)
 
-    def add_launches(self, place: Place, flow: int, hosts: IntArray, *, once: bool = False) -> None:
+    def add_launches(
+        self, place: Place | None, flow: int, hosts: IntArray, *, once: bool = False
+    ) -> None:
         """What the arcs of a flow save for which the host takes so long."""
         self._add(self.flows, place, flow, self.hiding.launched(hosts), once=once)
 
     def _add(
         self,
         tables: dict[Place, list[_Table]],
-        place: Place,
+        place: Place | None,
         number: int,
         savings: Sequence[IntArray],
         *,
@@ -173,10 +181,9 @@ class Hidden:
 
     def add(self, place: Place | None, savings: Sequence[int], *, once: bool = False) -> None:
         """Something that happens in a window, or in none; in every turn or `once`."""
-        if place is not None:
-            for there, count in _turns(place, 1 if once else self._turns):
-                for resource, saving in enumerate(savings):
-                    self._sums[there][resource] += count * saving
+        for there, count in _turns(place, 1 if once else self._turns):
+            for resource, saving in enumerate(savings):
+                self._sums[there][resource] += count * saving
 
     @property
     def by_window(self) -> dict[str, int]:
@@ -185,9 +192,11 @@ class Hidden:
         return {key: ns for key, ns in least.items() if ns}
 
 
-def _turns(place: Place, turns: int) -> Iterator[tuple[Place, int]]:
+def _turns(place: Place | None, turns: int) -> Iterator[tuple[Place, int]]:
     """The windows of the last turn and of all before it, and how often something happens there that
-    happens in so many turns. What happens once hides in the last."""
+    happens in so many turns. What happens once hides in the last; None is no window."""
+    if place is None:
+        return
     yield place, 1
     if turns > 1:
         phase, name = place

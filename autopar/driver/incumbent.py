@@ -23,7 +23,7 @@ REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
 
 
 @dataclass(slots=True)
-class Known:
+class KnownPlan:
     """The plan of a candidate, once it is known."""
 
     found: Candidate | None
@@ -53,7 +53,7 @@ class Trail:
             self._outcomes[name] = found
 
     @contextmanager
-    def once(self, request: PlanRequest, cutoff: int | None) -> Generator[Known]:
+    def once(self, request: PlanRequest, cutoff: int | None) -> Generator[KnownPlan]:
         """Within it, what is `found` for a request with such a cutoff is put in, or raised, unless
         it is there, known from another search of what is asked, or less."""
         options = request.options
@@ -66,7 +66,7 @@ class Trail:
             known = None
         if isinstance(known, Exception):
             raise known
-        here = Known(known)
+        here = KnownPlan(known)
         try:
             yield here
         except (InfeasibleError, Beaten) as error:
@@ -82,7 +82,7 @@ class Trail:
 
 
 @dataclass(slots=True)
-class Attempt(Generic[_T]):
+class CandidateAttempt(Generic[_T]):
     """A candidate that is tried: `with search.attempt() as tried`. Within it the plan is to be
     `found`, which costs less than `needed_ns`, and what it raises says why there is none. Behind it
     what became of it is known: whether it `is_better` than those before, or refused, or cut off,
@@ -97,7 +97,7 @@ class Attempt(Generic[_T]):
     is_refused: bool = False
     is_tight: bool = False
 
-    def __enter__(self) -> Attempt[_T]:
+    def __enter__(self) -> CandidateAttempt[_T]:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
@@ -131,7 +131,7 @@ class CandidateSearch(Generic[_T]):
     """By rank, why a candidate has no plan."""
     was_tight: bool = False
     """Whether the last that was cut off might be better if memory did not bind."""
-    last: Attempt[_T] | None = None
+    last: CandidateAttempt[_T] | None = None
     """What was tried last."""
 
     def attempt(
@@ -140,14 +140,14 @@ class CandidateSearch(Generic[_T]):
         name: str = "",
         rank: int | None = None,
         slack: float | None = None,
-    ) -> Attempt[_T]:
+    ) -> CandidateAttempt[_T]:
         """Tries a candidate. What became of it is kept under its `name`, if it has one; a search
         within has kept that of its own."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
-        self.last = Attempt(self, place, name, self.needed_ns(place, slack))
+        self.last = CandidateAttempt(self, place, name, self.needed_ns(place, slack))
         return self.last
 
-    def take(self, tried: Attempt[_T], error: BaseException | None) -> None:
+    def take(self, tried: CandidateAttempt[_T], error: BaseException | None) -> None:
         """What became of a candidate: it has a plan, or an `error` says why it has none."""
         name, place = tried.name, tried.place
         if isinstance(error, Beaten):

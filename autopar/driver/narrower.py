@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from autopar.driver.finding import Finding
-from autopar.driver.incumbent import Attempt, CandidateSearch, Trail
+from autopar.driver.incumbent import CandidateAttempt, CandidateSearch, Trail
 from autopar.errors import SolverError
 from autopar.plans.options import AUTO, Options
 from autopar.plans.request import Asked
@@ -53,7 +53,7 @@ class Widened:
             yield from self._each(replace(asked, options=options), (*above, found))
 
     @contextmanager
-    def attempt(self) -> Generator[Attempt[Finding]]:
+    def attempt(self) -> Generator[CandidateAttempt[Finding]]:
         """Within it, what is asked is searched for. What the first search raises is raised."""
         is_first = len(self._above) == 1
         tried = self._search.attempt(rank=len(self._above))

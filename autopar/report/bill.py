@@ -121,9 +121,7 @@ def _by_axis(estimates: Estimates) -> dict[tuple[str, str], int]:
 
 
 def _percent(before: int | None, after: int | None) -> float | None:
-    if not before or after is None:
-        return None
-    return round(100 * (after - before) / before, 4)
+    return None if not before or after is None else round(100 * (after - before) / before, 4)
 
 
 def value_text(value: int | None, unit: Unit) -> str:

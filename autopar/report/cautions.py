@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from autopar.ir.graph import itemsize
+from autopar.ir.grouping import grouped
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.provenance import IN_STAGES, Provenance
@@ -25,10 +26,7 @@ or two layers, most of whose step is outside of layers, take up to a tenth longe
 def cautions(plan: Plan) -> Iterator[str]:
     """Warnings, the gravest first: those of stages, each once with the stages it is of, and those
     of the whole plan."""
-    found: dict[str, list[int]] = {}
-    for stage in plan.stages:
-        for text in _of_decisions(stage):
-            found.setdefault(text, []).append(stage.number)
+    found = grouped((text, each.number) for each in plan.stages for text in _of_decisions(each))
     several = plan.structure.is_pipeline
     for text, stages in found.items():
         yield f"{stages_text(stages)}: {text}" if several else text
@@ -84,8 +82,7 @@ def _of_decisions(plan: StagePlan) -> Iterator[str]:
             "a record in autopar/rules describes an op"
         )
     if plan.structure.num_devices > 1 and plan.estimates.memory_limit:
-        groups = param_groups(plan.structure.params, plan.structure.mesh)
-        yield from _whole(plan, groups)
+        yield from _whole(plan, param_groups(plan.structure.params, plan.structure.mesh))
 
 
 def _whole(plan: StagePlan, params: Sequence[ParamGroup]) -> Iterator[str]:

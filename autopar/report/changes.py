@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from autopar.ir.grouping import grouped
 from autopar.ir.patterns import compress
 from autopar.plans.matching import general
 
@@ -47,9 +48,7 @@ class ChangeItem:
 
 def folded(items: Iterable[ChangeItem]) -> tuple[Change, ...]:
     """Dotted names of one pattern as one change: `layers.{0-3}.mlp.weight`."""
-    classes: dict[tuple[str, str, str], list[ChangeItem]] = {}
-    for item in items:
-        classes.setdefault((general(item.name), item.before, item.after), []).append(item)
+    classes = grouped(((general(item.name), item.before, item.after), item) for item in items)
     return _weightiest_first(
         (", ".join(compress(item.name for item in alike)), alike) for alike in classes.values()
     )
@@ -57,9 +56,7 @@ def folded(items: Iterable[ChangeItem]) -> tuple[Change, ...]:
 
 def gathered(items: Iterable[ChangeItem]) -> tuple[Change, ...]:
     """Items of one place and of equal text as one change: `mlp forward: gelu.0, mm.0`."""
-    classes: dict[tuple[str, str, str], list[ChangeItem]] = {}
-    for item in items:
-        classes.setdefault((item.place, item.before, item.after), []).append(item)
+    classes = grouped(((item.place, item.before, item.after), item) for item in items)
     return _weightiest_first(
         (": ".join(filter(None, (place, ", ".join(sorted({i.name for i in alike}))))), alike)
         for (place, _, _), alike in classes.items()

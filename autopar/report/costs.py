@@ -25,8 +25,8 @@ HOLDER_TITLES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`count` times `what` ("mm", "all_gather on tp", "optimizer") at `where`, a module or
-    parameter by pattern; `time_ns` of all of them, which is the fraction `share` of the sum."""
+    """`count` times `what` ("mm", "all_gather on tp", "optimizer") at `where`, a module, block or
+    parameter by pattern; `time_ns` of all of them, which is the fraction `share` of the whole."""
 
     what: str
     where: str
@@ -71,5 +71,4 @@ def held_by(memory: Memory) -> dict[str, int]:
 
 def again_ns(estimates: StageEstimates) -> int:
     """What a step takes to make again for backward what is not saved."""
-    ops = estimates.ops
-    return sum(op.compute_ns for key, op in ops.items() if original_key(key) != key)
+    return sum(op.compute_ns for key, op in estimates.ops.items() if original_key(key) != key)

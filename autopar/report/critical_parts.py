@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from autopar.ir.apportion import apportion
 from autopar.ir.units import format_ns, format_percent
 from autopar.plans.plan import StagePlan
+from autopar.report.costs import Cost
 from autopar.report.names import WHOLE_MODEL, tensor_name
 from autopar.report.printed import name, with_rest
 from autopar.report.printed import table as new_table
@@ -22,23 +23,11 @@ MAX_CRITICAL = 8
 """Rows that are printed."""
 
 
-@dataclass(frozen=True, slots=True)
-class CriticalPart:
-    """`count` times `what` ("compute", "all_gather on tp", "optimizer") of `where`, a block or a
-    module in one: for `time_ns` of the step, which is the fraction `share` of it, all else waits
-    for that, or is hidden behind it. What slows it down is in its time."""
-
-    what: str
-    where: str
-    phase: str
-    count: int
-    time_ns: int
-    share: float
-
-
-def critical_parts(plan: StagePlan, step: DrawnStep) -> tuple[CriticalPart, ...]:
-    """The parts of the critical path of `step`, the longest first. They add up to the step of the
-    plan, from which the drawn one may differ by what it rounds."""
+def critical_parts(plan: StagePlan, step: DrawnStep) -> tuple[Cost, ...]:
+    """The parts of the critical path of `step`, the longest first: for `time_ns` of the step all
+    else waits for what there is of a kind, or is hidden behind it. What slows it down is in its
+    time. They add up to the step of the plan, from which the drawn one may differ by what it
+    rounds."""
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for bar in step.path:
         total = sums[_kind(plan, bar)]
@@ -46,7 +35,7 @@ def critical_parts(plan: StagePlan, step: DrawnStep) -> tuple[CriticalPart, ...]
     times_ns = apportion(plan.estimates.step_ns, [ns for _, ns in sums.values()])
     whole_ns = max(1, plan.estimates.step_ns)
     found = [
-        CriticalPart(*kind, count, ns, ns / whole_ns)
+        Cost(*kind, count, ns, ns / whole_ns)
         for (kind, (count, _)), ns in zip(sums.items(), times_ns, strict=True)
     ]
     return tuple(sorted(found, key=lambda part: (-part.time_ns, part.where, part.what, part.phase)))
@@ -60,16 +49,22 @@ def _kind(plan: StagePlan, bar: Bar) -> tuple[str, str, str]:
     return part.track.kind, block_of(part.module) or WHOLE_MODEL, part.phase
 
 
-def critical_table(parts: Sequence[CriticalPart]) -> RenderableType:
+def critical_table(parts: Sequence[Cost]) -> RenderableType:
     """The longest of them."""
     if not parts:
         return Text("not known: the plan does not say in which order its step does what")
-    table = new_table(("what", "where", "phase"), ("count", "time", "share"))
-    for part in parts[:MAX_CRITICAL]:
-        table.add_row(
+    return with_rest(kinds_table(parts[:MAX_CRITICAL]), len(parts), MAX_CRITICAL)
+
+
+def kinds_table(parts: Sequence[Cost]) -> Table:
+    """A row for each."""
+    rows = (
+        (
             *map(name, (part.what, part.where, part.phase)),
             str(part.count),
             format_ns(part.time_ns),
             format_percent(part.share),
         )
-    return with_rest(table, len(parts), MAX_CRITICAL)
+        for part in parts
+    )
+    return new_table(("what", "where", "phase"), ("count", "time", "share"), rows)

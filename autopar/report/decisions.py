@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress
 from autopar.ir.sharding import Placement, Sharding
@@ -55,9 +56,7 @@ class Alike:
 
 def alike(params: Mapping[str, Param], names: Iterable[str]) -> tuple[Alike, ...]:
     """`names` of `params`, by pattern and by how they lie."""
-    found: dict[tuple[str, Param], list[str]] = {}
-    for name in names:
-        found.setdefault((general(name), params[name]), []).append(name)
+    found = grouped(((general(name), params[name]), name) for name in names)
     patterns = Counter(map(general, params))
     return tuple(
         Alike(_one_text(pattern, some, patterns[pattern]), pattern, tuple(some), param)
@@ -78,10 +77,11 @@ def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
     whole = format_bytes(params.total_bytes // count)
     stored = format_bytes(params.held_bytes(param.storage, mesh) // count)
     where = "in the memory of each device's host" if placed.hosted else "on each device"
-    if placed.kept != placed.storage:
-        kept = f"kept for backward: {on_axes(placed.kept, mesh)}"
-    else:
-        kept = "kept for backward: as it is stored, no copy"
+    kept = (
+        f"kept for backward: {on_axes(placed.kept, mesh)}"
+        if placed.kept != placed.storage
+        else "kept for backward: as it is stored, no copy"
+    )
     forward = [state for op, state in readers if op.phase == "forward"]
     taken = parsed(forward[0], mesh) if forward else None
     roles = [

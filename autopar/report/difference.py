@@ -67,8 +67,7 @@ class Difference:
 
 def compare(old: Plan, new: Plan) -> Difference:
     """What is different in `new`."""
-    decided = stage_topics(old, new)
-    every = (*model_topics(old, new), *request_topics(old, new), *decided)
+    every = (*model_topics(old, new), *request_topics(old, new), *stage_topics(old, new))
     topics = tuple(topic for topic in every if topic.changes)
     return Difference(
         old=_side(old),

@@ -165,10 +165,7 @@ TITLES = ("limit", "peak", "step", "ratio", "made again", "gap", "mesh")
 
 
 def _table(rungs: Sequence[Rung]) -> RenderableType:
-    table = new_table((), TITLES)
-    for rung in rungs:
-        table.add_row(*cells(rung))
-    return table
+    return new_table((), TITLES, map(cells, rungs))
 
 
 def chart(plans: Sequence[Planned], device_bytes: int) -> list[str]:

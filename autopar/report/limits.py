@@ -100,8 +100,7 @@ def margin_text(provenance: Provenance) -> str:
 
 
 def _more(ns: int, own_ns: int) -> str:
-    more = 100 * (ns - own_ns) / max(1, own_ns)
-    return f"{format_ns(ns)} ({more:+.3g} %)"
+    return f"{format_ns(ns)} ({100 * (ns - own_ns) / max(1, own_ns):+.3g} %)"
 
 
 def _memory(peak: int, limit: int, is_short: bool) -> str:

@@ -61,9 +61,7 @@ def op_place(key: str) -> tuple[str, str]:
     """(`layers.*.mlp forward`, `mm.0`) of `layers.*.mlp:forward:mm.0`."""
     module, colon, rest = key.partition(":")
     phase, second, op = rest.partition(":")
-    if not (colon and second):
-        return key, ""
-    return f"{module or WHOLE_MODEL} {phase}", op
+    return (f"{module or WHOLE_MODEL} {phase}", op) if colon and second else (key, "")
 
 
 def tensor_place(key: str) -> tuple[str, str]:

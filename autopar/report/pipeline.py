@@ -234,9 +234,8 @@ def _fullest_text(table: ActionTable, rows: Sequence[StageRow]) -> str:
 def _stages(summary: PipelineContent) -> RenderableType:
     weights = ("weights",) * summary.is_split
     columns = ("params", "forward", "backward", *weights, "idle", "in flight", "memory")
-    table = new_table(("stage", "begins with", "devices", "mesh"), columns)
-    for row in summary.stages:
-        table.add_row(
+    rows = (
+        (
             str(row.stage),
             name(row.start or "(first)"),
             row.devices,
@@ -249,7 +248,9 @@ def _stages(summary: PipelineContent) -> RenderableType:
             str(row.in_flight),
             format_bytes(row.memory_bytes),
         )
-    return table
+        for row in summary.stages
+    )
+    return new_table(("stage", "begins with", "devices", "mesh"), columns, rows)
 
 
 def _devices(ranks: tuple[RankRow, ...]) -> RenderableType:
@@ -273,9 +274,8 @@ def _devices(ranks: tuple[RankRow, ...]) -> RenderableType:
 def _sends(sends: tuple[SendRow, ...]) -> RenderableType:
     if not sends:
         return Text("none")
-    table = new_table(("from", "to", "phase"), ("bytes", "time", "exposed"))
-    for each in sends:
-        table.add_row(
+    rows = (
+        (
             str(each.source),
             str(each.target),
             each.phase,
@@ -283,19 +283,22 @@ def _sends(sends: tuple[SendRow, ...]) -> RenderableType:
             format_ns(each.time_ns),
             format_ns(each.exposed_ns),
         )
-    return table
+        for each in sends
+    )
+    return new_table(("from", "to", "phase"), ("bytes", "time", "exposed"), rows)
 
 
 def _shared(shared: tuple[Shared, ...]) -> RenderableType:
     if not shared:
         return Text("nothing")
-    table = new_table(("what", "ranks"), ("messages", "bytes", "time"))
-    for each in shared:
-        table.add_row(
+    rows = (
+        (
             each.kind,
             each.places,
             str(each.count),
             format_bytes(each.num_bytes),
             format_ns(each.time_ns),
         )
-    return table
+        for each in shared
+    )
+    return new_table(("what", "ranks"), ("messages", "bytes", "time"), rows)

@@ -110,8 +110,7 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     table, played = played_plan(plan)
     ranks = played_ranks(table, played)
     rows = content.stages
-    rank = ranks[busiest(ranks)]
-    sent_ns = sum(each.sent_ns for each in rank.actions)
+    sent_ns = sum(each.sent_ns for each in ranks[busiest(ranks)].actions)
     binds = [content.binds[0]]
     if sent_ns:
         binds.append(f"of that, messages are under way to it for {format_ns(sent_ns)}")
@@ -321,17 +320,19 @@ def _cuts(reasons: PipelineReasons) -> RenderableType:
     )
     if not reasons.moved:
         return Text(f"{even}; of other cuts the plan says nothing")
-    table = new_table(("moved", "from", "to"), ("step, about", "", "memory there, about"))
-    for each in reasons.moved[:_MAX_ROWS]:
-        over = each.memory_bytes > each.memory_limit_bytes
-        table.add_row(
+    rows = (
+        (
             name_text(each.module),
             f"stage {each.loses}",
             f"stage {each.gains}",
             format_ns(each.step_ns),
             _more(each.step_ns, reasons.step_ns),
-            f"{format_bytes(each.memory_bytes)}{', too much' if over else ''}",
+            format_bytes(each.memory_bytes)
+            + ", too much" * (each.memory_bytes > each.memory_limit_bytes),
         )
+        for each in reasons.moved[:_MAX_ROWS]
+    )
+    table = new_table(("moved", "from", "to"), ("step, about", "", "memory there, about"), rows)
     note = Text(
         "with the times that such modules have in these stages, which a search would plan anew"
     )
@@ -349,30 +350,34 @@ def _waiting(reasons: PipelineReasons) -> RenderableType:
     table = new_table(
         (f"microbatches ({reasons.microbatches} now), all of the same size",),
         ("step", "bubble", f"{unit}/s", "most in flight"),
+        (
+            (
+                f"{each.microbatches}, {each.microbatches // reasons.microbatches} times the batch",
+                format_ns(each.step_ns),
+                format_percent(each.bubble),
+                f"{rate:,}" if (rate := each.tokens_per_s or each.samples_per_s) else "",
+                str(max(each.in_flight)),
+            )
+            for each in reasons.batches
+        ),
     )
-    for each in reasons.batches:
-        table.add_row(
-            f"{each.microbatches}, {each.microbatches // reasons.microbatches} times the batch",
-            format_ns(each.step_ns),
-            format_percent(each.bubble),
-            f"{rate:,}" if (rate := each.tokens_per_s or each.samples_per_s) else "",
-            str(max(each.in_flight)),
-        )
     return Group(table, smaller)
 
 
 def _held(stages: Sequence[StageRow]) -> RenderableType:
-    table = new_table(
-        ("stage",), ("in flight", "saved for each", "for all", "memory", "limit", "of the limit")
+    return new_table(
+        ("stage",),
+        ("in flight", "saved for each", "for all", "memory", "limit", "of the limit"),
+        (
+            (
+                str(row.stage),
+                str(row.in_flight),
+                format_bytes(row.saved_bytes // max(1, row.in_flight)),
+                format_bytes(row.saved_bytes),
+                format_bytes(row.memory_bytes),
+                format_bytes(row.memory_limit_bytes),
+                format_share(row.memory_bytes, row.memory_limit_bytes),
+            )
+            for row in stages
+        ),
     )
-    for row in stages:
-        table.add_row(
-            str(row.stage),
-            str(row.in_flight),
-            format_bytes(row.saved_bytes // max(1, row.in_flight)),
-            format_bytes(row.saved_bytes),
-            format_bytes(row.memory_bytes),
-            format_bytes(row.memory_limit_bytes),
-            format_share(row.memory_bytes, row.memory_limit_bytes),
-        )
-    return table

@@ -13,6 +13,7 @@ from math import ceil, prod
 
 from autopar.ir.choices import Choice
 from autopar.ir.graph import itemsize
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress, expand
 from autopar.ir.sharding import Sharding
@@ -46,9 +47,7 @@ class ParamGroup:
 
 def param_groups(params: Mapping[str, Param], mesh: Mesh) -> tuple[ParamGroup, ...]:
     """Parameters by pattern, shape, dtype, storage and what is kept; the largest first."""
-    groups: dict[tuple[str, Param], list[str]] = {}
-    for name, param in params.items():
-        groups.setdefault((general(name), param), []).append(name)
+    groups = grouped(((general(name), param), name) for name, param in params.items())
     uses = Counter(shared for shared, _ in groups)
     found: list[ParamGroup] = []
     for (shared, param), names in groups.items():

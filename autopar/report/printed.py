@@ -4,7 +4,7 @@ aligned columns."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Protocol
 
@@ -55,13 +55,19 @@ def _console(width: int, record: bool = False) -> Console:
     )  # fmt: skip
 
 
-def table(words: Sequence[str], figures: Sequence[str]) -> Table:
-    """An empty table: columns of words, which fold, then of figures, which do not."""
+def table(
+    words: Sequence[str],
+    figures: Sequence[str],
+    rows: Iterable[Iterable[RenderableType]] = (),
+) -> Table:
+    """A table of `rows`: columns of words, which fold, then of figures, which do not."""
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in words:
         found.add_column(title, overflow="fold")
     for title in figures:
         found.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        found.add_row(*row)
     return found
 
 

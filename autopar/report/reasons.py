@@ -344,17 +344,14 @@ def _unknown(plan: StagePlan, name: str) -> str:
     )
 
 
-def _alternatives(reasons: Reasons) -> list[RenderableType]:
+def _alternatives(reasons: Reasons) -> Iterator[RenderableType]:
     from autopar.report.explanation import alternatives_text, benefits_text
 
-    found: list[RenderableType] = []
     for each in reasons.alternatives:
-        found += section(
-            "What else it could be, all else adapting", _lines(alternatives_text(each))
-        )
+        text = alternatives_text(each)
+        yield from section("What else it could be, all else adapting", _lines(text))
     if reasons.benefits:
-        found += section("What more would buy", _lines(benefits_text(reasons.benefits)))
-    return found
+        yield from section("What more would buy", _lines(benefits_text(reasons.benefits)))
 
 
 def clean_sentence(text: str) -> str:
@@ -380,21 +377,21 @@ def _decisions(decisions: Sequence[DecisionText]) -> RenderableType:
 def _parts(parts: Sequence[CostPart]) -> RenderableType:
     if not parts:
         return Text("nothing that takes time of its own")
-    table = new_table(("what", "where", "phase"), ("count", "local bytes", "time", "share"))
-    for part in parts[:MAX_PARTS]:
-        table.add_row(
+    rows = (
+        (
             *map(name_text, (part.what, part.where, part.phase)),
             str(part.count) if part.count else "",
             format_bytes(part.num_bytes) if part.num_bytes else "",
             format_ns(part.time_ns),
             format_percent(part.share),
         )
+        for part in parts[:MAX_PARTS]
+    )
+    table = new_table(("what", "where", "phase"), ("count", "local bytes", "time", "share"), rows)
     return with_rest(table, len(parts), MAX_PARTS)
 
 
 def _held(reasons: Reasons, limits: Bottlenecks) -> RenderableType:
-    table = new_table(("held",), ("bytes", "of the limit"))
-    for each in reasons.holdings:
-        share = format_share(each.num_bytes, limits.memory_limit_bytes)
-        table.add_row(each.what, format_bytes(each.num_bytes), share)
-    return table
+    limit, held = limits.memory_limit_bytes, [(x.what, x.num_bytes) for x in reasons.holdings]
+    rows = ((what, format_bytes(size), format_share(size, limit)) for what, size in held)
+    return new_table(("held",), ("bytes", "of the limit"), rows)

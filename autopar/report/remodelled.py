@@ -97,9 +97,11 @@ def _retyped(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
 
 def _shared_totals(old: StagePlan, new: StagePlan) -> Iterator[tuple[str, OpTotal, OpTotal]]:
     """Of the ops that both have decisions for."""
-    for key, total in old.estimates.ops.items():
-        if key in new.estimates.ops and key in old.structure.ops and key in new.structure.ops:
-            yield key, total, new.estimates.ops[key]
+    return (
+        (key, total, new.estimates.ops[key])
+        for key, total in old.estimates.ops.items()
+        if key in new.estimates.ops and key in old.structure.ops and key in new.structure.ops
+    )
 
 
 def _times(total: OpTotal) -> str:

@@ -37,9 +37,9 @@ class RunReport(Printed):
             f"{record.backend}, {steps} as rank {record.rank} saw them"
         )
         rows = table(("what",), ("predicted", "measured", "ratio"))
-        computed_ns = None
-        if measured.exposed_ns is not None:
-            computed_ns = measured.passes_ns - measured.exposed_ns
+        computed_ns = (
+            measured.passes_ns - measured.exposed_ns if measured.exposed_ns is not None else None
+        )
         rest_ns = None if measured.step_ns is None else measured.step_ns - measured.passes_ns
         for what, before, after in (
             ("step", predicted.step_ns, measured.step_ns),

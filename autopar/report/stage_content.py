@@ -11,13 +11,13 @@ from rich.text import Text
 
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import TO_HOST
-from autopar.ir.units import format_bytes, format_ns, format_percent
+from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.estimates import CollectiveTotal, Memory, OpTotal
 from autopar.plans.matching import general
 from autopar.plans.plan import StagePlan
 from autopar.plans.structure import MeshAxis
 from autopar.report.costs import Cost, again_ns, costs
-from autopar.report.critical_parts import CriticalPart, critical_parts, critical_table
+from autopar.report.critical_parts import critical_parts, critical_table, kinds_table
 from autopar.report.held import memory_table
 from autopar.report.limits import AxisShare, Bottlenecks
 from autopar.report.names import WHOLE_MODEL, short_op
@@ -74,7 +74,7 @@ class StageContent:
     memory_limit_bytes: int
     blocks: tuple[Block, ...]
     top_costs: tuple[Cost, ...]
-    critical_path: tuple[CriticalPart, ...]
+    critical_path: tuple[Cost, ...]
     axes: tuple[AxisShare, ...]
     collectives: tuple[CollectiveTotal, ...]
     params: tuple[ParamGroup, ...]
@@ -91,7 +91,7 @@ class StageContent:
     def sections(self) -> Iterator[tuple[str, RenderableType]]:
         """The tables, with their titles."""
         yield _BLOCKS, _block_table(self.blocks)
-        yield _COSTS, _top_costs(self)
+        yield _COSTS, kinds_table(self.top_costs)
         yield _PATH, critical_table(self.critical_path)
         yield _AXES, _axes(self.axes)
         yield "Parameters", _params(self)
@@ -218,25 +218,17 @@ def _block_table(blocks: Sequence[Block]) -> RenderableType:
     return with_rest(table, len(rows), MAX_ROWS)
 
 
-def _top_costs(part: StageContent) -> RenderableType:
-    table = new_table(("what", "where", "phase"), ("count", "time", "share"))
-    for cost in part.top_costs:
-        table.add_row(
-            *map(name, (cost.what, cost.where, cost.phase)),
-            str(cost.count),
-            format_ns(cost.time_ns),
-            format_percent(cost.share),
-        )
-    return table
-
-
 def _axes(axes: Sequence[AxisShare]) -> RenderableType:
     if not axes:
         return Text("none")
-    table = new_table(("axis", "over"), ("time", "exposed", "hidden"))
-    for each in axes[:MAX_ROWS]:
-        figures = map(format_ns, (each.time_ns, each.exposed_ns, each.hidden_ns))
-        table.add_row(*map(name, (each.axis, each.link)), *figures)
+    rows = (
+        (
+            *map(name, (each.axis, each.link)),
+            *map(format_ns, (each.time_ns, each.exposed_ns, each.hidden_ns)),
+        )
+        for each in axes[:MAX_ROWS]
+    )
+    table = new_table(("axis", "over"), ("time", "exposed", "hidden"), rows)
     return with_rest(table, len(axes), MAX_ROWS)
 
 
@@ -260,14 +252,16 @@ def _params(part: StageContent) -> RenderableType:
 def _collectives(part: StageContent) -> RenderableType:
     if not part.collectives:
         return Text("none")
-    table = new_table(("axis", "kind", "phase"), ("count", "local bytes", "time"))
-    for total in part.collectives[:MAX_ROWS]:
-        table.add_row(
+    rows = (
+        (
             *map(name, (total.axis, total.kind, total.phase)),
             str(total.count),
             format_bytes(total.num_bytes),
             format_ns(total.time_ns),
         )
+        for total in part.collectives[:MAX_ROWS]
+    )
+    table = new_table(("axis", "kind", "phase"), ("count", "local bytes", "time"), rows)
     return with_rest(table, len(part.collectives), MAX_ROWS)
 
 

@@ -98,8 +98,7 @@ def summarize(plan: Plan, stage: int | None = None) -> Summary:
     if stage is not None or pipeline is None:
         own = plan.stages[stage or 0]
         step = timeline(own)
-        limits = find_limits(own, step)
-        content = stage_content(own, step, limits)
+        content = stage_content(own, step, find_limits(own, step))
     return Summary(
         model=structure.model,
         cluster=structure.cluster,

@@ -59,8 +59,7 @@ def events(plan: StagePlan, step: DrawnStep) -> Iterator[TraceEvent]:
             described[bar.part] = _described(plan, bar.part)
         yield _bar(bar, threads[bar.part.track], described[bar.part])
     for bar in step.path:
-        args = {"track": clean(bar.part.track.name), "key": clean(bar.part.key)}
-        yield _bar(bar, CRITICAL, args)
+        yield _bar(bar, CRITICAL, {"track": clean(bar.part.track.name), "key": clean(bar.part.key)})
     yield from _memory(plan)
 
 
@@ -106,8 +105,7 @@ def _described(plan: StagePlan, part: Part) -> TraceEvent:
     mesh = plan.structure.mesh
     found: TraceEvent = {"key": clean(part.key), "module": clean(part.module)}
     if part.is_sent:
-        steps = plan.structure.routes.get(part.key, ())
-        found["sharding"] = clean(route_text(steps, mesh))
+        found["sharding"] = clean(route_text(plan.structure.routes.get(part.key, ()), mesh))
         found["collectives"] = -(-part.count // part.occurrences)
     elif part.key in plan.estimates.ops:
         op = plan.estimates.ops[part.key]

@@ -129,13 +129,11 @@ _CAUSES: dict[Cause, str] = {
 
 def _topics(
     difference: Difference, *, structure: bool = False, model: bool = False
-) -> tuple[str, ...]:
-    reasons: list[str] = []
+) -> Iterator[str]:
     for cause, words in _CAUSES.items():
         titles = [topic.title for topic in difference.with_cause(cause)]
         if titles and (structure or (model and cause == "model")):
-            reasons.append(f"{words} ({', '.join(titles)})")
-    return tuple(reasons)
+            yield f"{words} ({', '.join(titles)})"
 
 
 def _moved(difference: Difference) -> tuple[str, ...]:
@@ -149,16 +147,14 @@ def _moved(difference: Difference) -> tuple[str, ...]:
     return (f"estimates moved ({listed(names, _SHOWN)})",) if names else ()
 
 
-def _grown(difference: Difference, bounds: Bounds) -> tuple[str, ...]:
+def _grown(difference: Difference, bounds: Bounds) -> Iterator[str]:
     found: dict[tuple[str, str], Figure] = {(f.section, f.name): f for f in difference.bill}
-    reasons: list[str] = []
     for key, percent in bounds.percent:
         figure = found[FIGURES[key]]
         before, after = figure.before or 0, figure.after or 0
         if 100 * (after - before) > percent * before:
             by = f"{figure.change_percent:.3g} %" if before else "what was 0"
-            reasons.append(f"{key} grew by {by}, more than {float(percent):g} %")
-    return tuple(reasons)
+            yield f"{key} grew by {by}, more than {float(percent):g} %"
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -248,21 +244,19 @@ def verdict_headline(verdict: Verdict) -> str:
     return f"{word}: step {steps}, peak {peaks} of {limit} ({full}), exposed communication {sent}"
 
 
-def parts(verdict: Verdict) -> list[str]:
+def parts(verdict: Verdict) -> Iterator[str]:
     """What follows the headline: reasons, the bill, a folded section for each topic, notes."""
     difference = verdict.difference
-    found: list[str] = []
     if verdict.reasons:
-        found.append("\n".join(f"- {as_text(reason)}" for reason in verdict.reasons))
+        yield "\n".join(f"- {as_text(reason)}" for reason in verdict.reasons)
     if difference.bill_rows():
-        found.append(_bill(difference))
-    found += [
-        details(f"{CAUSES[topic.cause]}: {as_text(topic.title)} ({_count(topic)})", _changes(topic))
-        for topic in difference.topics
-    ]
+        yield _bill(difference)
+    for topic in difference.topics:
+        count = sum(change.count for change in topic.changes)
+        title = f"{CAUSES[topic.cause]}: {as_text(topic.title)} ({count})"
+        yield details(title, _changes(topic))
     if difference.notes:
-        found.append("\n".join(f"- note: {code(note)}" for note in difference.notes))
-    return found
+        yield "\n".join(f"- note: {code(note)}" for note in difference.notes)
 
 
 def _change(before: int, after: int, unit: str) -> str:
@@ -298,7 +292,3 @@ def _changes(topic: Topic) -> str:
     text = markdown_table(("what", "number", "before", "after"), rows)
     rest = len(topic.changes) - _MAX_ROWS
     return text + (f"\n\n... and {rest} more (--json lists all)" if rest > 0 else "")
-
-
-def _count(topic: Topic) -> int:
-    return sum(change.count for change in topic.changes)

@@ -44,8 +44,7 @@ def transform(call: Call) -> Rule:
 
 def diagonal(call: Call) -> Rule:
     """aten.diagonal(x, offset, dim1, dim2): the two dims become the last one, all whole."""
-    rank = len(call.shapes[0])
-    source, result = _diagonal_dims(call, 1, rank)
+    source, result = _diagonal_dims(call, 1, len(call.shapes[0]))
     return rule([source], [result], whole=_ends(source, result), partial=linear(call, (Ref(0),)))
 
 

@@ -12,7 +12,7 @@ are merged. In a ring there is one kernel per block, whose results are added up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from autopar.ir.choices import Choice, joint_axes, num_shards, shardings
@@ -195,14 +195,16 @@ def _merged_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
     found = 0
     for output, sharding in zip(node.outputs, shardings(node, choice)[1], strict=True):
         held = local_bytes(output, graph.atoms, sharding, sizes)
-        summed = held
-        if output is node.outputs[0]:
-            summed = held * row_itemsize(output.dtype) * prod(output.shape) // output.num_bytes
+        summed = (
+            held * row_itemsize(output.dtype) * prod(output.shape) // output.num_bytes
+            if output is node.outputs[0]
+            else held
+        )
         found += held + 2 * summed
     return found
 
 
-def _ring(call: JointCall) -> tuple[Exchange, ...]:
+def _ring(call: JointCall) -> Iterator[Exchange]:
     """Keys and values, passed on before each block but the last, and in backward, after each but
     the first, what the ranks add up of their gradients, which ends where the keys are at home. A
     transfer has the compute on the block at hand to hide behind. Where both are under way they
@@ -214,14 +216,12 @@ def _ring(call: JointCall) -> tuple[Exchange, ...]:
     room = [
         block / max(1, (k < last) + (backward and k > 1)) for k, block in enumerate(_blocks(call))
     ]
-    found: list[Exchange] = []
     for step in range(call.size):
         if step < last:
-            found.append(Exchange("permute", call.axis, there, there, behind=room[step]))
+            yield Exchange("permute", call.axis, there, there, behind=room[step])
         if backward and step > 0:
             behind = room[step + 1] if step < last else 0.0
-            found.append(Exchange("permute", call.axis, back, back, behind=behind))
-    return tuple(found)
+            yield Exchange("permute", call.axis, back, back, behind=behind)
 
 
 def _blocks(call: JointCall) -> list[float]:

@@ -77,8 +77,7 @@ def _itemsizes(graph: Graph, node: Node) -> tuple[int, int]:
 def _flops(node: Node, graph: Graph) -> float:
     """Two per score and feature for each product; a few per score where there is none."""
     count = {LINEAR: 1, LINEAR_BACKWARD: 3, SCORES: 0, SCORES_BACKWARD: 2}[node.op]
-    types = graph.input_types(node)
-    shapes = [tensor.shape for tensor in types]
+    shapes = [tensor.shape for tensor in graph.input_types(node)]
     if node.op == SCORES:
         return 4.0 * prod(shapes[0])
     x, w = shapes[:2] if node.op != SCORES_BACKWARD else shapes[1:3]

@@ -31,8 +31,7 @@ def scatter(call: Call) -> Rule | None:
         return None
     target, picked, whole = _matched(shape, index, dim_of(call.integer(1, "dim"), len(shape)))
     inputs = [singles(target), *[singles(picked)] * (len(call.inputs) - 1)]
-    partial = linear(call, (call.arg(0), source))
-    return rule(inputs, [singles(target)], whole=whole, partial=partial)
+    return rule(inputs, [singles(target)], whole=whole, partial=linear(call, (call.arg(0), source)))
 
 
 def scatter_reduce(call: Call) -> Rule | None:
@@ -45,8 +44,7 @@ def scatter_reduce(call: Call) -> Rule | None:
 def bucketize(call: Call) -> Rule:
     """aten.bucketize(x, boundaries): `a, b! -> a`."""
     names = letters(len(call.out))
-    inputs = place(call, {0: singles(names), 1: singles("b")})
-    return rule(inputs, [singles(names)], whole="b")
+    return rule(place(call, {0: singles(names), 1: singles("b")}), [singles(names)], whole="b")
 
 
 def searchsorted(call: Call) -> Rule | None:

@@ -40,8 +40,7 @@ def embedding_bag(call: Call) -> Rule:
     weight = call.arg(0)
     dims = [singles(letters(len(i.shape), f"i{k}_")) for k, i in enumerate(call.inputs)]
     outputs = [singles(letters(len(o.shape), f"o{k}_")) for k, o in enumerate(call.outputs)]
-    at = cast(Ref, weight).node
-    dims[at], outputs[0] = singles("vh"), (*outputs[0][:-1], ("h",))
+    dims[cast(Ref, weight).node], outputs[0] = singles("vh"), (*outputs[0][:-1], ("h",))
     if len(call.outputs[-1].shape) == len(call.out):
         outputs[-1] = (*outputs[-1][:-1], ("h",))
     whole = _without_columns(dims, outputs)

@@ -15,8 +15,7 @@ _NONE, _MEAN = 0, 1
 def _loss_dims(shape: Sequence[int]) -> tuple[Dims, Dims]:
     """Dims of scores and of targets; the class dim, the second or only one, is `c`."""
     names = letters(len(shape) - 1)
-    scores = (*names[:1], "c", *names[1:])
-    return singles(scores), singles(names)
+    return singles((*names[:1], "c", *names[1:])), singles(names)
 
 
 def nll_loss(call: Call) -> Rule | None:

@@ -26,8 +26,7 @@ def norm(call: Call) -> Rule:
     rest, whole = _norm_letters(call, 0)
     full, statistics = singles((*rest, *whole)), _statistics(rest, whole)
     inputs = place(call, {0: full, 2: singles(whole), 3: singles(whole)})
-    outputs = [full, *[statistics] * (len(call.outputs) - 1)]
-    return rule(inputs, outputs, permuted=whole)
+    return rule(inputs, [full, *[statistics] * (len(call.outputs) - 1)], permuted=whole)
 
 
 def norm_backward(call: Call) -> Rule:

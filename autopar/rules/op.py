@@ -7,7 +7,7 @@ arguments speak of shapes. What writes the sends is in `codegen/ops`, in a file 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -39,15 +39,12 @@ class LocalCall:
     shapes: Shapes
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
-        if position < len(self.args):
-            return self.args[position]
-        return self.kwargs.get(name, default)
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
     def dim(self, position: int) -> int:
         """The dim in argument `position`, counted from the front of the whole side."""
         value = self.arg(position, "dim", 0)
-        rank = max(map(len, (*self.shapes.inputs, *self.shapes.outputs)))
-        return value % rank
+        return value % max(map(len, (*self.shapes.inputs, *self.shapes.outputs)))
 
 
 ElementsRead = Callable[[Shapes], Mapping[int, int]]
@@ -88,7 +85,7 @@ class JointCall:
 class Joint:
     """What an op sends, and holds besides its inputs and outputs, under a joint factor."""
 
-    sends: Callable[[JointCall], tuple[Exchange, ...]]
+    sends: Callable[[JointCall], Iterable[Exchange]]
     scratch_bytes: Callable[[JointCall], int] = lambda _: 0
 
 

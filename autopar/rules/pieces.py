@@ -169,8 +169,7 @@ def repeat(call: Call) -> Rule:
         result.append(
             (names[d],) if copies == 1 else (f"r{d}",) if own == 1 else (f"r{d}", names[d])
         )
-    source = singles(names[lead:])
-    return rule([source], [result], partial=linear(call, (Ref(0),)), sizes=sizes)
+    return rule([singles(names[lead:])], [result], partial=linear(call, (Ref(0),)), sizes=sizes)
 
 
 def _local_bounds(at: int, *, of_output: bool = False) -> Callable[[LocalCall], Changes]:

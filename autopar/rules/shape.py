@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -87,13 +87,13 @@ def _take(names: list[str], sizes: dict[str, int], size: int) -> Dim:
     return tuple(taken)
 
 
-def _segments(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+def _segments(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
     """The shortest runs of dims on both sides with equal products; dims of size 1 left out."""
     if 0 in before:
-        return [(list(range(len(before))), list(range(len(after))))]
+        yield list(range(len(before))), list(range(len(after)))
+        return
     left = [d for d, size in enumerate(before) if size != 1]
     right = [d for d, size in enumerate(after) if size != 1]
-    found: list[tuple[list[int], list[int]]] = []
     while left:
         run_left, run_right = [left.pop(0)], [right.pop(0)]
         while (a := prod(before[d] for d in run_left)) != (b := prod(after[d] for d in run_right)):
@@ -101,8 +101,7 @@ def _segments(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[in
                 run_left.append(left.pop(0))
             else:
                 run_right.append(right.pop(0))
-        found.append((run_left, run_right))
-    return found
+        yield run_left, run_right
 
 
 def _refine(left: Sequence[int], right: Sequence[int]) -> list[int] | None:

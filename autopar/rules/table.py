@@ -107,9 +107,9 @@ def _sizes(rule: Rule, call: Call) -> dict[str, int] | None:
     tensors = (*rule.inputs, *rule.outputs)
     shapes = [t.shape for t in (*call.inputs, *call.outputs)]
     counts = (len(rule.inputs), len(rule.outputs))
-    if counts != (len(call.inputs), len(call.outputs)):
-        return None
-    if any(len(dims) != len(shape) for dims, shape in zip(tensors, shapes, strict=True)):
+    if counts != (len(call.inputs), len(call.outputs)) or any(
+        len(dims) != len(shape) for dims, shape in zip(tensors, shapes, strict=True)
+    ):
         return None
     pairs = [
         pair

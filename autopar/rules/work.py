@@ -75,6 +75,5 @@ def read_bytes(
         )
         whole = (tuple(tensor.shape for tensor in side) for side in types)
         for position, elements in reads(Shapes(*whole, *local)).items():
-            picked = elements * itemsize(types[0][position].dtype)
-            held[position] = min(held[position], picked)
+            held[position] = min(held[position], elements * itemsize(types[0][position].dtype))
     return tuple(held)

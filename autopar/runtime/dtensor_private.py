@@ -40,8 +40,7 @@ def dtensor_of(
     """`local`, wherever it is, as this rank's piece of a DTensor of the shape of `like`, whose
     strides are those of a tensor without gaps. `DTensor.from_local` brings it to the mesh's kind of
     device."""
-    stride = torch.empty(like.shape, device="meta").stride()
-    meta = TensorMeta(like.shape, stride, like.dtype)
+    meta = TensorMeta(like.shape, torch.empty(like.shape, device="meta").stride(), like.dtype)
     spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
     return DTensor(local, spec, requires_grad=False)
 

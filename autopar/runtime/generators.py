@@ -11,9 +11,7 @@ from torch import Tensor
 
 def generator_state(device: torch.device) -> Tensor:
     """A copy of the state that the default generator of `device` is in, in the host's memory."""
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return torch.get_rng_state()
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def go_on_from(state: Tensor, device: torch.device) -> None:

@@ -108,6 +108,5 @@ def done(made: Any) -> Any:
 def signature_of(op: Any) -> tuple[str, list[str]]:
     """The arguments of an op and the types of its results, as schemas write them:
     ("Tensor input, float p, bool? train", ["Tensor", "Tensor"])."""
-    text = str(op._schema)
-    given, _, _ = text.partition("(")[2].rpartition(") -> ")
+    given, _, _ = str(op._schema).partition("(")[2].rpartition(") -> ")
     return given, [str(result.type) for result in op._schema.returns]

@@ -9,7 +9,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
@@ -39,6 +39,8 @@ from torch.utils._pytree import (
     tree_map_only,
     tree_unflatten,
 )
+
+from autopar.runtime.replacing import replaced
 
 __all__ = [
     "TorchDispatchMode",
@@ -240,17 +242,10 @@ _AUTOGRAD = (
 )
 
 
-@contextmanager
-def loading_by(take: Callable[..., None]) -> Generator[None, None, None]:
+def loading_by(take: Callable[..., None]) -> AbstractContextManager[None]:
     """Inside, `take(module, state_dict, prefix, *more)` is what modules do of their own as they
     load, which those that have methods and hooks for it do in the midst of it."""
-    owner: Any = nn.Module
-    plain = owner._load_from_state_dict
-    owner._load_from_state_dict = lambda *given: take(*given)
-    try:
-        yield
-    finally:
-        owner._load_from_state_dict = plain
+    return replaced((nn.Module, "_load_from_state_dict", lambda *given: take(*given)))
 
 
 def load_into(module: nn.Module, state: dict[str, Any], prefix: str) -> None:

@@ -36,8 +36,7 @@ def _known(
     """The status of each of `names`, of those that are `known`; `other` for the rest."""
     ours, theirs = _as_items(names), _as_items(known)
     order = np.argsort(theirs, kind="stable")
-    place = np.searchsorted(theirs[order], ours).clip(max=len(known) - 1)
-    match = order[place]
+    match = order[np.searchsorted(theirs[order], ours).clip(max=len(known) - 1)]
     return np.where(theirs[match] == ours, statuses[match], other.value)
 
 

@@ -75,11 +75,6 @@ class ContestFile:
         self._stated = stated
 
     @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        return len(self._stated.nodes.costs)
-
-    @property
     def usage_limit(self) -> int | None:
         """The limit at every point in time; None if there is none."""
         return self._stated.usage_limit

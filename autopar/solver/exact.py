@@ -154,15 +154,10 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
 
 def _descend(state: Search, start: tuple[int, ...] | None) -> None:
     descent = Descent(state.problem, state.evaluator, state.clock, state.shares)
-    starts = [start] if start else [descent.grown(), descent.leanest()]
-    for choice in starts:
+    for choice in [start] if start else [descent.grown(), descent.leanest()]:
         found = descent.improve(choice)
         if found is not None:
             state.offer(*found)
-
-
-def _limits(max_iterations: int) -> dict[str, int]:
-    return {"simplex_iteration_limit": max_iterations, "mip_max_nodes": _FEW_NODES}
 
 
 def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs, Answer]:
@@ -178,7 +173,11 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
             "mip_allow_restart": False,
             **dict.fromkeys(_SUB_PROGRAMS, False),
             **({"mip_max_nodes": _FEW_NODES} if state.problem.windows else {}),
-            **({} if most is None else _limits(most)),
+            **(
+                {}
+                if most is None
+                else {"simplex_iteration_limit": most, "mip_max_nodes": _FEW_NODES}
+            ),
         },
         state.clock,
     )
@@ -213,9 +212,8 @@ def _beaten_cost(aim: Aim) -> float:
 
 def _is_beaten(model: Model, answer: Answer, cutoff: float) -> bool:
     """Whether a relaxation that came to no end says that no plan costs less than `cutoff`."""
-    if not len(answer.row_duals):
-        return False
-    return dual_bound(model, answer.row_duals / model.cost_scale).value - SAME_COST > cutoff - 1
+    duals = answer.row_duals / model.cost_scale
+    return len(duals) > 0 and dual_bound(model, duals).value - SAME_COST > cutoff - 1
 
 
 def _read_relaxation(

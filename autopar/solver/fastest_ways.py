@@ -44,8 +44,7 @@ class FastestWays:
     def __call__(self, choice: Sequence[int], routes: Sequence[Route]) -> tuple[list[Route], int]:
         """The ways that tensors take instead of `routes`, and what is hidden with them, where each
         node takes its `choice`."""
-        windows = self.problem.windows
-        sums = [_of_nodes(window, choice) for window in windows]
+        sums = [_of_nodes(window, choice) for window in self.problem.windows]
         taken, open_to = [*routes], list[tuple[int, list[_Way]]]()
         now: dict[int, _Way] = {}
         for f in self._of_flow:

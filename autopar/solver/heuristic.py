@@ -229,8 +229,7 @@ class _Prices:
         """How many of the decided sinks of flow `f` ask for each state: one weight may be used in
         every step of a loop, and have thousands."""
         if f not in self._asked:
-            sinks = range(len(self._sink_states[f]))
-            states = (self._asked_by(f, k, choice) for k in sinks)
+            states = (self._asked_by(f, k, choice) for k in range(len(self._sink_states[f])))
             self._asked[f] = Counter(state for state in states if state >= 0)
         return self._asked[f]
 

@@ -23,7 +23,7 @@ caller compares each flow's cost with the exact one and asks for integer `y` whe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -255,14 +255,12 @@ def distinct_sinks(flow: Flow) -> list[tuple[int, IntArray]]:
     return [(node, state) for (node, _), state in found.items()]
 
 
-def _commodity_names(sinks: Sequence[tuple[int, IntArray]], nodes: Sequence[int]) -> list[int]:
+def _commodity_names(sinks: Sequence[tuple[int, IntArray]], nodes: Sequence[int]) -> Iterator[int]:
     """By their nodes, and by order of those of one node."""
     seen = Counter[int]()
-    found: list[int] = []
     for node, _ in sinks:
-        found.append(int(joined_name(nodes[node], seen[node])))
+        yield int(joined_name(nodes[node], seen[node]))
         seen[node] += 1
-    return found
 
 
 def _states(states: IntArray, columns: IntArray) -> IntArray:

@@ -56,8 +56,7 @@ def ready_message_passing() -> None:
     planner = Planner(core, memory)
     start, free = np.zeros(_NODES, dtype=np.int64), np.ones(_NODES, dtype=np.bool_)
     *_, plan = planner.dive(start, free, guide, guide.multipliers, Dive())
-    prices = memory.prices(guide.multipliers)
-    planner.walk(plan, prices, np.ones(1), np.arange(_NODES), 1, _NODES)
+    planner.walk(plan, memory.prices(guide.multipliers), np.ones(1), np.arange(_NODES), 1, _NODES)
 
 
 @cache

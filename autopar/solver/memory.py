@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from autopar.ir.grouping import grouped
 from autopar.ir.problem import Conflict, IntArray, Problem, Usage
 
 _NUM_NAMED = 5
@@ -21,11 +22,8 @@ def live_sets(problem: Problem) -> list[tuple[int, tuple[NodeUsage, ...]]]:
     A set can only be maximal at a time when a usage begins and just before one ends: every other
     set is part of such a one, and its limit follows from the other's.
     """
-    starts: dict[int, list[tuple[int, int]]] = {}
-    stops: dict[int, list[tuple[int, int]]] = {}
-    for node, place, usage in _lasting(problem):
-        starts.setdefault(usage.start, []).append((node, place))
-        stops.setdefault(usage.stop, []).append((node, place))
+    starts = grouped((usage.start, (node, at)) for node, at, usage in _lasting(problem))
+    stops = grouped((usage.stop, (node, at)) for node, at, usage in _lasting(problem))
     live: set[tuple[int, int]] = set()
     found: list[tuple[int, tuple[NodeUsage, ...]]] = []
     newest: int | None = None
@@ -43,9 +41,8 @@ def live_sets(problem: Problem) -> list[tuple[int, tuple[NodeUsage, ...]]]:
 
 def usages_at(problem: Problem, time: int) -> Iterator[NodeUsage]:
     """What is taken at a time."""
-    for node, _, usage in _lasting(problem):
-        if usage.start <= time < usage.stop:
-            yield node, usage.amounts
+    there = (each for each in _lasting(problem) if each[2].start <= time < each[2].stop)
+    return ((node, usage.amounts) for node, _, usage in there)
 
 
 def total_usages(problem: Problem) -> list[IntArray]:
@@ -99,10 +96,12 @@ def peak_conflict(problem: Problem, choice: Sequence[int], time: int, needed: in
 
 def _lasting(problem: Problem) -> Iterator[tuple[int, int, Usage]]:
     """Node, place among its usages, and usage, of all that last for any time."""
-    for node, usages in enumerate(problem.usages):
-        for place, usage in enumerate(usages):
-            if usage.start < usage.stop:
-                yield node, place, usage
+    return (
+        (node, place, usage)
+        for node, usages in enumerate(problem.usages)
+        for place, usage in enumerate(usages)
+        if usage.start < usage.stop
+    )
 
 
 def _conflict(

@@ -96,8 +96,7 @@ def _hold_memory(state: Search, model: Model, highs: Highs, unused: BoolArray) -
     answer = highs.solve_relaxed()
     if answer.outcome is not Outcome.OPTIMAL:
         return None
-    of_model = answer.row_duals[: model.num_rows]
-    duals = dual_bound(model, of_model / model.cost_scale, absent)
+    duals = dual_bound(model, answer.row_duals[: model.num_rows] / model.cost_scale, absent)
     assert state.evaluation is not None
     return duals if state.evaluation.objective - duals.value < 1 - SAME_COST else None
 

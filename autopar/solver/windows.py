@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, FloatArray, Flow, IntArray, Problem, Window
+from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem, Window
 from autopar.solver.distances import all_distances
 
 Shares = tuple[FloatArray, ...]
@@ -33,12 +33,8 @@ def first_shares(problem: Problem) -> Shares:
 
 def normalised(shares: Sequence[FloatArray]) -> Shares:
     """`shares` of any size, in proportion."""
-    found: list[FloatArray] = []
-    for share in shares:
-        positive = np.maximum(share, 0.0)
-        total = float(positive.sum())
-        found.append(positive / total if total > 0 else np.eye(len(share))[0])
-    return tuple(found)
+    positive = [np.maximum(share, 0.0) for share in shares]
+    return tuple(x / x.sum() if x.sum() > 0 else np.eye(len(x))[0] for x in positive)
 
 
 def weighed(problem: Problem, shares: Shares) -> Problem:
@@ -47,7 +43,10 @@ def weighed(problem: Problem, shares: Shares) -> Problem:
     tensors take the fastest ways, and a slow one that is hidden would cost nothing."""
     costs = [*problem.costs]
     distances = all_distances(problem.flows)
-    arcs = [_direct(flow, found) for flow, found in zip(problem.flows, distances, strict=True)]
+    arcs = [
+        np.where(flow.costs > distance[flow.tails, flow.heads], FORBIDDEN, flow.costs)
+        for flow, distance in zip(problem.flows, distances, strict=True)
+    ]
     for window, share in zip(problem.windows, shares, strict=True):
         for saving, part in zip(window.savings, share.tolist(), strict=True):
             if part > 0:
@@ -57,11 +56,6 @@ def weighed(problem: Problem, shares: Shares) -> Problem:
                     arcs[flow] = np.maximum(0, _less(arcs[flow], part * saved))
     flows = (replace(flow, costs=own) for flow, own in zip(problem.flows, arcs, strict=True))
     return replace(problem, costs=tuple(costs), flows=tuple(flows), windows=())
-
-
-def _direct(flow: Flow, distance: IntArray) -> IntArray:
-    """What arcs cost, of those between whose ends there is no faster way."""
-    return np.where(flow.costs > distance[flow.tails, flow.heads], FORBIDDEN, flow.costs)
 
 
 def _less(costs: IntArray, saved: FloatArray) -> IntArray:

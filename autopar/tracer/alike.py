@@ -136,10 +136,7 @@ class Stream:
     def seen_from(self, owner: Owner, value: Recorded) -> Hashable:
         """The name that `value` has for a block: of what is in blocks close by, relative to it.
         None, which equals no name, for what a block that is left out has for others."""
-        if value.op < 0:
-            holder, at = self._owner(value.name)
-        else:
-            holder, at = self._place[value.op]
+        holder, at = self._owner(value.name) if value.op < 0 else self._place[value.op]
         if holder == self.REST:
             return self.REST, at, value.output
         run = self.runs[holder[0]]
@@ -158,8 +155,10 @@ class Stream:
 
     def named(self, owner: Owner) -> Iterator[tuple[int, list[Hashable]]]:
         """The items of a block, with what they read as seen from it."""
-        for kind, reads in self.items[owner]:
-            yield kind, [self.seen_from(owner, value) for value in reads]
+        return (
+            (kind, [self.seen_from(owner, value) for value in reads])
+            for kind, reads in self.items[owner]
+        )
 
 
 def repeats(stream: Stream) -> bool:
@@ -188,10 +187,8 @@ def _follows(here: Hashable, first: Hashable, last: Hashable) -> bool:
     if here is None:
         return False
     distance = here[0] if isinstance(here, tuple) else 0
-    if isinstance(distance, int) and distance < 0:
-        return here == last
-    if isinstance(distance, int) and distance > 0:
-        return here == first
+    if isinstance(distance, int) and distance:
+        return here == (last if distance < 0 else first)
     return here == first == last
 
 

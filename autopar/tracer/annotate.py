@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from autopar.errors import TraceError, UnknownOpWarning
 from autopar.ir.graph import Arg, Graph, Node, Ref, Role
+from autopar.ir.grouping import grouped
 from autopar.rules.call import Call, TensorShape
 from autopar.rules.notation import Rule
 from autopar.rules.table import rule_for
@@ -24,8 +25,7 @@ def with_rules(graph: Graph) -> Graph:
         rule = _rule(graph, node, cache) if node.role is Role.OP else None
         rules.append(rule)
         if rule is None:
-            known = node.role is not Role.OP or not node.inputs
-            nodes.append(replace(node, has_rule=known))
+            nodes.append(replace(node, has_rule=node.role is not Role.OP or not node.inputs))
         else:
             nodes.append(replace(node, partial=rule.partial, mean=rule.mean, view=rule.view))
     return with_atoms(replace(graph, nodes=tuple(nodes)), rules, _alike(graph))
@@ -55,10 +55,7 @@ def _rule(graph: Graph, node: Node, cache: dict[Hashable, Rule | None]) -> Rule 
 
 def report_unknown(graph: Graph, *, strict: bool) -> None:
     """Warn of ops without a rule; with `strict`, TraceError."""
-    unknown: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        if not node.has_rule:
-            unknown.setdefault(node.op, []).append(node)
+    unknown = grouped((node.op, node) for node in graph.nodes if not node.has_rule)
     for op, users in unknown.items():
         where = f"in module {users[0].module!r}" if users[0].module else "in the model"
         line = f" ({users[0].source_line})" if users[0].source_line else ""

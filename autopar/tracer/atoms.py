@@ -247,8 +247,7 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
             named.setdefault(letter, []).append(factor)
         yield factor
     for name, letters in op.rule.joint:
-        ways = product(*(named.get(letter, ()) for letter in letters))
-        for k, members in enumerate(ways):
+        for k, members in enumerate(product(*(named.get(letter, ()) for letter in letters))):
             yield joint_factor(f"{name}.{k}" if k else name, members)
     for t, (letter, tensor, slot, cell) in enumerate(loose):
         places = [slot if i == tensor else None for i in range(len(around))]

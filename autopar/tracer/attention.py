@@ -78,8 +78,7 @@ def spelled_out(
     factor: float = query.shape[-1] ** -0.5 if scale is None else scale
     scores = torch.matmul(query, key.transpose(-1, -2)) * factor
     if is_causal:
-        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device)
-        mask = ones.tril()
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if mask is not None and mask.dtype == torch.bool:
         scores = torch.where(mask, scores, -math.inf)
     elif mask is not None:

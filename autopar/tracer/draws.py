@@ -25,7 +25,7 @@ def draws_noted() -> Generator[Callable[[], Iterator[str]], None, None]:
     def effects() -> Iterator[str]:
         changed = {
             "Python": random.getstate() != drawn,
-            "numpy": not _equal(_numpy_state(), drawn_by_numpy),
+            "numpy": not all(map(np.array_equal, _numpy_state(), drawn_by_numpy)),
         }
         for name in modules:
             if changed[name]:
@@ -58,7 +58,3 @@ def _noting(draw: Callable[..., Any], places: dict[str, None]) -> Callable[..., 
 def _numpy_state() -> Any:
     """That of the generator that `np.random.rand` and its like draw from."""
     return np.random.get_state()  # noqa: NPY002
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

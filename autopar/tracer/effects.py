@@ -4,7 +4,7 @@ autograd saves. It is refused with what to write, or left out where it changes n
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Thread, current_thread
 from types import FrameType
 from typing import Any
@@ -15,6 +15,7 @@ import torch.random
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
+from autopar.runtime.replacing import replaced
 from autopar.tracer import torch_private
 from autopar.tracer.one_rank import as_only_rank
 from autopar.tracer.places import frames_of, is_users, users_call
@@ -144,7 +145,7 @@ def refused(model: nn.Module) -> Generator[None, None, None]:
             raise Refusal("a thread is started, and what it computes is not traced", _THREADS)
         start(self)
 
-    replaced: list[tuple[Any, str, Any]] = [
+    with replaced(
         (torch.random, "default_generator", _Seeded()),
         (saved_tensors_hooks, "__enter__", entered),
         # Its statistics are those of all ranks' rows, which are there.
@@ -152,19 +153,11 @@ def refused(model: nn.Module) -> Generator[None, None, None]:
         (torch, "cond", _cond),
         (Thread, "start", started),
         *as_only_rank(model),
-    ]
-    before = [getattr(owner, name) for owner, name, _ in replaced]
-    try:
-        for owner, name, value in replaced:
-            setattr(owner, name, value)
+    ):
         yield
-    finally:
-        for (owner, name, _), value in zip(replaced, before, strict=True):
-            setattr(owner, name, value)
 
 
-@contextmanager
-def without_inner_backward() -> Generator[None, None, None]:
+def without_inner_backward() -> AbstractContextManager[None]:
     """A forward, or a backward, that runs a backward is a Refusal: its gradients would be lost."""
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -175,12 +168,7 @@ def without_inner_backward() -> Generator[None, None, None]:
             "torch.utils.checkpoint to save memory",
         )
 
-    before = torch.autograd.backward
-    torch.autograd.backward = refuse
-    try:
-        yield
-    finally:
-        torch.autograd.backward = before
+    return replaced((torch.autograd, "backward", refuse))
 
 
 def _cond(*_: Any, **__: Any) -> Any:

@@ -87,8 +87,7 @@ class _Atoms:
         self._copies: dict[BlockPlace, int] = {}
         shared: set[int] = set()
         for a, b in periods.last_of.items():
-            pairs = zip(_atoms_of(graph.nodes[a]), _atoms_of(graph.nodes[b]), strict=True)
-            for x, y in pairs:
+            for x, y in zip(_atoms_of(graph.nodes[a]), _atoms_of(graph.nodes[b]), strict=True):
                 if x == y:
                     shared.add(x)
                 elif self._own.setdefault(x, y) != y:

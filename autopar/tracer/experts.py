@@ -160,7 +160,5 @@ def _candidates(module: Any) -> Iterator[Gate]:
     """Gates, those with the module's own constants first."""
     factors = dict.fromkeys((*_constants(module, _FACTORS), _QUICK_GELU))
     names = (*ACTIVATIONS, *(f"swish:{factor!r}" for factor in factors))
-    for limit in (*_constants(module, _LIMITS), None):
-        for name in names:
-            for plus in (0.0, 1.0):
-                yield Gate(name, limit, plus)
+    limits = (*_constants(module, _LIMITS), None)
+    return (Gate(name, limit, plus) for limit in limits for name in names for plus in (0.0, 1.0))

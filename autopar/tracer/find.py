@@ -45,8 +45,7 @@ def find_runs(
     if rest is None:
         return ()
     there = Stream(found, runs, states, kinds, short=False)
-    here = Stream(rest[0], runs, rest[1], kinds, short=True)
-    return runs if same_around(there, here) else ()
+    return runs if same_around(there, Stream(rest[0], runs, rest[1], kinds, short=True)) else ()
 
 
 def _chosen(

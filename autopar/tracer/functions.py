@@ -139,8 +139,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """`v` in its direction alone, of lengths `g`: of each slice along `dim`, or if that is -1 of
     all of it."""
     others = None if dim == -1 else [other for other in range(v.dim()) if other != dim]
-    length = torch.linalg.vector_norm(v, dim=others, keepdim=others is not None)
-    return v * (g / length)
+    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=others is not None))
 
 
 SPELLED_OUT: dict[Callable[..., Any], Callable[..., Any]] = {

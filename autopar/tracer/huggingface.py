@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
 
+from autopar.runtime.replacing import replaced
 from autopar.tracer.attention import transformers_attention
 from autopar.tracer.experts import TransformersExperts
 from autopar.tracer.loops import looped
@@ -37,31 +38,25 @@ def prepared(model: nn.Module) -> Generator[None, None, None]:
         yield
 
 
-@contextmanager
-def _without_a_look_at_padding() -> Generator[None, None, None]:
+def _without_a_look_at_padding() -> AbstractContextManager[None]:
     """Nothing looks for padding in the inputs, of which `transformers` would only warn."""
     library = sys.modules["transformers.modeling_utils"].PreTrainedModel
-    before = library.warn_if_padding_and_no_attention_mask
-    library.warn_if_padding_and_no_attention_mask = lambda *_given, **_named: None
-    try:
-        yield
-    finally:
-        library.warn_if_padding_and_no_attention_mask = before
+    nothing: Any = lambda *_given, **_named: None  # noqa: E731
+    return replaced((library, "warn_if_padding_and_no_attention_mask", nothing))
 
 
-@contextmanager
-def _masks_where_eager_has_them() -> Generator[None, None, None]:
+def _masks_where_eager_has_them() -> AbstractContextManager[None]:
     """Where nobody gave a mask, there is none whose values could not be looked at: releases before
     5.23 make one of all that is traced, which fused attention takes for any mask."""
     from transformers import masking_utils
 
     library: Any = masking_utils
     is_tracing = library.is_tracing
-    library.is_tracing = lambda tensor=None: tensor is not None and is_tracing(tensor)
-    try:
-        yield
-    finally:
-        library.is_tracing = is_tracing
+
+    def is_some(tensor: Any = None) -> bool:
+        return tensor is not None and is_tracing(tensor)
+
+    return replaced((library, "is_tracing", is_some))
 
 
 @contextmanager
@@ -70,21 +65,18 @@ def _experts_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None,
     if library is None:
         yield
         return
-    before = [getattr(config, "_experts_implementation", None) for config in configs]
     found = {m: looped(m) for model in models for m in model.modules()}
     loops = {module: forward for module, forward in found.items() if forward is not None}
     library.ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, TransformersExperts(models))
+    implementations = ((config, "_experts_implementation", IMPLEMENTATION) for config in configs)
     try:
-        for config in configs:
-            config._experts_implementation = IMPLEMENTATION
-        for module, forward in loops.items():
-            module.forward = forward
-        yield
+        with replaced(*implementations):
+            for module, forward in loops.items():
+                module.forward = forward
+            yield
     finally:
         for module in loops:
             del module.forward  # back to the class's
-        for config, implementation in zip(configs, before, strict=True):
-            config._experts_implementation = implementation
         library.ALL_EXPERTS_FUNCTIONS._global_mapping.pop(IMPLEMENTATION, None)
 
 
@@ -106,13 +98,10 @@ def _outermost(model: nn.Module) -> list[Any]:
     return found
 
 
-def _pretrained(models: list[Any]) -> Generator[Any, None, None]:
+def _pretrained(models: list[Any]) -> Iterator[Any]:
     """`models` and the models in them."""
-    library = sys.modules["transformers.modeling_utils"]
-    for model in models:
-        for module in model.modules():
-            if isinstance(module, library.PreTrainedModel):
-                yield module
+    kind = sys.modules["transformers.modeling_utils"].PreTrainedModel
+    return (m for model in models for m in model.modules() if isinstance(m, kind))
 
 
 def _configs(models: list[Any]) -> list[Any]:
@@ -139,21 +128,22 @@ def _attention_as_one_op(models: list[Any], configs: list[Any]) -> Generator[Non
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
 
-    kinds = [config._attn_implementation for config in configs]
     without_sdpa = {id(m.config) for m in _pretrained(models) if not m._supports_sdpa}
-    replaced = functions["sdpa"] is sdpa_attention_forward
-    if replaced:
+
+    def kind(config: Any) -> str | None:
+        fallback = "eager" if id(config) in without_sdpa else "sdpa"
+        own = config._attn_implementation
+        return fallback if _is_kernel(functions, own) else own
+
+    is_librarys = functions["sdpa"] is sdpa_attention_forward
+    if is_librarys:
         functions["sdpa"] = transformers_attention(sdpa_attention_forward)
     try:
         # Setting a configuration's sets those below it: parents first, so that each keeps its own.
-        for config, kind in zip(configs, kinds, strict=True):
-            fallback = "eager" if id(config) in without_sdpa else "sdpa"
-            config._attn_implementation = fallback if _is_kernel(functions, kind) else kind
-        yield
+        with replaced(*((config, "_attn_implementation", kind(config)) for config in configs)):
+            yield
     finally:
-        for config, kind in zip(configs, kinds, strict=True):
-            config._attn_implementation = kind
-        if replaced:
+        if is_librarys:
             del functions["sdpa"]  # what stands there for this process alone
 
 
@@ -163,11 +153,6 @@ def _is_kernel(functions: Any, kind: str | None) -> bool:
         return False
     function = functions[kind]
     return getattr(function, "func", function).__module__.startswith("transformers.")
-
-
-def _checkpoints(module: nn.Module) -> bool:
-    """Whether it is a model in training whose layers are checkpointed, which makes no cache."""
-    return module.training and bool(getattr(module, "gradient_checkpointing", False))
 
 
 @contextmanager
@@ -192,23 +177,26 @@ def _without_cache(models: list[Any], configs: list[Any]) -> Generator[None, Non
             cached = caches.get(id(module.config), False)
             if "use_cache" in signature.parameters:
                 kwargs = {**kwargs, "use_cache": False}
-        without_cache = not cached or any(map(_checkpoints, _pretrained([module])))
+        # A model in training whose layers are checkpointed makes no cache.
+        without_cache = not cached or any(
+            each.training and getattr(each, "gradient_checkpointing", False)
+            for each in _pretrained([module])
+        )
         packed = given.get("position_ids") is not None and without_cache
         return args, kwargs
 
-    library: Any = masking_utils
-    find = library.find_packed_sequence_indices
+    find: Any = masking_utils.find_packed_sequence_indices
     handles = [m.register_forward_pre_hook(before_call, with_kwargs=True) for m in models]
-    library.find_packed_sequence_indices = lambda positions: find(positions) if packed else None
     try:
-        for config in configs:
-            if id(config) in caches:
-                config.use_cache = False
-        yield
+        with replaced(
+            (
+                masking_utils,
+                "find_packed_sequence_indices",
+                lambda positions: find(positions) if packed else None,
+            ),
+            *((config, "use_cache", False) for config in configs if id(config) in caches),
+        ):
+            yield
     finally:
-        library.find_packed_sequence_indices = find
         for handle in handles:
             handle.remove()
-        for config in configs:
-            if id(config) in caches:
-                config.use_cache = caches[id(config)]

@@ -59,8 +59,7 @@ class Known(Fakes):
     def _learn(self, func: Any, args: Any, kwargs: dict[str, Any], found: Any) -> None:
         leaves, spec = torch_private.tree_flatten((args, kwargs))
         known = [self._value(x) if isinstance(x, Tensor) else x for x in leaves]
-        given = [isinstance(x, Tensor) and k is None for x, k in zip(leaves, known, strict=True)]
-        if any(given):
+        if any(isinstance(x, Tensor) and k is None for x, k in zip(leaves, known, strict=True)):
             return
         real_args, real_kwargs = torch_private.tree_unflatten(known, spec)
         with torch_private.no_modes(), torch.no_grad():

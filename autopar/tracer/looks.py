@@ -60,8 +60,7 @@ def _looks(file: str) -> dict[int, Look]:
             and isinstance(node, ast.stmt)
             and isinstance(last, ast.stmt | ast.expr)
         ):
-            lines = range(node.lineno, (last.end_lineno or last.lineno) + 1)
-            found |= dict.fromkeys(lines, look)
+            found |= dict.fromkeys(range(node.lineno, (last.end_lineno or last.lineno) + 1), look)
     return found
 
 

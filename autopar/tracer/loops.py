@@ -168,9 +168,8 @@ def _experts(module: nn.Module) -> list[nn.Module]:
     """The experts, by number, of a layer of `transformers` that loops over those that have tokens;
     none for other modules."""
     kind = type(module)
-    if not isinstance(module, nn.ModuleDict) or not kind.__module__.startswith("transformers."):
-        return []
-    if list(inspect.signature(kind.forward).parameters) != _LOOP:
+    is_librarys = isinstance(module, nn.ModuleDict) and kind.__module__.startswith("transformers.")
+    if not is_librarys or list(inspect.signature(kind.forward).parameters) != _LOOP:
         return []
     experts: Any = module
     return [experts[f"expert_{k}"] for k in range(experts.num_experts)]

@@ -47,6 +47,5 @@ def _hints(nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
 
 def _single(dims: Sequence[tuple[int, ...]], names: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Names for the dims that are one atom."""
-    for parts, name in zip(dims, names, strict=False):
-        if len(parts) == 1:
-            yield parts[0], name
+    pairs = zip(dims, names, strict=False)
+    return ((parts[0], name) for parts, name in pairs if len(parts) == 1)

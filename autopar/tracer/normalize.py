@@ -274,10 +274,9 @@ def merge_constants(gm: fx.GraphModule) -> fx.GraphModule:
 def drop_assertions(gm: fx.GraphModule) -> fx.GraphModule:
     """Drop what only checks: shapes are fixed, and data was checked by whoever wrote the model."""
     for node in reversed(list(gm.graph.nodes)):
-        if node.op == "call_function" and not node.users:
-            name = str(node.target)
-            if name.startswith(("aten._assert_", "aten.sym_constrain_")):
-                gm.graph.erase_node(node)
+        checks = str(node.target).startswith(("aten._assert_", "aten.sym_constrain_"))
+        if node.op == "call_function" and not node.users and checks:
+            gm.graph.erase_node(node)
     return gm
 
 

@@ -52,8 +52,7 @@ def _gathered_objects(objects: list[Any], value: Any) -> None:
 
 
 def _scattered(output: Tensor, inputs: Tensor | Sequence[Tensor]) -> None:
-    source = inputs if isinstance(inputs, Tensor) else inputs[0]
-    output.copy_(source.reshape(output.shape))
+    output.copy_((inputs if isinstance(inputs, Tensor) else inputs[0]).reshape(output.shape))
 
 
 IN_PLACE: dict[str, Callable[..., None]] = {

@@ -21,8 +21,7 @@ def is_own_update(frame: FrameType, name: str) -> bool:
 def own_updates(code: CodeType) -> Mapping[str, frozenset[int]]:
     """The lines where attributes and variables are updated, by name."""
     try:
-        source = textwrap.dedent(inspect.getsource(code))
-        tree = ast.parse(source)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError, TypeError):
         return {}
     found: dict[str, set[int]] = {}

@@ -7,6 +7,7 @@ sharded. With them given, batch norm in training is batch norm in inference, one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -24,9 +25,7 @@ def _per_channel(values: Tensor, like: Tensor) -> Tensor:
 def _moments(x: Tensor, dims: Sequence[int], correction: float) -> tuple[Tensor, Tensor]:
     """(variance, mean) of x over `dims`, which stay as dims of size 1. Squares are of distances
     from the mean: the mean of the squares less the square of the mean would cancel."""
-    count = 1
-    for dim in dims:
-        count *= x.shape[dim]
+    count = prod(x.shape[dim] for dim in dims)
     mean = x.sum([*dims], keepdim=True) / count
     distance = x - mean
     return (distance * distance).sum([*dims], keepdim=True) / max(0, count - correction), mean

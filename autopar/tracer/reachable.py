@@ -86,8 +86,7 @@ class _Search:
         self._functions.add(value)
         code, used = value.__code__, set[str]()
         cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=True))
-        installed = is_installed(code.co_filename)
-        if not installed:
+        if not is_installed(code.co_filename):
             for name, attributes, is_updated in _loads(code):
                 if name in cells:
                     self._cell(name, cells[name], value.__qualname__, attributes, is_updated)
@@ -110,8 +109,7 @@ class _Search:
     ) -> None:
         content = _content(cell)
         if name != "__class__" and content is not _NONE:
-            label = f"{name}, which {function} closes over"
-            read = Read(cell, "cell_contents", label, is_updated)
+            read = Read(cell, "cell_contents", f"{name}, which {function} closes over", is_updated)
             self._value(read, content, attributes)
 
     def _entry(self, read: Read, attributes: Mapping[str, bool]) -> None:

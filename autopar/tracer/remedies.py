@@ -147,5 +147,4 @@ def remedy_of_value(place: StackLocation | None, said: str) -> str:
     reads it."""
     if "nonzero" in said:
         return _PICKED
-    use = use_of(place) if place is not None else "branch"
-    return _BY_USE[use]
+    return _BY_USE["branch" if place is None else use_of(place)]

@@ -7,26 +7,20 @@ is computed here from that number as a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from autopar.runtime.replacing import replaced
 from autopar.tracer.torch_private import AnyBatchNorm
 
 
-@contextmanager
-def averages_as_tensors() -> Generator[None, None, None]:
+def averages_as_tensors() -> AbstractContextManager[None]:
     """Inside, such norms can be traced."""
-    kind: Any = AnyBatchNorm
-    before = kind.forward
-    kind.forward = _averaging(before)
-    try:
-        yield
-    finally:
-        kind.forward = before
+    return replaced((AnyBatchNorm, "forward", _averaging(AnyBatchNorm.forward)))
 
 
 def averages(module: nn.Module) -> bool:

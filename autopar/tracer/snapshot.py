@@ -144,9 +144,7 @@ def _item(found: Capture, source: fx.Node, desc: Any) -> _Item:
 def _op_name(node: fx.Node) -> str:
     if node.op != "call_function":
         return node.op
-    if node.target is operator.getitem:
-        return "getitem"
-    return str(node.target)
+    return "getitem" if node.target is operator.getitem else str(node.target)
 
 
 def _arguments(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
 
+from autopar.runtime.checkpoint.initialise import state_tables
 from autopar.runtime.module.remade import remade_by_hooks
 from autopar.runtime.program.externals import is_external
 from autopar.runtime.program.guards import is_state
@@ -19,19 +19,15 @@ MOST_TRACES = 8
 
 def tied_parameters(model: nn.Module) -> dict[str, str]:
     """Each further name of a parameter that has several, and the first."""
-    first: dict[int, str] = {}
-    tied: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            tied[name] = first[id(parameter)]
-    return tied
+    named = list(model.named_parameters(remove_duplicate=False))
+    first = {id(parameter): name for name, parameter in reversed(named)}
+    return {name: first[id(x)] for name, x in named if first[id(x)] != name}
 
 
 def fake_tensor(x: Tensor, mode: torch_private.FakeTensorMode) -> Tensor:
     """A fake CPU tensor of x's global shape; of a parameter, a parameter."""
     with mode:
-        fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
-        return like(fake, x)
+        return like(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu"), x)
 
 
 def like(empty: Tensor, x: Tensor) -> Tensor:
@@ -68,16 +64,10 @@ def replace_states(
         own = [name for name, value in module._buffers.items() if is_external(value)]
         external += [f"{path}.{name}" if path else name for name in own]
     found: dict[int, Tensor] = {}
-    for states in _states(model):
+    for states in state_tables(model):
         for name, tensor in states.items():
             if tensor is not None:
                 if id(tensor) not in found:
                     found[id(tensor)] = stand_in(tensor)
                 states[name] = found[id(tensor)]
     return frozenset(external)
-
-
-def _states(model: nn.Module) -> Iterator[dict[str, Any]]:
-    for module in model.modules():
-        yield module._parameters
-        yield module._buffers

@@ -7,7 +7,7 @@ signatures relied on.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -57,6 +57,7 @@ from torch.utils._pytree import (
 from torch.utils.checkpoint import noop_context_fn
 
 from autopar.ir.graph import Checkpointed
+from autopar.runtime.replacing import replaced
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -106,22 +107,15 @@ weight_norm = torch._weight_norm  # pyright: ignore[reportPrivateImportUsage]
 """What the weight norms of `torch.nn.utils` call."""
 
 
-@contextmanager
-def compiling(answer: bool = True) -> Generator[None, None, None]:
+def compiling(answer: bool = True) -> AbstractContextManager[None]:
     """What `torch.compiler.is_compiling` answers is yes, as under `torch.export`: models then leave
     out the branches that look at data. Or it is no, as in eager."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = answer
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+    return replaced((torch.compiler, "_is_compiling_flag", answer))
 
 
-@contextmanager
 def plain_checkpoints(
     label: Callable[[Checkpointed], AbstractContextManager[None]],
-) -> Generator[None, None, None]:
+) -> AbstractContextManager[None]:
     """Inside, checkpoints that are not reentrant run what they wrap inside `label`, and save
     nothing of their own."""
 
@@ -131,12 +125,7 @@ def plain_checkpoints(
         with label("whole" if context_fn is noop_context_fn else "selective"):
             yield
 
-    before = checkpointing._checkpoint_without_reentrant_generator
-    checkpointing._checkpoint_without_reentrant_generator = run
-    try:
-        yield
-    finally:
-        checkpointing._checkpoint_without_reentrant_generator = before
+    return replaced((checkpointing, "_checkpoint_without_reentrant_generator", run))
 
 
 def joint_graph(
@@ -156,8 +145,7 @@ def joint_graph(
         compiling(as_compiled),
         preserve_node_meta(),
     ):
-        joint = aot_export_joint_with_descriptors(stack, module, args)
-        gm = joint.graph_module
+        gm = aot_export_joint_with_descriptors(stack, module, args).graph_module
     gm.graph.set_codegen(CodeGen())
     # Code is written once it is asked for: most graphs are read, not run.
     return _LazyGraphModule(gm, gm.graph)

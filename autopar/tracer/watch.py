@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from autopar.runtime.program.externals import is_external
 from autopar.runtime.program.frozen import frozen
 from autopar.runtime.program.guards import HOOKS, TABLES, Read, is_watchable
 from autopar.runtime.program.leavings import MISSING, LeftBehind
+from autopar.runtime.replacing import replaced
 from autopar.tracer.draws import draws_noted
 from autopar.tracer.held_values import (
     CONTAINERS,
@@ -110,8 +111,7 @@ class Watch:
             places = {(identity, name), (id(vars(owner)), name)}
             if is_read or not places & self._added:
                 inside.append(Read(owner, name, _label(called, name)))
-        around = (x for x in self._around if (id(x.owner), x.name) not in self._added)
-        return (*inside, *around)
+        return (*inside, *(x for x in self._around if (id(x.owner), x.name) not in self._added))
 
     @property
     def leavings(self) -> tuple[LeftBehind, ...]:
@@ -146,15 +146,10 @@ class Watch:
         old values, they are not to be changed in place."""
         self._spared |= self._replaced
 
-    @contextmanager
-    def of_short_model(self) -> Generator[None, None, None]:
+    def of_short_model(self) -> AbstractContextManager[None]:
         """Inside, forward is that of the model without some blocks: what the whole one sets is
         known from before."""
-        self._is_short = True
-        try:
-            yield
-        finally:
-            self._is_short = False
+        return replaced((self, "_is_short", True))
 
     @contextmanager
     def forward(self) -> Generator[None, None, None]:
@@ -183,8 +178,7 @@ class Watch:
         """A module had these attributes."""
         path = self._paths[module] or "the model"
         for name in _changed(module, attributes, copies):
-            was = attributes.get(name, MISSING)
-            self._leaves(module, name, was, copies, _label(path, name))
+            self._leaves(module, name, attributes.get(name, MISSING), copies, _label(path, name))
         for name in self._settled(module, copies):
             self.note(f"replaces {_label(path, name)}", _OUTSIDE)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.incumbent import Attempt, CandidateSearch, Trail, climb
+from autopar.driver.incumbent import CandidateAttempt, CandidateSearch, Trail, climb
 from autopar.errors import InfeasibleError, StageError
 from autopar.plans.fitting import Beaten
 from autopar.plans.provenance import CandidateOutcome
@@ -40,7 +40,7 @@ def refused(_: int | None) -> int:
 
 def attempt(
     search: CandidateSearch[int], make: Callable[[int | None], int], **how: Any
-) -> Attempt[int]:
+) -> CandidateAttempt[int]:
     with search.attempt(**how) as tried:
         tried.found = make(tried.needed_ns)
     return tried

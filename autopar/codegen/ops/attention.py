@@ -52,8 +52,7 @@ def _rows_backward(p: Peers) -> list[fx.Node]:
 def _rows(p: Peers, query: int) -> tuple[CutPiece, CutPiece]:
     """The piece that input `query`, the queries, is, and all keys."""
     (factor,) = (f for f in p.node.factors if f.positional)
-    axes = p.choice.axes_of((factor.name,))
-    cuts = _cuts(p, nesting(p.atoms[factor.atom], axes))
+    cuts = _cuts(p, nesting(p.atoms[factor.atom], p.choice.axes_of((factor.name,))))
     length = p.shapes.local_inputs[query][_SEQUENCE]
     return (length, cuts, 0), (p.shapes.inputs[query + 1][_SEQUENCE], (), 0)
 
@@ -105,8 +104,7 @@ def _ring_backward(p: Peers) -> list[fx.Node]:
     behind: fx.Node | None = None
     for step in range(way.size):
         coming = way.passed_on(block) if step < way.size - 1 else None
-        columns = way.unpacked(block)
-        more, dk, dv = way.differentiate(step, grad, q, *columns, out, lse, scale)
+        more, dk, dv = way.differentiate(step, grad, q, *way.unpacked(block), out, lse, scale)
         dq = p.cast(more, p.sums_in) if dq is None else p(aten.add.Tensor, dq, more)
         part = way.packed(dk, dv)
         if step == 0:

@@ -43,9 +43,7 @@ class Peers:
         self._sent = list(self.sent)
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
-        if position < len(self.args):
-            return self.args[position]
-        return self.kwargs.get(name, default)
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.graph.call_function(op, args, kwargs)

@@ -4,7 +4,7 @@ not. A GPU's caches are cleared before each run; on a CPU runs take turns with m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import cycle
 
 import torch
@@ -75,9 +75,8 @@ def ops_of_a_layer(x: Tensor, weight: Tensor) -> Tensor:
     return torch.add(torch.transpose(centred, 0, 1), x)
 
 
-def matmuls(watch: Stopwatch) -> tuple[Matmul, ...]:
+def matmuls(watch: Stopwatch) -> Iterator[Matmul]:
     """Those of the cases."""
-    found: list[Matmul] = []
     for m, k, n, dtype in watch.cases.matmuls:
         num_bytes = (m * k + k * n + m * n) * itemsize(dtype)
 
@@ -88,13 +87,11 @@ def matmuls(watch: Stopwatch) -> tuple[Matmul, ...]:
             return (lambda: torch.mm(a, b, out=out),)
 
         times_ns = _time(watch, f"matmul {m}x{k}x{n} {dtype}", num_bytes, product)
-        found += [Matmul(m, k, n, dtype, each) for each in times_ns or ()]
-    return tuple(found)
+        yield from (Matmul(m, k, n, dtype, each) for each in times_ns or ())
 
 
-def attentions(watch: Stopwatch) -> tuple[Attention, ...]:
+def attentions(watch: Stopwatch) -> Iterator[Attention]:
     """Those of the cases, forward and backward, by the kernel that graphs call."""
-    found: list[Attention] = []
     for *shape, dtype in watch.cases.attentions:
         batch, heads, sequence, head_dim = shape
 
@@ -113,16 +110,13 @@ def attentions(watch: Stopwatch) -> tuple[Attention, ...]:
 
         # Query, key, value, output, their four gradients, and as much again for what kernels take.
         num_bytes = 16 * batch * heads * sequence * head_dim * itemsize(dtype)
-        name = f"attention {'x'.join(map(str, shape))} {dtype}"
-        times_ns = _time(watch, name, num_bytes, both)
+        times_ns = _time(watch, f"attention {'x'.join(map(str, shape))} {dtype}", num_bytes, both)
         if times_ns is not None:
-            found.append(Attention(batch, heads, sequence, head_dim, dtype, *times_ns))
-    return tuple(found)
+            yield Attention(batch, heads, sequence, head_dim, dtype, *times_ns)
 
 
-def pointwise_ops(watch: Stopwatch) -> tuple[Pointwise, ...]:
+def pointwise_ops(watch: Stopwatch) -> Iterator[Pointwise]:
     """Those of the cases."""
-    found: list[Pointwise] = []
     for elements, dtype in watch.cases.pointwise:
         num_bytes = 3 * elements * itemsize(dtype)
 
@@ -132,8 +126,7 @@ def pointwise_ops(watch: Stopwatch) -> tuple[Pointwise, ...]:
             return (lambda: torch.add(a, b, out=out),)
 
         times_ns = _time(watch, f"pointwise {elements} {dtype}", num_bytes, add)
-        found += [Pointwise(num_bytes, dtype, each) for each in times_ns or ()]
-    return tuple(found)
+        yield from (Pointwise(num_bytes, dtype, each) for each in times_ns or ())
 
 
 def _time(

@@ -6,7 +6,7 @@ They are the collectives that autopar's graphs call, with their waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -29,21 +29,18 @@ _BESIDE_NS = 30_000_000
 _ITEM_BYTES = 4
 
 
-def collectives(watch: Stopwatch, cluster: Cluster) -> tuple[Sent, ...]:
+def collectives(watch: Stopwatch, cluster: Cluster) -> Iterator[Sent]:
     """Those of each kind, axis and size, sizes ascending."""
-    found: list[Sent] = []
     for axis in kinds_of_axes(cluster):
         with _group(axis, cluster.num_devices) as group:
             for kind in _KINDS:
-                found += _messages(watch, kind, axis, group)
-    return tuple(found)
+                yield from _messages(watch, kind, axis, group)
 
 
-def overlaps(watch: Stopwatch, cluster: Cluster, sent: tuple[Sent, ...]) -> tuple[Overlap, ...]:
+def overlaps(watch: Stopwatch, cluster: Cluster, sent: tuple[Sent, ...]) -> Iterator[Overlap]:
     """Gathers beside as many matmuls as take as long, on the axis of each level with the most
     ranks; of those in `sent` the largest that are not long."""
     last = {axis.level: axis for axis in sorted(kinds_of_axes(cluster), key=lambda a: a.ranks)}
-    found: list[Overlap] = []
     for level, axis in sorted(last.items()):
         gathers = [
             each
@@ -54,14 +51,12 @@ def overlaps(watch: Stopwatch, cluster: Cluster, sent: tuple[Sent, ...]) -> tupl
         short = [each for each in gathers if each.time_ns < _BESIDE_NS] or gathers[:1]
         with _group(axis, cluster.num_devices) as group:
             for each in short[-watch.cases.pairs :]:
-                found += _beside(watch, each, axis, group)
-    return tuple(found)
+                yield from _beside(watch, each, axis, group)
 
 
 def _messages(
     watch: Stopwatch, kind: str, axis: KindOfAxis, group: dist.ProcessGroup
-) -> list[Sent]:
-    found: list[Sent] = []
+) -> Iterator[Sent]:
     for size in watch.cases.messages:
         items = axis.ranks * -(-size // (_ITEM_BYTES * axis.ranks))
         name = f"{kind} of {_ITEM_BYTES * items} bytes {axis}"
@@ -70,10 +65,9 @@ def _messages(
         if times_ns is None:
             continue
         place = axis.level, kind, axis.ranks, axis.sides, axis.shared
-        found.append(Sent(*place, _ITEM_BYTES * items, times_ns[0]))
+        yield Sent(*place, _ITEM_BYTES * items, times_ns[0])
         if times_ns[0] > _LONGEST_NS:
             break
-    return found
 
 
 def _beside(

@@ -47,8 +47,7 @@ def profile(
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        notebook = Notebook.open(unfinished, what)
-        watch = Stopwatch(world, wanted, notebook, progress or _silent)
+        watch = Stopwatch(world, wanted, Notebook.open(unfinished, what), progress or _silent)
         found = _measure(watch, described, name, sizes)
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -64,9 +63,9 @@ def _measure(
 ) -> Profile:
     on_links = cluster if watch.peers.world.size > 1 else None
     launch_ns = kernels.launch_ns(watch)
-    matmuls, attentions = kernels.matmuls(watch), kernels.attentions(watch)
-    pointwise = kernels.pointwise_ops(watch)
-    sent = links.collectives(watch, on_links) if on_links else ()
+    matmuls, attentions = tuple(kernels.matmuls(watch)), tuple(kernels.attentions(watch))
+    pointwise = tuple(kernels.pointwise_ops(watch))
+    sent = tuple(links.collectives(watch, on_links)) if on_links else ()
     return Profile(
         schema=PROFILE_VERSION,
         device=name,
@@ -80,7 +79,7 @@ def _measure(
         attentions=attentions,
         pointwise=pointwise,
         collectives=sent,
-        overlaps=links.overlaps(watch, on_links, sent) if on_links else (),
+        overlaps=tuple(links.overlaps(watch, on_links, sent)) if on_links else (),
         left_out=tuple(watch.left_out),
     )
 

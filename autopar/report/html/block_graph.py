@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from autopar.ir.graph import Phase
+from autopar.ir.grouping import grouped
 from autopar.plans.estimates import OpTotal
 from autopar.plans.matching import general
 from autopar.plans.plan import StagePlan
@@ -255,9 +256,13 @@ def fold(
         changed = False
         for start, end, _ in wires:
             a, b = home[start], home[end]
-            if a == b or kind[a] is None or kind[a] != kind[b] or graph.edges[a, b]["stays"]:
-                continue
-            if any(other != b and nx.has_path(graph, other, b) for other in graph.succ[a]):
+            if (
+                a == b
+                or kind[a] is None
+                or kind[a] != kind[b]
+                or graph.edges[a, b]["stays"]
+                or any(other != b and nx.has_path(graph, other, b) for other in graph.succ[a])
+            ):
                 continue
             around: list[tuple[str, str, bool]]
             around = [*graph.in_edges(b, data="stays"), *graph.out_edges(b, data="stays")]
@@ -266,10 +271,7 @@ def fold(
             moved = ((a if x == b else x, a if y == b else y, stays) for x, y, stays in around)
             _connect(graph, ((x, y, stays) for x, y, stays in moved if x != y))
             changed = True
-    groups: dict[str, list[str]] = {}
-    for name in place:
-        groups.setdefault(home[name], []).append(name)
-    return list(groups.values())
+    return list(grouped((home[name], name) for name in place).values())
 
 
 def _connect(graph: nx.DiGraph[str], wires: Iterable[tuple[str, str, bool]]) -> None:

@@ -49,8 +49,7 @@ def _drawn(plans: Sequence[Planned], device_bytes: int) -> Markup:
             num_bytes = most * k / _TICKS
             yield line(_LEFT, y(step_ns), _WIDTH - _RIGHT, y(step_ns), "grid")
             yield text(_LEFT - 8, y(step_ns) + 4, format_ns(step_ns), "mute", "end")
-            label = format_bytes(round(num_bytes))
-            yield text(x(num_bytes), _HEIGHT - 10, label, "mute", "middle")
+            yield text(x(num_bytes), _HEIGHT - 10, format_bytes(round(num_bytes)), "mute", "middle")
         if device_bytes < most:
             at = x(device_bytes)
             yield line(at, _TOP - 8, at, y(shortest), "limit")

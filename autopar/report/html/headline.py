@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autopar.ir.grouping import grouped
 from autopar.ir.units import (
     format_bytes,
     format_bytes_per_s,
@@ -223,9 +224,7 @@ def _facts(plan: Plan, pipeline: PipelineContent | None, binds: tuple[str, ...])
 
 
 def _meshes(pipeline: PipelineContent) -> tuple[str, ...]:
-    found: dict[str, list[int]] = {}
-    for row in pipeline.stages:
-        found.setdefault(row.mesh or "one device", []).append(row.stage)
+    found = grouped((row.mesh or "one device", row.stage) for row in pipeline.stages)
     return tuple(f"{mesh}: {stages_text(stages)}" for mesh, stages in found.items())
 
 

@@ -5,7 +5,7 @@ The content is made of frozen values, and its pictures are SVG.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -13,7 +13,8 @@ from markupsafe import Markup
 from autopar.ir.mesh import Mesh
 from autopar.plans.estimates import CollectiveTotal
 from autopar.plans.plan import Plan, StagePlan
-from autopar.report.critical_parts import CriticalPart, critical_parts
+from autopar.report.costs import Cost
+from autopar.report.critical_parts import critical_parts
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
 from autopar.report.html.charts import areas, gantt, memory_bars
@@ -44,7 +45,7 @@ class StagePage:
     mesh: Mesh
     binds: tuple[str, ...]
     schedule: DrawnSchedule
-    critical: tuple[CriticalPart, ...]
+    critical: tuple[Cost, ...]
     memory: MemoryUse
     traffic: tuple[AxisTraffic, ...]
     graphs: tuple[BlockGraph, ...]
@@ -100,7 +101,7 @@ def _stage_page(
         schedule=drawn_schedule(plan, step),
         critical=critical_parts(plan, step),
         memory=memory_use(plan),
-        traffic=axis_traffic(plan, limits.axes),
+        traffic=tuple(axis_traffic(plan, limits.axes)),
         graphs=block_graphs(plan),
         decisions=decisions(plan),
     )
@@ -181,17 +182,16 @@ class AxisTraffic:
     rows: tuple[SentRow, ...]
 
 
-def axis_traffic(plan: StagePlan, shares: Sequence[AxisShare]) -> tuple[AxisTraffic, ...]:
+def axis_traffic(plan: StagePlan, shares: Sequence[AxisShare]) -> Iterator[AxisTraffic]:
     """The traffic of every axis of the mesh, in its order, also of those that send nothing."""
     totals = plan.estimates.collectives
     longest = max((total.time_ns for total in totals), default=0) or 1
     sizes = {axis.name: axis.size for axis in plan.structure.mesh}
     places = {name: place for place, name in enumerate(sizes)}
-    found: list[AxisTraffic] = []
+
     for share in sorted(shares, key=lambda each: (places.get(each.axis, len(places)), each.axis)):
         of_axis = [total for total in totals if total.axis == share.axis]
         of_axis.sort(key=lambda total: (-total.time_ns, total.kind, total.phase))
         rows = tuple(SentRow(total, total.time_ns / longest) for total in of_axis)
         num_bytes = sum(total.num_bytes for total in of_axis)
-        found.append(AxisTraffic(share, sizes.get(share.axis, 0), num_bytes, rows))
-    return tuple(found)
+        yield AxisTraffic(share, sizes.get(share.axis, 0), num_bytes, rows)

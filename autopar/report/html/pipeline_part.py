@@ -80,9 +80,11 @@ def _rows(ranks: Sequence[PlayedRank], step_ns: int) -> Iterator[TrackRow]:
     of_row = min(MAX_BARS_OF_ROW, max(20, MAX_ACTION_BARS // max(1, len(shown))))
     for k, rank in enumerate(shown):
         bars = [_drawn(group, rank) for group in _groups(rank.actions, step_ns / of_row)]
-        title = stages_text(rank.stages)
-        if len(rank.stages) > 1:
-            title = f"rank {k}: {', '.join(map(str, rank.stages))}"
+        title = (
+            f"rank {k}: {', '.join(map(str, rank.stages))}"
+            if len(rank.stages) > 1
+            else stages_text(rank.stages)
+        )
         found = [bar for group in bars for bar in group]
         at_end = (
             (SHARED, "shared", rank.complete_ns - rank.shared_ns, rank.complete_ns),

@@ -155,8 +155,7 @@ def _add_run(
             share = ns / whole_ns
             labels = (f"{track.name} {100 * share:.0f} %",) * (share > LEGIBLE)
             about = f"{CRITICAL}: {track.name}, {title}"
-            bar = _whole(track, stretch, share, labels, about)
-            found[CRITICAL].append(replace(bar, base=base))
+            found[CRITICAL].append(replace(_whole(track, stretch, share, labels, about), base=base))
             base += share
 
 
@@ -241,8 +240,7 @@ def _tip(bar: Bar, plan: StagePlan) -> str:
     lines = [f"{part.what}: {format_ns(bar.duration_ns)}", part.module, part.phase]
     if part.is_sent:
         lines[0] += f", {format_bytes(bar.num_bytes)}"
-        steps = plan.structure.routes.get(part.key, ())
-        lines.append(route_text(steps, plan.structure.mesh))
+        lines.append(route_text(plan.structure.routes.get(part.key, ()), plan.structure.mesh))
     return "\n".join(line for line in lines if line)
 
 

@@ -64,8 +64,7 @@ def rect(
 
 def title(tip: str) -> Markup:
     """What a browser shows of an element under the pointer."""
-    lines = "\n".join(map(clean, tip.split("\n")))
-    return element("title", lines) if tip else NOTHING
+    return element("title", "\n".join(map(clean, tip.split("\n")))) if tip else NOTHING
 
 
 def text(x: float, y: float, words: str, class_: str = "", anchor: str = "start") -> Markup:

@@ -115,7 +115,7 @@ class Initialiser:
             data = torch.full(empty.shape, value, dtype=empty.dtype, device="cpu")
             is_param = isinstance(empty, nn.Parameter)
             full = nn.Parameter(data, empty.requires_grad) if is_param else data
-            for table in _tables(self._model):
+            for table in state_tables(self._model):
                 for leaf, tensor in table.items():
                     if tensor is empty:
                         before.append((table, leaf, empty))
@@ -178,7 +178,8 @@ def _get(model: nn.Module, name: str) -> Tensor:
     return getattr(model.get_submodule(path), leaf)
 
 
-def _tables(model: nn.Module) -> Iterator[dict[str, Any]]:
+def state_tables(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Where its modules have parameters and buffers."""
     for module in model.modules():
         yield module._parameters
         yield module._buffers

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -155,7 +155,7 @@ _CAST = frozenset(
 """Dtypes of files and models that are converted to one another."""
 
 
-def _misfits(tensors: Mapping[str, Tensor], found: Mapping[str, Lazy]) -> list[str]:
+def _misfits(tensors: Mapping[str, Tensor], found: Mapping[str, Lazy]) -> Iterator[str]:
     shapes: list[str] = []
     dtypes: list[str] = []
     for name, lazy in found.items():
@@ -164,9 +164,7 @@ def _misfits(tensors: Mapping[str, Tensor], found: Mapping[str, Lazy]) -> list[s
             shapes.append(f"{name} {list(lazy.shape)} where the model has {list(wanted.shape)}")
         elif wanted.dtype != lazy.dtype and not {wanted.dtype, lazy.dtype} <= _CAST:
             dtypes.append(f"{name} {lazy.dtype} where the model has {wanted.dtype}")
-    told: list[str] = []
     if shapes:
-        told.append(f"shapes differ: {listed(shapes)}")
+        yield f"shapes differ: {listed(shapes)}"
     if dtypes:
-        told.append(f"dtypes differ: {listed(dtypes)}")
-    return told
+        yield f"dtypes differ: {listed(dtypes)}"

@@ -36,11 +36,11 @@ def objects_among(leaves: list[Any]) -> Iterator[Hashable]:
 def check_transforms(leaves: Iterable[Any]) -> None:
     """AutoparError inside of a transform of `torch.func`, and where derivatives are on their way
     forward through what a call takes: a program is one node of autograd's, with a backward."""
-    if not is_transforming():
-        if not is_forward_mode():
-            return
-        if all(unpack_dual(x).tangent is None for x in leaves if isinstance(x, Tensor)):
-            return
+    if not is_transforming() and (
+        not is_forward_mode()
+        or all(unpack_dual(x).tangent is None for x in leaves if isinstance(x, Tensor))
+    ):
+        return
     raise AutoparError(
         "a compiled model gives gradients by backward() and torch.autograd.grad alone: for "
         "torch.func (grad, vmap, jacrev, jvp) and forward-mode derivatives take the plain one, "

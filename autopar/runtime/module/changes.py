@@ -222,7 +222,9 @@ def _together(
 ) -> Any:  # fmt: skip
     mesh = like.device_mesh
     is_mixed = any(is_beside(x, like) for x in given)
-    differentiated = torch.is_grad_enabled() and any(map(_needs_gradient, given))
+    differentiated = torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in given
+    )
     # A number, such as the loss, is that of all rows.
     if differentiated and rows_differ and any(is_beside(x, like) and x.dim() for x in given):
         raise AutoparError(_ROWS.format(op=op))
@@ -246,10 +248,6 @@ def _is_on_shards(
     if is_of_some_ranks(mesh):
         return is_by_element(op) and not is_mixed
     return is_proven(op, args, given) and (takes_replicated(op) or not is_mixed)
-
-
-def _needs_gradient(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.requires_grad
 
 
 def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

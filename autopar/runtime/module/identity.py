@@ -39,8 +39,7 @@ class _Superseded(nn.Parameter):
 def supersede(new: Sequence[tuple[str, nn.Parameter, nn.Parameter]]) -> None:
     """For each (name, old, new): whatever list or mapping has the old one gets the new one, as an
     item, value or key, and any other use of the old one is an AutoparError."""
-    by_id = {id(old): param for _, old, param in new}
-    _replace(by_id)
+    _replace({id(old): param for _, old, param in new})
     for name, old, _ in new:
         if old.requires_grad:
             # A graph made before leads to it, and its gradient would be lost there.

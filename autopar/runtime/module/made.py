@@ -125,8 +125,11 @@ class ProgramEntry:
         self.params = {name: self.tensor(model, name) for name in self.executable.step.params}
         self.remade = tuple(remade_by_hooks(model))
         self.trained = tuple(param.requires_grad for param in self.params.values())
-        found = self.params.items()
-        self.others = tuple(n for n, x in found if not _is_parameter(n, x))
+        self.others = tuple(
+            name
+            for name, x in self.params.items()
+            if not isinstance(x, nn.Parameter) or external_number(name) is not None
+        )
         self.buffers = {f"buffer:{n}": tensor_of(model, n) for n in _buffers(self.executable)}
 
     def tensor(self, model: nn.Module, name: str) -> Tensor:
@@ -159,10 +162,6 @@ class ProgramEntry:
             compare_beside(f"{name}, which forward reads", [x])
             found[name] = whole_external(x, device) if place is None else at_place(x, name, *place)
         return found
-
-
-def _is_parameter(name: str, x: Tensor) -> bool:
-    return isinstance(x, nn.Parameter) and external_number(name) is None
 
 
 def _buffers(executable: Executable) -> list[str]:

@@ -329,5 +329,4 @@ def _inner_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
 
 def _distributed(param: DTensor, local: Tensor) -> DTensor:
     """A piece as one of a DTensor that is stored as `param` is, in the same memory."""
-    piece = local.to(param.to_local().device)
-    return dtensor_of(piece, param, param.device_mesh, param.placements)
+    return dtensor_of(local.to(param.to_local().device), param, param.device_mesh, param.placements)

@@ -159,8 +159,7 @@ def _ready(
         if mesh is not None:
             yield name, param, _replicated(name, param, world, mesh, sources)
         elif name in sources:
-            value = sources.whole(name, param).to(world.device)
-            _swap(name, param, _parameter(value, param))
+            _swap(name, param, _parameter(sources.whole(name, param).to(world.device), param))
         else:
             param.data = param.data.to(world.device)
 
@@ -212,8 +211,7 @@ def shard_parameters(
             # A copy, so that the whole can be freed.
             piece = cut_piece(whole, *place).clone(memory_format=torch.contiguous_format)
         else:
-            slices = local_slices(param.shape, *place)
-            piece = sources.read(name, slices).to(place.mesh.device_type)
+            piece = sources.read(name, local_slices(param.shape, *place)).to(place.mesh.device_type)
         new = _parameter(_stored(name, piece, param, place, hosted), param)
         if isinstance(param.grad, DTensor):
             grad = cut_piece(param.grad.to_local(), *place)
@@ -300,8 +298,10 @@ def _parameter(data: Tensor, like: Tensor) -> nn.Parameter:
 def buffer_places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
     """Every place that holds a buffer, or a tensor that is a plain attribute and like one, with the
     name there; one tensor may have several."""
-    for path, module in model.named_modules():
-        for table in (module._buffers, vars(module)):
-            for leaf, buffer in table.items():
-                if isinstance(buffer, Tensor) and is_state(buffer):
-                    yield table, leaf, f"{path}.{leaf}" if path else leaf, buffer
+    return (
+        (table, leaf, f"{path}.{leaf}" if path else leaf, buffer)
+        for path, module in model.named_modules()
+        for table in (module._buffers, vars(module))
+        for leaf, buffer in table.items()
+        if isinstance(buffer, Tensor) and is_state(buffer)
+    )

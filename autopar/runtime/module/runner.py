@@ -133,8 +133,7 @@ class Runner:
             return self._run(args, kwargs, lengths, exact=True)
         with torch.no_grad():
             for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
-                changed = made.tensor(self.model, name.partition(":")[2])
-                local(changed).copy_(results.pop(name))
+                local(made.tensor(self.model, name.partition(":")[2])).copy_(results.pop(name))
         remake(made.remade)
         if self._has_rows:
             for name, (dim, source) in executable.rows.items():

@@ -88,10 +88,11 @@ class Feed:
         """[R, G, I]."""
         found = grouped_linear(rows, self._up(), ends)
         _, gates, inner, _ = self.up.shape
-        if _interleaved(self.up):
-            found = found.unflatten(1, (inner, gates)).transpose(1, 2)
-        else:
-            found = found.unflatten(1, (gates, inner))
+        found = (
+            found.unflatten(1, (inner, gates)).transpose(1, 2)
+            if _interleaved(self.up)
+            else found.unflatten(1, (gates, inner))
+        )
         if self.up_bias is None:
             return found
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
@@ -197,10 +198,11 @@ def fake_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What the backward ops return, as tensors without values."""
     count, gates, inner, width = up.shape
-    if _interleaved(up):
-        of_up = up.new_empty(count, inner, gates, width).transpose(1, 2)
-    else:
-        of_up = up.new_empty(up.shape)
+    of_up = (
+        up.new_empty(count, inner, gates, width).transpose(1, 2)
+        if _interleaved(up)
+        else up.new_empty(up.shape)
+    )
     bias = _nothing(x) if up_bias is None else up_bias.new_empty(up_bias.shape)
     of_weights = weights.new_empty(weights.shape)
     return x.new_empty(x.shape), of_weights, of_up, down.new_empty(down.shape), bias

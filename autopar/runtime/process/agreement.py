@@ -22,7 +22,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from autopar import errors
-from autopar.errors import AutoparError, PlanMismatchError, RankError, listed
+from autopar.errors import AutoparError, PlanMismatchError, RankError
+from autopar.ir.grouping import grouped
+from autopar.runtime.process.hosts import ranks_text
 from autopar.runtime.process.roll import Roll, RollPlace, guilty
 from autopar.runtime.process.spots import of_stack, script_line
 from autopar.runtime.process.waits import BoundedStore
@@ -38,7 +40,7 @@ _GRACE_S = 2.0
 """How long the Store has for an answer when time is up."""
 _LATER_S = 5.0
 """How much later than the rank that looks the others do."""
-_SHOWN_RANKS = 8
+
 _SHOWN_FACT = 160
 _AGREED = "agreed"
 _FAILURE = "failure"
@@ -96,7 +98,7 @@ class Agreement:
                 yield
             except RuntimeError as error:
                 raise RankError(
-                    f"rank {self._rank} waited for {awaited}{_here()}, and "
+                    f"rank {self._rank} waited for {awaited}{at_line()}, and "
                     f"{guilty(self._roll.call())}"
                 ) from error
 
@@ -174,9 +176,8 @@ class Agreement:
         """Whether this rank is the one that looks who is missing; if that dies, each is in the
         end."""
         looking = self._store.compare_set(self._key(topic, "looks"), "", str(self._rank), _GRACE_S)
-        if looking.decode() == str(self._rank):
-            return True
-        return is_late and not self._store.is_set(key, _LATER_S, _GRACE_S)
+        is_looking = looking.decode() == str(self._rank)
+        return is_looking or (is_late and not self._store.is_set(key, _LATER_S, _GRACE_S))
 
     def _has_come(self, topic: str, rank: int) -> bool:
         return self._store.check([self._key(topic, f"facts/{rank}")], _GRACE_S)
@@ -252,14 +253,15 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _here() -> str:
+def at_line() -> str:
+    """Where the script is, to end a sentence with."""
     line = script_line(iter(of_stack(sys._getframe())))
     return f", at {line}" if line else ""
 
 
 def _lost_text(missing: Sequence[RollPlace], to_do: str, timeout_s: float | None) -> str:
     """Who does not come `to_do` something, and where they are; `timeout_s` if that is up."""
-    who, told = _ranks([place.rank for place in missing if place.rank >= 0]), guilty(missing)
+    who, told = ranks_text([place.rank for place in missing if place.rank >= 0]), guilty(missing)
     line = script_line(iter(of_stack(sys._getframe())))
     others = f" (who has come waits at {line})" if line else ""
     if timeout_s is None:
@@ -295,9 +297,7 @@ def _compare(topic: str, facts: Sequence[Mapping[str, str]]) -> str:
 
     Of equally common facts, those of the lowest rank are taken as the rule.
     """
-    groups: dict[str, list[int]] = {}
-    for rank, fact in enumerate(facts):
-        groups.setdefault(json.dumps(fact, sort_keys=True), []).append(rank)
+    groups = grouped((json.dumps(fact, sort_keys=True), k) for k, fact in enumerate(facts))
     if len(groups) == 1:
         return ""
     rule = max(groups.values(), key=lambda ranks: (len(ranks), -ranks[0]))
@@ -308,7 +308,7 @@ def _compare(topic: str, facts: Sequence[Mapping[str, str]]) -> str:
             names = sorted(n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n))
             what = "; ".join(f"{n}: {_show(mine.get(n))} and {_show(theirs.get(n))}" for n in names)
             verb = "differs" if len(ranks) == 1 else "differ"
-            sentences.append(f"{_ranks(ranks)} {verb} from {_ranks(rule)} in {what}")
+            sentences.append(f"{ranks_text(ranks)} {verb} from {ranks_text(rule)} in {what}")
     return f"the ranks do not agree on {topic}: " + "; ".join(sentences)
 
 
@@ -316,10 +316,6 @@ def _show(fact: str | None) -> str:
     if fact is None:
         return "nothing"
     return fact if len(fact) <= _SHOWN_FACT else f"{fact[:_SHOWN_FACT]}..."
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks, _SHOWN_RANKS)}"
 
 
 def make_agreement(world: World, name: str = "") -> Agreement:

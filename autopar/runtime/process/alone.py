@@ -168,8 +168,7 @@ def whole_alone(x: Tensor) -> Tensor:
 def is_in_shards(x: Any) -> bool:
     """Whether a tensor is one of which ranks hold shards, or some ranks nothing."""
     if isinstance(x, DTensor):
-        placements = x.placements
-        return is_of_some_ranks(x.device_mesh) or not all(p.is_replicate() for p in placements)
+        return is_of_some_ranks(x.device_mesh) or not all(p.is_replicate() for p in x.placements)
     return getattr(x, "in_shards", False)
 
 
@@ -197,9 +196,9 @@ def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
     if can_alone and (is_apart or site in here.alone):
         return False
     line = f"{Path(spot[0].co_filename).name}:{spot[1]}" if spot else ""
-    found = ALONE
-    if not is_apart:
-        found = here.meeting.reads(_digest(op, texts, line), can_alone=can_alone)
+    found = (
+        here.meeting.reads(_digest(op, texts, line), can_alone=can_alone) if not is_apart else ALONE
+    )
     if found == ALL:
         here.joint[site] += 1
         if here.joint[site] == _TRUSTED:

@@ -10,12 +10,14 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
 from autopar.errors import ClusterError, listed
+from autopar.ir.grouping import grouped
 
 _SHOWN_HOSTS = 4
 _SHOWN_RANKS = 8
@@ -46,10 +48,9 @@ class RankHost(msgspec.Struct, frozen=True):
 def this_host(rank: int) -> RankHost:
     """Where this process runs, which is `rank`. ClusterError if LOCAL_WORLD_SIZE is no number."""
     name, kernel = socket.gethostname(), _text("/proc/sys/kernel/random/boot_id")
-    try:
+    namespace = ""
+    with suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        namespace = ""
     started = _stat(os.getpid())
     return RankHost(
         rank,
@@ -103,9 +104,9 @@ def ranks_per_node(hosts: Sequence[RankHost]) -> int:
         if len({each.kernel for each in block}) > 1:
             _by_hosts(hosts)  # Where that fails as well, it says more.
             raise ClusterError(
-                f"LOCAL_WORLD_SIZE is {size}, which puts {_ranks([r.rank for r in block])} on one "
-                f"node, and they are on several ({_told_hosts(hosts)}): set it to the number of "
-                "ranks on each node, or do not set it"
+                f"LOCAL_WORLD_SIZE is {size}, which puts {ranks_text([r.rank for r in block])} "
+                f"on one node, and they are on several ({_told_hosts(hosts)}): set it to the "
+                "number of ranks on each node, or do not set it"
             )
     return size
 
@@ -180,10 +181,7 @@ def _by_hosts(hosts: Sequence[RankHost]) -> int:
 
 
 def _by_host(hosts: Sequence[RankHost]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for each in hosts:
-        found.setdefault(each.host, []).append(each.rank)
-    return found
+    return grouped((each.host, each.rank) for each in hosts)
 
 
 def _told_hosts(hosts: Sequence[RankHost]) -> str:
@@ -200,10 +198,11 @@ def _told_hosts(hosts: Sequence[RankHost]) -> str:
 def _told_sizes(hosts: Sequence[RankHost]) -> str:
     runs = [(size, [each.rank for each in run]) for size, run in
             groupby(hosts, key=lambda each: each.local_size)]  # fmt: skip
-    return ", ".join(f"{size} on {_ranks(ranks)}" for size, ranks in runs[:_SHOWN_HOSTS])
+    return ", ".join(f"{size} on {ranks_text(ranks)}" for size, ranks in runs[:_SHOWN_HOSTS])
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 1`; `ranks 0, 1 and 2 more`."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks, _SHOWN_RANKS)}"
 
 

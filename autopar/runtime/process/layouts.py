@@ -91,10 +91,12 @@ def _states(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
             ("parameter", module._parameters), ("buffer", module._buffers),
             ("attribute", vars(module)),
         )  # fmt: skip
-        for kind, table in tables:
-            for leaf, value in table.items():
-                if isinstance(value, Tensor):
-                    yield f"{path}.{leaf}" if path else leaf, kind, value
+        yield from (
+            (f"{path}.{leaf}" if path else leaf, kind, value)
+            for kind, table in tables
+            for leaf, value in table.items()
+            if isinstance(value, Tensor)
+        )
 
 
 def _what(x: Tensor, parts: str = _GIVE_PARTS) -> str:

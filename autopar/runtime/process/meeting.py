@@ -13,7 +13,6 @@ the process group's timeout. What fails within a step is told in the same words.
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +25,8 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from autopar.errors import PlanMismatchError, RankError
-from autopar.runtime.process.agreement import Agreement
+from autopar.ir.grouping import grouped
+from autopar.runtime.process.agreement import Agreement, at_line
 from autopar.runtime.process.beside import Beside
 from autopar.runtime.process.brought import (
     ALL_CALL,
@@ -44,7 +44,7 @@ from autopar.runtime.process.digests import BatchDigest
 from autopar.runtime.process.drawing import Drawing
 from autopar.runtime.process.roll import Roll, RollPlace, guilty, is_lost_peer
 from autopar.runtime.process.rows import row_shapes
-from autopar.runtime.process.spots import of_error, of_stack, script_line, waiting_collective
+from autopar.runtime.process.spots import of_error, waiting_collective
 from autopar.runtime.process.waits import BoundedStore, SilenceError, in_time
 
 PATIENCE_S = 1.0
@@ -121,9 +121,7 @@ class Meeting:
             rows = self._rows_of_reading(what, can_alone=can_alone)
             if rows is None or any(row[0] != READ for row in rows):
                 return ALONE
-            groups: dict[int, list[int]] = {}
-            for rank, row in enumerate(rows):
-                groups.setdefault(row[1], []).append(rank)
+            groups = grouped((row[1], rank) for rank, row in enumerate(rows))
             if len(groups) == 1:
                 if self._settled(_CAME) != _CAME:
                     return ALONE
@@ -167,8 +165,7 @@ class Meeting:
                 return True
             if work.is_completed():
                 return False  # A rank is gone.
-            places = self.roll.call()
-            absent = [place for place in places if place.phase != self.roll.phase]
+            absent = [place for place in self.roll.call() if place.phase != self.roll.phase]
             if not _same(absent, stuck):
                 stuck, since = absent, time.monotonic()
             is_sure = time.monotonic() > since + _READ_SURE_S
@@ -194,7 +191,7 @@ class Meeting:
         # Those that were elsewhere when a call failed have not counted it.
         self.roll.calls = own.calls
         if own.doing:
-            self._compare("what comes next", {"next": f"{own.doing}{_at_line()}"}, APART)
+            self._compare("what comes next", {"next": f"{own.doing}{at_line()}"}, APART)
         # Those that differ are told where they are compared, at a call.
         if own.has_read_alike:
             self._reads = 0
@@ -234,9 +231,8 @@ class Meeting:
         self._has_begun = False
         digest = self._digest(batch)
         with self.roll.during("start"):
-            drawn = (0, 0)
-            if draws_alike and self._draws_alike:
-                drawn = self._drawing.seed, self._drawing.place
+            is_drawing = draws_alike and self._draws_alike
+            drawn = (self._drawing.seed, self._drawing.place) if is_drawing else (0, 0)
             self._arrive("start", program, torch.is_grad_enabled(), digest, drawn=drawn)
             remedy = self._brought.remedy
             if own_rows is not None and (remedy or program == NEW):
@@ -328,10 +324,11 @@ class Meeting:
         self, error: RuntimeError, phase: str, gm: fx.GraphModule | None = None
     ) -> RankError:
         """What to say of a peer that is lost, as `error` has it."""
-        if isinstance(error, SilenceError):
-            waited = error.awaited
-        else:
-            waited = waiting_collective(of_error(error), gm) or "a collective"
+        waited = (
+            error.awaited
+            if isinstance(error, SilenceError)
+            else waiting_collective(of_error(error), gm) or "a collective"
+        )
         call = f" of call {self.roll.calls}" if self.roll.calls else ""
         return self._lost(f"the {phase}{call}, in {waited}", self.roll.call())
 
@@ -362,7 +359,7 @@ class Meeting:
                 raise self._lost(self._start(phase), absent, ALL_CALL)
 
     def _start(self, phase: str) -> str:
-        return f"the {phase} of call {self.roll.calls}{_at_line()}"
+        return f"the {phase} of call {self.roll.calls}{at_line()}"
 
     def _topic(self) -> str:
         return f"call {self.roll.calls} of a compiled model"
@@ -372,8 +369,7 @@ class Meeting:
         # gloo cannot take back what is under way, and a group that is freed waits for it, which
         # would hold up the end of the process for as long as the group's timeout says.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-        told = guilty(places)
-        self._parted = RankError(f"rank {self.rank} waited in {where}, and {told}{hint}")
+        self._parted = RankError(f"rank {self.rank} waited in {where}, and {guilty(places)}{hint}")
         return self._parted
 
     def _compare(self, topic: str, facts: Mapping[str, str], remedy: str) -> None:
@@ -383,11 +379,6 @@ class Meeting:
             agreement.agree(topic, facts)
         except PlanMismatchError as error:
             raise PlanMismatchError(f"{error}{remedy}") from None
-
-
-def _at_line() -> str:
-    line = script_line(iter(of_stack(sys._getframe())))
-    return f", at {line}" if line else ""
 
 
 def _same(some: Sequence[RollPlace], others: Sequence[RollPlace]) -> bool:

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
+from autopar.ir.grouping import grouped
 from autopar.runtime.dtensor_private import (
     Handler,
     TorchCall,
@@ -93,11 +94,8 @@ def _number(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 def _places_by_mesh(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Where in a list the tensors of each mesh are."""
-    found: dict[DeviceMesh | None, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
-        found.setdefault(mesh, []).append(place)
-    return list(found.values())
+    meshes = (x.device_mesh if isinstance(x, DTensor) else None for x in tensors)
+    return list(grouped((mesh, place) for place, mesh in enumerate(meshes)).values())
 
 
 def _by_mesh(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

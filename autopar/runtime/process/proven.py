@@ -109,11 +109,12 @@ def reduces_all(args: Sequence[Any]) -> bool:
 
 def is_any_uneven(given: Iterable[Any]) -> bool:
     """Whether some rank may have less than another of one of the DTensors among `given`."""
-    return any(isinstance(x, DTensor) and _is_uneven(x) for x in given)
-
-
-def _is_uneven(x: DTensor) -> bool:
-    return any(size % number for size, number in zip(x.shape, _ranks_by_dim(x), strict=True))
+    return any(
+        size % number
+        for x in given
+        if isinstance(x, DTensor)
+        for size, number in zip(x.shape, _ranks_by_dim(x), strict=True)
+    )
 
 
 def is_thin(x: DTensor) -> bool:

@@ -111,10 +111,12 @@ class Reader:
                     yield f"{_GRAD}{k}.{path}", param.grad
         for k, optimizer in enumerate(self.optimizers):
             owner = optimizer()
-            for index, state in enumerate(_states(owner)) if owner is not None else ():
-                for key, value in state.items():
-                    if isinstance(value, DTensor):
-                        yield f"state {k}/{index}/{key}", value
+            yield from (
+                (f"state {k}/{index}/{key}", value)
+                for index, state in enumerate(_states(owner) if owner is not None else ())
+                for key, value in state.items()
+                if isinstance(value, DTensor)
+            )
 
     def _found(self, name: str, count: int) -> Any:
         """The tensor of this rank that `name_of` gave this name on another; None if it is not there

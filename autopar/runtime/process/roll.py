@@ -225,14 +225,12 @@ class Roll:
         for rank in range(self.size):
             if rank not in self._here and self._store.check([self._keys[rank]], ANSWER_S):
                 self._here.add(rank)
-        keys = [self._keys[rank] for rank in sorted(self._here)]
-        raw = self._store.multi_get(keys, ANSWER_S)
+        raw = self._store.multi_get([self._keys[rank] for rank in sorted(self._here)], ANSWER_S)
         found = {p.rank: p for p in (msgspec.json.decode(r, type=RollPlace) for r in raw)}
         return [found.get(rank, RollPlace(rank)) for rank in range(self.size)]
 
     def _post(self, place: RollPlace) -> None:
-        text = msgspec.json.encode(place).decode()
-        self._store.set(self._keys[self.rank], text, ANSWER_S)
+        self._store.set(self._keys[self.rank], msgspec.json.encode(place).decode(), ANSWER_S)
 
     def _answer(self) -> None:
         answered = 0

@@ -237,11 +237,6 @@ class Groups:
         # Of a mesh of one device, which has no axis, the DeviceMesh has one.
         return ParamPlace(self.params, param_placements(sharding) or (placement_types.Replicate(),))
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this rank is one of the mesh's."""
-        return is_of(self.others)
-
 
 class ParamPlace(NamedTuple):
     """Where a parameter lies: DTensor's placements on a mesh."""
@@ -280,13 +275,12 @@ def make_groups(mesh: Mesh, world: World, first_rank: int = 0) -> Groups:
 
 def dtensor_placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
     """DTensor's placements of `sharding`, in its order of axes. PlanError if it is partial."""
-    found: list[placement_types.Placement] = []
-    for placement in sharding:
-        if placement.kind == "P":
-            raise PlanError(f"{sharding} is partial: no tensor is stored so; plan again")
-        shard = placement.kind in "SC"
-        found.append(placement_types.Shard(placement.dim) if shard else placement_types.Replicate())
-    return tuple(found)
+    if sharding.has_partial:
+        raise PlanError(f"{sharding} is partial: no tensor is stored so; plan again")
+    return tuple(
+        placement_types.Shard(p.dim) if p.kind in "SC" else placement_types.Replicate()
+        for p in sharding
+    )
 
 
 def param_placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:

@@ -41,18 +41,16 @@ class _Inductor:
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         if self._compiled is None:
             try:
-                self._compiled = inductor(self._gm, inputs, reuses=not self._copies())
+                # Inductor would write to memory from which tensors are on their way to or from the
+                # host, and which `ops.host_copies` only holds from the allocator.
+                copies = any(node.target in (OFFLOAD, RELOAD) for node in self._gm.graph.nodes)
+                self._compiled = inductor(self._gm, inputs, reuses=not copies)
             except Exception as error:
                 raise AutoparError(
                     f"backend 'inductor' failed ({type(error).__name__}: {error}): pass "
                     "backend='eager' to autopar.compile to run the graphs as they are"
                 ) from error
         return self._compiled(inputs)
-
-    def _copies(self) -> bool:
-        """Whether tensors are on their way to or from the host while the graph goes on: inductor
-        would write to their memory, which `ops.host_copies` only holds from the allocator."""
-        return any(node.target in (OFFLOAD, RELOAD) for node in self._gm.graph.nodes)
 
 
 c10d = torch.ops._c10d_functional

@@ -15,8 +15,7 @@ from autopar.runtime.process.part_tensors import of_rank_0
 def share_constants(gm: fx.GraphModule, device: torch.device) -> None:
     """Give the tensors that `gm` holds the values that rank 0 has, as parameters and buffers have
     them. A collective call; it goes by way of `device`."""
-    nodes = gm.graph.find_nodes(op="get_attr")
-    for name in dict.fromkeys(str(node.target) for node in nodes):
+    for name in dict.fromkeys(str(node.target) for node in gm.graph.find_nodes(op="get_attr")):
         value: Any = getattr(gm, name, None)
         if type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided:
             same = of_rank_0(value.detach().to(device)).to(value.device)

@@ -313,8 +313,7 @@ def _gradients(ctx: _Context, given: Mapping[str, Tensor]) -> list[Tensor | None
     step = ctx.step
     inputs = _backward_inputs(ctx, given)
     assert step.backward is not None
-    grads = _run(step.backward, inputs)
-    pairs = zip(step.grads, grads, strict=True)
+    pairs = zip(step.grads, _run(step.backward, inputs), strict=True)
     moves.backward()
     by_name = {name: grad for name, grad in pairs if step.is_reached(name, given)}
     leaves = zip(ctx.params, ctx.leaves, strict=True)
@@ -338,11 +337,10 @@ def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor]) -> list[Any]:
     by_name = dict(zip(names, ctx.saved, strict=True))
     if not keeps_graph():
         ctx.saved = ctx.past = None
-    inputs: list[Any] = []
-    for name in ctx.step.backward_inputs:
-        saved = by_name.get(name)
-        inputs.append(_tangent(ctx, given, _rest(name)) if saved is None else saved)
-    return inputs
+    return [
+        by_name[name] if name in by_name else _tangent(ctx, given, _rest(name))
+        for name in ctx.step.backward_inputs
+    ]
 
 
 def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tensor:
@@ -350,8 +348,7 @@ def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tenso
     if position in given:
         compare_beside("the gradient that comes in for an output", [given[position]])
         return whole_of(given[position]).contiguous()
-    device = next(iter(given.values())).device
-    return torch.zeros_like(ctx.blanks[position], device=device)
+    return torch.zeros_like(ctx.blanks[position], device=next(iter(given.values())).device)
 
 
 def local(param: Tensor) -> Tensor:

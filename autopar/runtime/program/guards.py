@@ -213,8 +213,7 @@ class _Looking(Freezer):
         if isinstance(value, nn.Parameter) and not value.requires_grad:
             # Of those that require one, autograd tells (`function.RefrozenError`).
             self._term(f"{self._name(value)}.requires_grad is False")
-        tie = self._ties.setdefault(id(value), len(self._ties))
-        return tie, *form(value)
+        return self._ties.setdefault(id(value), len(self._ties)), *form(value)
 
     def _entry(self, table: Any, name: str, label: str) -> Hashable:
         value = table[name]

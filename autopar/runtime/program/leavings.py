@@ -70,9 +70,7 @@ class LeftBehind:
 
     def look(self) -> Any:
         """What is there now."""
-        if self.held is not None:
-            return self.held.copy()
-        return found_at(self.table, self.name)
+        return self.held.copy() if self.held is not None else found_at(self.table, self.name)
 
     def put(self, value: Any) -> None:
         """Have this there."""

@@ -78,8 +78,7 @@ class Passage:
 
     def is_all(self, leg: PeerPart) -> bool:
         """Whether the whole piece goes one way."""
-        lengths = (part.stop - part.start for part in leg.slices)
-        return prod(lengths) == prod(self.split)
+        return prod(part.stop - part.start for part in leg.slices) == prod(self.split)
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,13 @@ class RankLinks:
     @property
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Who sends whom, of this rank and another."""
-        for passages, is_out in ((self.outgoing, True), (self.incoming, False)):
-            for leg in (leg for passage in passages for leg in passage.legs):
-                if leg.peer != self.rank:
-                    yield (self.rank, leg.peer) if is_out else (leg.peer, self.rank)
+        return (
+            (self.rank, leg.peer) if is_out else (leg.peer, self.rank)
+            for passages, is_out in ((self.outgoing, True), (self.incoming, False))
+            for passage in passages
+            for leg in passage.legs
+            if leg.peer != self.rank
+        )
 
 
 class Exchanges:
@@ -122,10 +124,12 @@ class Exchanges:
     def _order(self, peer: int) -> Iterator[Awaited]:
         """What comes from a rank, one after the other."""
         links = sorted(link for link, source in self.incoming if source == peer)
-        for action in self.rows[self.route.row_of[peer]]:
-            for link in links:
-                if self._goes(link, action, sends=True):
-                    yield awaited(link, action.microbatch, peer)
+        return (
+            awaited(link, action.microbatch, peer)
+            for action in self.rows[self.route.row_of[peer]]
+            for link in links
+            if self._goes(link, action, sends=True)
+        )
 
     def action_of(self, link: StageLink, microbatch: int, *, sends: bool) -> Action:
         """The action that sends what goes along a link, or the one that reads it."""

@@ -85,7 +85,9 @@ class Program:
     @property
     def gradients(self) -> tuple[str, ...]:
         """The gradients of parameters, by name, in either part of backward."""
-        return tuple(n for n in self.backward_outputs + self.weights_outputs if _is_gradient(n))
+        return tuple(
+            n for n in self.backward_outputs + self.weights_outputs if n.startswith("grad:")
+        )
 
     @property
     def parts(self) -> tuple[Program, ...]:
@@ -105,7 +107,3 @@ class Program:
             )
             if gm is not None
         }
-
-
-def _is_gradient(name: str) -> bool:
-    return name.startswith("grad:")

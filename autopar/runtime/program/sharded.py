@@ -278,8 +278,7 @@ def _dtensor(x: Tensor) -> Any:
 def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What `func` makes of the shards; NotImplemented where DTensor has no way, or may have one on
     ranks with shards alone: all are to go the same way."""
-    leaves = flatten((args, kwargs))[0]
-    given = [x for x in leaves if isinstance(x, ShardedOutput)]
+    given = [x for x in flatten((args, kwargs))[0] if isinstance(x, ShardedOutput)]
     elsewhere = (_is_elsewhere(x) or leaves_mesh(x, kwargs.get("device")) for x in given)
     # To views of tensors without elements DTensor has no end.
     if any(elsewhere) or not all(x.numel() for x in given):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.runtime.replacing import replaced
+
 
 def leaves_graph(
     _outputs: Any,
@@ -34,11 +36,8 @@ def spending_noted() -> Generator[list[bool], None, None]:
             spending.append(True)
         return grad(*args, **kwargs)
 
-    torch.autograd.grad = noted
-    try:
+    with replaced((torch.autograd, "grad", noted)):
         yield spending
-    finally:
-        torch.autograd.grad = grad
 
 
 def is_spent(tensor: Tensor) -> bool:

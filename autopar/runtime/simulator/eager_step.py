@@ -172,9 +172,10 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 def _same(before: Tensor, after: Tensor) -> bool:
     if before.shape != after.shape or before.dtype != after.dtype:
         return False
-    if after.is_meta:
-        return True  # neither has values
-    return bool(((before == after) | ((before != before) & (after != after))).all())
+    # Those on meta have no values.
+    return after.is_meta or bool(
+        ((before == after) | ((before != before) & (after != after))).all()
+    )
 
 
 def _ends(outputs: Mapping[str, Tensor]) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from autopar.errors import AutoparError
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, together
 from autopar.runtime.program.symbols import SYMBOLS, on_rank, permute
@@ -59,10 +60,7 @@ def _last_uses(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
         last[node] = node
         for source in node.all_input_nodes:
             last[source] = node
-    found: dict[fx.Node, list[fx.Node]] = {}
-    for node, at in last.items():
-        found.setdefault(at, []).append(node)
-    return found
+    return grouped((at, node) for node, at in last.items())
 
 
 def _attribute(gm: fx.GraphModule, target: str) -> Any:

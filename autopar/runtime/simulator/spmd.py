@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,8 +108,7 @@ def _in_turns(
     program: Program, step: RankStep, tensors: Mapping[str, Tensor], tangents: Mapping[int, Tensor]
 ) -> StepResult:
     """`train_step` of a program in microbatches."""
-    random = DefaultRandom(torch.device("cpu"))
-    around = replaying(random) if draws(program.forward) else at_once
+    around = replaying(DefaultRandom(torch.device("cpu"))) if draws(program.forward) else at_once
     found = rank_run(program, step, tensors, tangents, around)
     run_turns(found)
     return step.joined(found)
@@ -141,16 +140,14 @@ def rank_run(
 
     graphs = {where: runs(gm) for where, gm in program.graphs.items()}
     arriving = {
-        name: [tangents.get(int(name.partition(":")[2]), torch.ones((), dtype=_dtype(dtype)))]
+        name: [
+            tangents.get(int(name.partition(":")[2]), torch.ones((), dtype=getattr(torch, dtype)))
+        ]
         * ranks
         for name, dtype in program.tangent_dtypes.items()
     }
     values = _RankValues(ranks)
     return TurnRun(program, graphs, values, given, arriving, around, last_turns)
-
-
-def _dtype(name: str) -> torch.dtype:
-    return getattr(torch, name)
 
 
 def _tangent(given: dict[int, Tensor], name: str, outputs: Mapping[str, Tensor]) -> Tensor:
@@ -188,7 +185,7 @@ class RankStep:
         found: list[list[Tensor]] = [[] for _ in range(self.mesh.num_devices)]
         for name in names:
             kind, _, target = name.partition(":")
-            shards: list[Tensor] = [tensors[name]] * self.mesh.num_devices
+            shards: Iterable[Tensor] = [tensors[name]] * self.mesh.num_devices
             if kind == "param":
                 shards = self._shards(self.params[target], self.storage[target], tensors[name])
             elif kind == "input":
@@ -199,8 +196,7 @@ class RankStep:
                 inputs.append(piece)
         return found
 
-    def _shards(self, node: Node, sharding: Sharding, tensor: Tensor) -> list[Tensor]:
-        found: list[Tensor] = []
+    def _shards(self, node: Node, sharding: Sharding, tensor: Tensor) -> Iterator[Tensor]:
         cut: dict[tuple[int, ...], Tensor] = {}
         for rank in range(self.mesh.num_devices):
             coordinate = self.mesh.coordinate(rank)
@@ -209,8 +205,7 @@ class RankStep:
                 cut[key] = shard(
                     tensor, node.outputs[0], self.graph.atoms, sharding, self.mesh, coordinate
                 )
-            found.append(cut[key])
-        return found
+            yield cut[key]
 
     def joined(self, found: TurnRun) -> StepResult:
         """What turns have made, whole."""

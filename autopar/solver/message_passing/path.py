@@ -65,8 +65,7 @@ def search_large(problem: Problem, clock: Clock, progress: Progress) -> LargeAns
     progress(f"contracted from {len(problem.keys)} nodes to {core.num_nodes}")
     if core.num_times and int(core.base.max()) > core.limit:
         worst = int(core.base.argmax())
-        shortage = Shortage((worst,), (int(core.base[worst]),))
-        return _impossible(problem, shortage, statistics)
+        return _impossible(problem, Shortage((worst,), (int(core.base[worst]),)), statistics)
     if not core.num_nodes:
         return LargeAnswer(contracted.lift({}), core.fixed_cost, statistics)
     work = _Work(core, clock, progress)
@@ -121,10 +120,11 @@ class _Work:
             while not self._finished():
                 self.rounds += 1
                 first, second = self._lines
-                if self.ascent.settled:
-                    beside = pool.submit(second.improve, self._guide, self.best)
-                else:
-                    beside = pool.submit(self._raise_bound, _STEPS)
+                beside = (
+                    pool.submit(second.improve, self._guide, self.best)
+                    if self.ascent.settled
+                    else pool.submit(self._raise_bound, _STEPS)
+                )
                 first.improve(self._guide, self.best)
                 is_limited = self.clock.limit_s is not None
                 while is_limited and not beside.done() and not self.clock.expired:
@@ -136,12 +136,9 @@ class _Work:
                     self.shortage = find_shortage(self.core, self.memory, self.clock)
 
     def _finished(self) -> bool:
-        if self.shortage is not None:
-            return True
-        if self.clock.limit_s is None and self.rounds >= _ROUNDS:
-            return True
-        proven = self.best is not None and self._cost(self.best) <= self.bound
-        return proven or self.clock.expired
+        is_proven = self.best is not None and self._cost(self.best) <= self.bound
+        has_tried = self.clock.limit_s is None and self.rounds >= _ROUNDS
+        return self.shortage is not None or is_proven or has_tried or self.clock.expired
 
     def _cost(self, plan: FoundPlan) -> int:
         return plan.cost + self.core.fixed_cost

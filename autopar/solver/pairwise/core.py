@@ -118,8 +118,7 @@ def lay_out(problem: Problem, contracted: Contracted) -> Core:
 def _near(count: int, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     ends = np.concatenate([target, source])
     edges = np.concatenate([np.arange(len(source)), np.arange(len(source))])
-    is_upward = np.repeat([0, 1], len(source))
-    order = np.lexsort((edges, is_upward, ends))
+    order = np.lexsort((edges, np.repeat([0, 1], len(source)), ends))
     first = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=count))])
     split = np.bincount(target, minlength=count)
     return first.astype(np.int64), split.astype(np.int64), edges[order].astype(np.int64)

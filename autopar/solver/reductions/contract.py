@@ -120,9 +120,8 @@ class _Work:
         """Looks at every node and edge whose costs or neighbours are new, until none are."""
         result = self.result
         for step in count():
-            if not result.possible or not (self._changed or self._dirty):
-                break
-            if step % _STEPS_PER_LOOK == 0 and clock.expired:
+            is_done = not result.possible or not (self._changed or self._dirty)
+            if is_done or (step % _STEPS_PER_LOOK == 0 and clock.expired):
                 break
             if self._changed:
                 node = self._changed.popleft()

@@ -92,19 +92,6 @@ class Tables:
 
         return self._remember(("parts", number, None), work_out)
 
-    def excess(self, number: int) -> IntArray:
-        """At `[a, b]`, the most that row `a` costs above row `b`, `FORBIDDEN` if it can be allowed
-        where `a` is not."""
-
-        def work_out() -> IntArray:
-            table = self[number]
-            more = table[:, None, :] - table[None, :, :]
-            more = np.where(table[None, :, :] >= FORBIDDEN, -FORBIDDEN, more)
-            forbidden = (table[:, None, :] >= FORBIDDEN) & (table[None, :, :] < FORBIDDEN)
-            return np.where(forbidden, FORBIDDEN, more).max(axis=2)
-
-        return self._remember(("excess", number, None), work_out)
-
     def _remember(self, key: Key, work_out: Callable[[], _Value]) -> _Value:
         if key not in self._known:
             self._known[key] = work_out()
