@@ -11,6 +11,7 @@ from autopar.codegen.ops import chunked_loss as emitters
 from autopar.ir import loss_chunks
 from autopar.ir.graph import Node
 from autopar.ir.loss_chunks import LINEAR, LINEAR_BACKWARD
+from autopar.plans import passes
 from autopar.runtime.ops import chunked_loss
 from tests.codegen.test_loss_chunks import test_equal_to_eager, test_in_microbatches_too
 from tests.faults.table import by_test, exchanged, fault
@@ -54,4 +55,4 @@ def ignored_targets_counted_as_well(patch: Patch) -> None:
         return replace(found, args=(*found.args[:2], -7))
 
     patch.setattr(loss_chunks, "count_of", count)
-    patch.setattr(loss_chunks, "_made", lambda _: {})
+    patch.setattr(passes, "_made", lambda _: {})
