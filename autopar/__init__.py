@@ -16,13 +16,12 @@ from autopar.ir.version import __version__
 from autopar.plans.display import show_with
 
 if TYPE_CHECKING:
-    from autopar.cost_model.measuring.measure import profile
     from autopar.driver.api import compile, frontier, plan
-    from autopar.driver.reporting import report
+    from autopar.driver.training.reporting import report
     from autopar.driver.verify import verify
     from autopar.plans.frontier import Frontier
     from autopar.plans.plan import Plan
-    from autopar.plans.plan_options import (
+    from autopar.plans.requests.plan_options import (
         ConstraintOptions,
         MemoryOptions,
         OutputOptions,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         SearchOptions,
     )
     from autopar.runtime.checkpoint.initialise import on_meta
+    from autopar.runtime.measuring.measure import profile
     from autopar.runtime.process.data import dataloader
     from autopar.tracer.experts import experts
 
@@ -39,14 +39,14 @@ _EXPORTS = {
     "frontier": "autopar.driver.api",
     "Frontier": "autopar.plans.frontier",
     "Plan": "autopar.plans.plan",
-    "ConstraintOptions": "autopar.plans.plan_options",
-    "MemoryOptions": "autopar.plans.plan_options",
-    "OutputOptions": "autopar.plans.plan_options",
-    "PipelineOptions": "autopar.plans.plan_options",
-    "SearchOptions": "autopar.plans.plan_options",
+    "ConstraintOptions": "autopar.plans.requests.plan_options",
+    "MemoryOptions": "autopar.plans.requests.plan_options",
+    "OutputOptions": "autopar.plans.requests.plan_options",
+    "PipelineOptions": "autopar.plans.requests.plan_options",
+    "SearchOptions": "autopar.plans.requests.plan_options",
     "verify": "autopar.driver.verify",
-    "profile": "autopar.cost_model.measuring.measure",
-    "report": "autopar.driver.reporting",
+    "profile": "autopar.runtime.measuring.measure",
+    "report": "autopar.driver.training.reporting",
     "dataloader": "autopar.runtime.process.data",
     "on_meta": "autopar.runtime.checkpoint.initialise",
     "experts": "autopar.tracer.experts",

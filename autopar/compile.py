@@ -7,7 +7,7 @@
     generate   the local graphs of a rank, with their collectives
 
 The three in the middle are made for one mesh, by `best_on`. The search over meshes
-(`driver.search`), which calls that for each mesh worth trying, is handed in as `find`.
+(`driver.search.meshes`), which calls that for each mesh worth trying, is handed in as `find`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from autopar.ir.input_sharding import with_handed
 from autopar.ir.moments import ON_HOST, known_in
 from autopar.ir.problem import Basis, Problem, Solution
 from autopar.ir.sharding import Handed
-from autopar.plans.decisions import make_stage
+from autopar.plans.decisions import make_stage, same_choice, settled_request
 from autopar.plans.fitting import (
     MAX_ROUNDS,
     Beaten,
@@ -40,10 +40,9 @@ from autopar.plans.fitting import (
     infeasible,
 )
 from autopar.plans.layout import Layout, layouts
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import PlanRequest
-from autopar.plans.settling import same_choice, settled_request
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest
 from autopar.runtime.program.guards import Read
 from autopar.runtime.program.program import Program
 from autopar.solver import evaluate, least_usage_conflict, solve

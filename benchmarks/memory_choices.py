@@ -47,8 +47,8 @@ def measure(case: str, *, decides: bool) -> Planned:
 
     from autopar.cluster.parsing import parse_cluster
     from autopar.driver.asking import answer
-    from autopar.plans.options import Options
-    from autopar.plans.request import PlanRequest, ask
+    from autopar.plans.requests.options import Options
+    from autopar.plans.requests.request import PlanRequest, ask
     from autopar.tracer import trace
     from benchmarks.models import llama, tokens
 

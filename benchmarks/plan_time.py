@@ -127,8 +127,8 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
 def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell: Tell) -> Plan:
     from autopar.cluster.parsing import parse_cluster
     from autopar.driver.asking import answer
-    from autopar.plans.options import Options
-    from autopar.plans.request import ask
+    from autopar.plans.requests.options import Options
+    from autopar.plans.requests.request import ask
 
     flow = import_module("autopar.compile")
     devices, _, mesh = case.partition("@")[0].partition(":")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autopar.plans.policy import Policy
+from autopar.plans.requests.policy import Policy
 from benchmarks.tables import tell
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def measure(case: str, changed: Mapping[str, Any]) -> Ran:
     """Plan a case, with some thresholds changed."""
     from autopar.cluster.parsing import parse_cluster
     from autopar.driver.asking import answer
-    from autopar.plans.read_options import make_options
-    from autopar.plans.request import ask
+    from autopar.plans.requests.read_options import make_options
+    from autopar.plans.requests.request import ask
 
     *_, cluster, _, given = CASES[case]
     _READ.clear()

@@ -54,8 +54,8 @@ def measure(case: str) -> Planned:
     from autopar.compile import ModelCall, plan_call
     from autopar.driver.asking import answer
     from autopar.plans.plan import Plan
-    from autopar.plans.read_options import make_options
-    from autopar.plans.request import ask
+    from autopar.plans.requests.read_options import make_options
+    from autopar.plans.requests.request import ask
     from autopar.tracer import Traced
     from benchmarks.models import llama, tokens
 

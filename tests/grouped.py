@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopar.plans.plan_options import in_groups
+from autopar.plans.requests.plan_options import in_groups
 
 
 def grouped(**given: Any) -> dict[str, Any]:

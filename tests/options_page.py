@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from autopar.cli.plan_flags import flag_of
-from autopar.plans.plan_options import GROUPS, OptionField, PlanOptions, option_fields
+from autopar.plans.requests.plan_options import GROUPS, OptionField, PlanOptions, option_fields
 
 PAGE = Path(__file__).parents[1] / "docs/options.md"
 HEAD = """# Options of a plan

@@ -14,21 +14,21 @@ from torch import fx
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.codegen.messages import MEMBERS
+from autopar.codegen.local_graph import MEMBERS
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
+from autopar.ir.input_sharding import describe_inputs
 from autopar.ir.mesh import BUCKET_BYTES, Cluster, Mesh
 from autopar.ir.problem import FORBIDDEN, Problem, Solution
-from autopar.plans.compatibility import describe_inputs
 from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import StageEstimates, of_one_stage
-from autopar.plans.options import Options
 from autopar.plans.plan import SCHEMA_VERSION, Plan
-from autopar.plans.plan_options import PlanOptions
 from autopar.plans.provenance import Provenance
-from autopar.plans.request import PlanRequest, ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.plans.structure import Stage, Structure
 from autopar.runtime.program.symbols import permute
 from autopar.solver import solve

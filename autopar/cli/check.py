@@ -46,8 +46,8 @@ def check(
     The exit status is 0 if all plans are the same, 2 if any differs or is missing, 1 if any cannot
     be made. What counts is as in `autopar diff`.
     """
-    from autopar.driver.golden import Check, find_recipes, run_all
-    from autopar.driver.plan_cache import default_folder
+    from autopar.driver.gate.golden import Check, find_recipes, run_all
+    from autopar.driver.gate.plan_cache import default_folder
     from autopar.errors import AutoparWarning
     from autopar.report.checks import CheckOutcome, Checks, checks, checks_markdown
     from autopar.report.verdict import parse_bounds

@@ -19,7 +19,7 @@ from autopar.cli.terminal import (
 
 if TYPE_CHECKING:
     from autopar.plans.plan import Plan
-    from autopar.plans.plan_options import ConstraintOptions
+    from autopar.plans.requests.plan_options import ConstraintOptions
     from autopar.report.reasons import Reasons
 
 _TARGET = re.compile(r"[^:]+:[A-Za-z_][\w.]*")
@@ -68,7 +68,7 @@ def explain(
         name, target = None, name
     found = explained(plan, name or "", stage)
     if target is not None:
-        from autopar.plans.plan_options import ConstraintOptions
+        from autopar.plans.requests.plan_options import ConstraintOptions
 
         given = ConstraintOptions(**options["constraints"])
         imposed = None if given.is_empty else given
@@ -98,7 +98,7 @@ def _alternatives(
     with spoken_progress() as progress:
         progress("importing the target")
         function = load_target(target)
-        from autopar.driver.alternatives import explain_plan
+        from autopar.driver.explain.alternatives import explain_plan
         from autopar.runtime.module.building import build
 
         built = build(function, global_batch, on_meta=True)

@@ -67,7 +67,7 @@ def plan(
     """
     from autopar.cluster.parsing import parse_cluster
     from autopar.cluster.profile import Profile
-    from autopar.plans.read_options import make_options
+    from autopar.plans.requests.read_options import make_options
 
     make_options(**options)
     options["cluster"] = None if cluster is None else parse_cluster(cluster)

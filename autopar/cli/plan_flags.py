@@ -14,7 +14,7 @@ import click
 from autopar.cli.terminal import seconds, size
 
 if TYPE_CHECKING:
-    from autopar.plans.plan_options import OptionField
+    from autopar.plans.requests.plan_options import OptionField
 
 
 class PlanFlags(click.Command):
@@ -31,7 +31,7 @@ class PlanFlags(click.Command):
         return super().get_params(ctx)
 
     def _fields(self) -> list[OptionField]:
-        from autopar.plans.plan_options import option_fields
+        from autopar.plans.requests.plan_options import option_fields
 
         return [f for f in option_fields() if self.groups is None or f.group in self.groups]
 
@@ -88,7 +88,7 @@ def _name(field: OptionField) -> str:
 
 
 def _flag(field: OptionField) -> click.Option:
-    from autopar.plans.plan_options import BYTES, SECONDS
+    from autopar.plans.requests.plan_options import BYTES, SECONDS
 
     flag, name = flag_of(field), _name(field)
     if field.is_flag:

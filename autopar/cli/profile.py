@@ -46,7 +46,7 @@ def profile(
     if runs:
         _learn(out, runs)
         return
-    from autopar.cost_model.measuring.measure import profile as measure
+    from autopar.runtime.measuring.measure import profile as measure
     from autopar.runtime.process.world import place_of_process
 
     is_first = place_of_process()[0] == 0
@@ -68,8 +68,7 @@ def profile(
 
 def _learn(out: str | None, runs: tuple[str, ...]) -> None:
     """Correct the profile `out` by `runs` of plans that were priced with it."""
-    from autopar.cluster.learning import learn
-    from autopar.cluster.profile import Profile
+    from autopar.cluster.profile import Profile, learn
     from autopar.plans.run_record import RunRecord
 
     if out is None:

@@ -50,7 +50,7 @@ def verify(
         progress("importing the target")
         function = load_target(target)
         from autopar.driver.verify import compare_with_eager
-        from autopar.plans.plan_options import OutputOptions
+        from autopar.plans.requests.plan_options import OutputOptions
         from autopar.runtime.module.building import build
 
         given = OutputOptions(**options["outputs"])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from autopar.cluster.devices import preset_of
-from autopar.cluster.names import several_kinds
+from autopar.cluster.presets import several_kinds
 from autopar.ir.files import read_at_most
 from autopar.ir.grouping import grouped
 

@@ -60,8 +60,7 @@ from autopar.cluster.figures import MAX_DEVICES, checked
 from autopar.cluster.foreign import EXAMPLES, told_of
 from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS
 from autopar.cluster.measured import measured_on
-from autopar.cluster.names import device, preset
-from autopar.cluster.presets import SYSTEMS, System
+from autopar.cluster.presets import SYSTEMS, System, device, preset
 from autopar.cluster.profile import Profile
 from autopar.errors import ClusterError
 from autopar.ir.files import read_at_most

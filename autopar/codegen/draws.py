@@ -1,4 +1,5 @@
-"""What draws random numbers so that backward can draw them once more (`ir.draws`), in ops of torch.
+"""What draws random numbers so that backward can draw them once more (`ir.passes.recompute`), in
+ops of torch.
 
 A state is what the draw behind it returns beside all else, so that nothing is written where the
 graph has the state itself.
@@ -12,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from autopar.ir.draws import DRAW
 from autopar.ir.graph import Node, Phase
+from autopar.ir.own_ops import DRAW
 from autopar.ir.schedule import Value
 from autopar.ir.sharding import Sharding
 from autopar.runtime.ops.draws import drawing, redrawing

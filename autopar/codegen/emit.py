@@ -14,20 +14,19 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from autopar.codegen.bias import BIAS, adds_bias
 from autopar.codegen.collectives import sending
 from autopar.codegen.draws import drawn, positions, read_before, state_left
 from autopar.codegen.local_graph import LocalGraph
-from autopar.codegen.localize import localize
 from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import emit
-from autopar.codegen.sources import sources, whole_types
+from autopar.codegen.passes import BIAS, adds_bias
+from autopar.codegen.sources import localize, sources, whole_types
 from autopar.codegen.turns import OWN_OPS, OwnOps, inputs_of, sent_name, sum_name
 from autopar.errors import PlanMismatchError
-from autopar.ir.draws import STATE
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
-from autopar.ir.microbatches import is_result
+from autopar.ir.own_ops import SEND, STATE, is_result
+from autopar.ir.passes.turn_states import is_proportional
 from autopar.ir.redistribute import local_shape
 from autopar.ir.schedule import (
     Compute,
@@ -42,16 +41,14 @@ from autopar.ir.schedule import (
     Wait,
 )
 from autopar.ir.sharding import Sharding
-from autopar.ir.stages import SEND
-from autopar.ir.turn_states import is_proportional
 from autopar.ir.uneven import chunked_dim
 from autopar.ir.uses import Group, Use, groups
 from autopar.plans.layout import Layout
-from autopar.plans.routes import Routes
-from autopar.plans.scheduling import schedule
-from autopar.rules.intra_op import exchange_axes, exchanges
+from autopar.plans.scheduling.events import schedule
+from autopar.plans.scheduling.routes import Routes
 from autopar.rules.op import Shapes
 from autopar.rules.table import record_of
+from autopar.rules.work import exchange_axes, exchanges
 from autopar.runtime.program.program import Program, Sum
 
 aten = torch.ops.aten

@@ -1,18 +1,157 @@
-"""A local graph in the making."""
+"""A local graph in the making, with the messages of a schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
+from typing import NamedTuple
 
+import torch
 from torch import fx
 
-from autopar.codegen.messages import Messages
+from autopar.codegen.collectives import WAIT, ChunkPacking, Packing, collective_call, parts_of
 from autopar.codegen.passes import apply_passes
 from autopar.codegen.torch_private import unwritten
-from autopar.ir.schedule import Transfer, Value
+from autopar.ir.graph import Role
+from autopar.ir.schedule import HostCopy, Message, Transfer, Value
 from autopar.ir.sharding import Sharding
-from autopar.plans.layout import Layout
+from autopar.plans.layout import Layout, Move
+from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
+from autopar.runtime.process.spots import FOR
 from autopar.runtime.program.lean import LeanGraph
+
+# The messages of a schedule in a local graph: transfers on their own, and buckets of them.
+#
+# A reduce_scatter's input has a row per rank, and so has what an all_gather makes. Each transfer of
+# a bucket is seen as such rows (one, where there are no ranks to tell apart), the rows of all are
+# joined, and a transfer is a range of columns in what comes back. Every kind of backend can do
+# that, NCCL and gloo alike; gloo's own coalesced reduce_scatter sends its members one by one.
+
+aten = torch.ops.aten
+
+MEMBERS = "members"
+"""Where the meta of a collective's node has how many tensors it carries."""
+
+
+class Messages:
+    """Writes transfers into the local graph of one phase."""
+
+    def __init__(self, layout: Layout, graph: fx.Graph, spoken: Callable[[Transfer], str]) -> None:
+        self.layout = layout
+        self.graph = graph
+        self.spoken = spoken
+        self._axes, self._sizes = layout.mesh, layout.mesh.sizes
+        self._packings: dict[tuple[str, int], Packing | ChunkPacking] = {}
+        self._issued: dict[Message, fx.Node] = {}
+        self._pieces: dict[Transfer, fx.Node | _Piece] = {}
+
+    def start(self, message: Message, given: list[fx.Node]) -> None:
+        """The collective, for `given`, the local sources of the transfers, or the copy."""
+        if message.kind in ("offload", "reload"):
+            self._copy(message, *given)
+            return
+        packings = [self._packing(transfer) for transfer in message.transfers]
+        packed = [packing.pack(x) for packing, x in zip(packings, given, strict=True)]
+        (x, *others) = packed
+        axis = self._axes[message.axis]
+        if others:
+            rows = axis.size if message.kind == "reduce_scatter" else 1
+            flat = [self._reshape(x, [rows, -1]) for x in packed]
+            x = self.graph.call_function(aten.cat.default, (flat, 1))
+        target, behind = collective_call(message.kind, axis.size, axis.name)
+        issued = self.graph.call_function(target, (x, *behind))
+        issued.meta[MEMBERS] = len(packed)
+        more = f" and {len(others)} more" if others else ""
+        issued.meta[FOR] = f"{self.spoken(message.transfers[0])}{more}"
+        self._issued[message] = issued
+
+    def wait(self, message: Message) -> None:
+        """The collective, or the copy, is over."""
+        issued, first = self._issued.pop(message), message.transfers[0]
+        if issued.target in (OFFLOAD, RELOAD):
+            copy = first.collective
+            is_read_there = isinstance(copy, HostCopy) and copy.is_read_there
+            self.graph.call_function(LANDED if is_read_there else ARRIVED, (issued,))
+            self._pieces[first] = issued
+            return
+        landed = self.graph.call_function(WAIT, (issued,))
+        if len(message.transfers) == 1:
+            self._pieces[first] = landed
+            return
+        rows = self._axes[message.axis].size if message.kind == "all_gather" else 1
+        start = 0
+        for transfer in message.transfers:
+            packing = self._packing(transfer)
+            assert isinstance(packing, Packing), "chunks travel alone"
+            shape = list(packing.landed_shape)
+            end = start + prod(shape) // rows
+            self._pieces[transfer] = _Piece(landed, start, end, shape)
+            start = end
+
+    def take(self, transfer: Transfer) -> fx.Node:
+        """What a transfer brings, of what has come."""
+        landed = self._pieces.pop(transfer)
+        if isinstance(landed, _Piece):
+            landed = self._cut_out(landed)
+        if isinstance(transfer.collective, HostCopy):
+            return landed
+        return self._packing(transfer).unpack(landed)
+
+    def _copy(self, message: Message, x: fx.Node) -> None:
+        """A tensor on its way to the host, or back to where graphs run (`bind`)."""
+        is_reload = message.kind == "reload"
+        target, device = (RELOAD, (torch.device("cpu"),)) if is_reload else (OFFLOAD, ())
+        self._issued[message] = self.graph.call_function(target, (x, *device))
+
+    def cut(self, transfer: Transfer, x: fx.Node) -> fx.Node:
+        """The rank's slice of `x`."""
+        found = self._packing(transfer).cut(x)
+        root = self.layout.graph.nodes[transfer.source.ref.node]
+        if root.role is not Role.OP or found.target is aten.reshape.default:
+            return self.graph.call_function(aten.contiguous.default, (found,))
+        # A view would keep the whole tensor in memory; a part of a dim is copied by reshape.
+        return self.graph.call_function(
+            aten.clone.default, (found,), {"memory_format": torch.contiguous_format}
+        )
+
+    def _packing(self, transfer: Transfer) -> Packing | ChunkPacking:
+        known = transfer.key, transfer.step
+        if known not in self._packings:
+            self._packings[known] = self._find_packing(transfer)
+        return self._packings[known]
+
+    def _find_packing(self, transfer: Transfer) -> Packing | ChunkPacking:
+        graph, collective = self.layout.graph, transfer.collective
+        assert not isinstance(collective, HostCopy), "copies are not packed"
+        tensor = graph.type_of(transfer.source.ref)
+        move = Move(transfer.source.state, transfer.target.state)
+        if collective.chunks:
+            return ChunkPacking.of(self.graph, tensor, graph.atoms, self._axes, move, collective)
+        before, after = (parts_of(tensor, graph.atoms, state, self._sizes) for state in move)
+        axis = self._axes[collective.axis]
+        return Packing(self.graph, axis.name, axis.size, before, after, collective)
+
+    def _cut_out(self, piece: _Piece) -> fx.Node:
+        """One transfer's columns, contiguous, in the shape in which they came."""
+        part = self.graph.call_function(
+            aten.slice.Tensor, (piece.landed, 1, piece.start, piece.end)
+        )
+        if piece.end - piece.start == 1:
+            # Of a single column reshape makes a view, which some kernels read as if it had no gaps.
+            part = self.graph.call_function(aten.contiguous.default, (part,))
+        return self._reshape(part, piece.shape)
+
+    def _reshape(self, x: fx.Node, shape: list[int]) -> fx.Node:
+        return self.graph.call_function(aten.reshape.default, (x, shape))
+
+
+class _Piece(NamedTuple):
+    """Columns of what a bucket brought, and the shape they make."""
+
+    landed: fx.Node
+    start: int
+    end: int
+    shape: list[int]
 
 
 class LocalGraph:

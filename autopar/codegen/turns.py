@@ -1,5 +1,5 @@
-"""What microbatches, stages and rounding add to a graph (`ir.microbatches`, `ir.stages`,
-`ir.rounding`), written in ops of torch.
+"""What microbatches, stages and rounding add to a graph (`ir.passes.microbatches`,
+`ir.passes.stages`, `ir.passes.rounding`), written in ops of torch.
 
 The turn is an input of the graph, as are the sums so far: the graph of a turn is the same in every
 one. What turns put together leaves a turn that is not the last as it is; `runtime.program.turns`
@@ -16,12 +16,19 @@ import torch
 from torch import fx
 
 from autopar.ir.graph import Graph, Node, Slot
-from autopar.ir.microbatches import ACCUMULATE, COLLECT, SHARE, TURN
+from autopar.ir.own_ops import (
+    ACCUMULATE,
+    COLLECT,
+    COUNT,
+    RECEIVE,
+    RESTORE,
+    ROUND,
+    SEND,
+    SHARE,
+    TURN,
+)
 from autopar.ir.redistribute import local_part_sizes
-from autopar.ir.rounding import RESTORE, ROUND
 from autopar.ir.sharding import Sharding
-from autopar.ir.stages import RECEIVE, SEND
-from autopar.ir.target_counts import COUNT
 from autopar.runtime.program.program import TURN_INPUT, Sum
 
 aten = torch.ops.aten

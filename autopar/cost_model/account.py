@@ -37,17 +37,16 @@ from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
-from autopar.ir.microbatches import times
 from autopar.ir.offloading import copied_in
+from autopar.ir.passes.microbatches import times
 from autopar.ir.uses import Group, groups, is_saved
 from autopar.plans.estimates import CollectiveTotal, OpTotal, StageEstimates
 from autopar.plans.fitting import Bill
-from autopar.plans.host_copies import COPIES, copy_key
 from autopar.plans.layout import Layout
-from autopar.plans.matching import general
 from autopar.plans.order import order
-from autopar.plans.request import PlanRequest
-from autopar.plans.streaming import copies_of
+from autopar.plans.requests.matching import general
+from autopar.plans.requests.request import PlanRequest
+from autopar.plans.scheduling.host_copies import COPIES, copies_of, copy_key
 from autopar.plans.structure import Stage
 from autopar.rules.work import flops
 

@@ -21,10 +21,10 @@ from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import hides_in, launched_in, waits_in
 from autopar.ir.buckets import is_bucketed, sharing
 from autopar.ir.choices import Saved
-from autopar.ir.copies import is_optional, option_key
 from autopar.ir.graph import STORED_ROLES, Graph, Phase, Role
 from autopar.ir.mesh import Cluster, Mesh
-from autopar.ir.microbatches import times
+from autopar.ir.own_ops import is_optional, option_key
+from autopar.ir.passes.microbatches import times
 from autopar.ir.problem import Flow, Sink
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED, Group, requirement, root_key

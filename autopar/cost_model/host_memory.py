@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from autopar.cost_model.in_flight import InFlight
+from autopar.cost_model.lives import InFlight
 from autopar.cost_model.offloads import Offloads
-from autopar.cost_model.param_memory import ParamMemory
+from autopar.cost_model.optimizer import ParamMemory
 from autopar.cost_model.residency import HostedParams
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
 from autopar.ir.graph import Graph, Node, Ref, Role
@@ -25,9 +25,9 @@ from autopar.ir.schedule import Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED
 from autopar.plans.estimates import NOTHING_ON_HOST, HostMemory
-from autopar.plans.host_copies import on_host
 from autopar.plans.layout import Layout
-from autopar.plans.request import PlanRequest
+from autopar.plans.requests.request import PlanRequest
+from autopar.plans.scheduling.host_copies import on_host
 
 
 def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]) -> HostMemory:

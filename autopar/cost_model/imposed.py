@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from autopar.cost_model.limits import Arcs, LimitRule, Limits, Passes, Rules, Shardings
-from autopar.cost_model.module_outputs import Returned, returned
-from autopar.cost_model.parameter_storages import storages
+from autopar.cost_model.limits import Arcs, LimitRule, Limits, Passes, Rules, Shardings, storages
 from autopar.errors import ConstraintError, InfeasibleError
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, Decision, axis_options
@@ -18,10 +16,54 @@ from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, Tensor
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import P, R, Sharding
-from autopar.ir.uses import Group, Use, read_in_forward, requirement, root_key
-from autopar.plans.constraints import OP_KINDS, Constraint
-from autopar.plans.demands import MeshConstraint, Test, Tests, holds, is_batch, option_holds
-from autopar.plans.matching import covers, general, matches
+from autopar.ir.uses import Group, Use, read_in_forward, requirement, root_key, root_of
+from autopar.plans.requests.constraints import (
+    OP_KINDS,
+    Constraint,
+    MeshConstraint,
+    Test,
+    Tests,
+    holds,
+    is_batch,
+    option_holds,
+)
+from autopar.plans.requests.matching import covers, general, matches, outer_names
+
+# What modules return: the tensors that are made inside and used outside of them.
+
+_CHANGES = (Role.MUTATION, Role.UPDATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """`root` is what `module` returns, seen through the views `chain`, the one next to the root
+    first; `tensor` is the result of them."""
+
+    module: str
+    root: Ref
+    chain: tuple[int, ...]
+    tensor: Ref
+
+
+def returned(graph: Graph, pattern: str) -> Iterator[Returned]:
+    """The floating-point tensors that modules matched by `pattern` hand to the rest of the forward
+    phase, in order."""
+    readers = (n for n in graph.nodes if n.phase is Phase.FORWARD and n.role not in _CHANGES)
+    users = grouped((ref, node) for node in readers for ref in node.inputs)
+    for ref, using in sorted(users.items()):
+        maker = graph.nodes[ref.node]
+        if maker.role is not Role.OP or "float" not in graph.type_of(ref).dtype:
+            continue
+        for module in (maker.module, *outer_names(maker.module)):
+            if matches(pattern, module) and not all(_is_inside(user, module) for user in using):
+                root, chain = root_of(graph, ref)
+                yield Returned(module, root, chain, ref)
+
+
+def _is_inside(user: Node, module: str) -> bool:
+    """Whether an op belongs to a module. What the model returns is outside of all."""
+    return user.role is Role.OP and (user.module == module or module in outer_names(user.module))
+
 
 Named = Callable[[str, str], bool]
 """Whether a pattern speaks of a name."""

@@ -1,4 +1,4 @@
-"""What one node does on one rank: FLOPs, bytes moved, seconds.
+"""What one node does on one rank: FLOPs, bytes moved, seconds, and launches by the host.
 
 Pointwise ops and reductions that feed one another are one kernel where a compiler makes it: a
 fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
@@ -16,19 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from autopar.cluster.kernels import LAUNCHES_PER_COLLECTIVE
+from autopar.cost_model.moves import to_ns
 from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
 from autopar.ir.choices import Choice
-from autopar.ir.draws import STATE
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize, per_graph
 from autopar.ir.mesh import Device
+from autopar.ir.own_ops import STATE
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups, root_of
-from autopar.rules.intra_op import exchange_axes
 from autopar.rules.op import Work
 from autopar.rules.table import record_of
 from autopar.rules.work import (
     busiest_work,
+    exchange_axes,
     fuses,
     inner_bytes,
     is_contraction,
@@ -222,3 +224,35 @@ def bandwidth_part(node: Node, device: Device) -> float:
         return device.kernels.pointwise
     backward = node.phase is Phase.BACKWARD
     return device.kernels.reduction_backward if backward else device.kernels.reduction
+
+
+# What the host of a GPU does for an op: it launches kernels and collectives, one after the other.
+#
+# A CPU launches its own kernels, which is part of their prices (`mesh.Device.floor_s`). What the
+# optimizer launches is not counted: it is the same for every plan, and comes when all else is done.
+
+
+def host_ns(
+    graph: Graph,
+    node: Node,
+    done: Traffic,
+    choice: Choice,
+    sizes: Sequence[int],
+    device: Device,
+    num_sent: int,
+) -> int:
+    """Nanoseconds in which the host launches an op that sends `num_sent` collectives."""
+    if not device.host_launch_s:
+        return 0
+    launches = _kernels(graph, node, done, choice, sizes) + LAUNCHES_PER_COLLECTIVE * num_sent
+    return to_ns(launches * device.host_launch_s)
+
+
+def _kernels(graph: Graph, node: Node, done: Traffic, choice: Choice, sizes: Sequence[int]) -> int:
+    """How many kernels a rank launches for an op: none of its own for one that is a part of
+    another's (`kernel_cost`)."""
+    if is_fusible(node):
+        return int(any(done.writes))
+    work = busiest_work(graph, node, choice, sizes)
+    passes = work.passes if work.products is None else sum(p.count for p in work.products)
+    return passes + work.merges * work.merge_launches

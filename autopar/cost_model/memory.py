@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.cost_model.event_prices import EventPrices
-from autopar.cost_model.param_memory import ParamMemory
+from autopar.cost_model.optimizer import ParamMemory
 from autopar.cost_model.turn_times import arrivals, parts_of_turn
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.mesh import Mesh
-from autopar.ir.microbatches import is_result
 from autopar.ir.moments import Moment, is_moment, moment_of
+from autopar.ir.own_ops import is_result
 from autopar.ir.pipeline import Pass, Waiting
 from autopar.ir.schedule import Compute, Schedule, Update, Value
 from autopar.ir.timeline import HOLDERS, Occupant, Timeline, held_at_peak
 from autopar.plans.estimates import Held, HeldBytes, Memory, MemoryCurve, TurnMemory
 from autopar.plans.layout import Layout
-from autopar.plans.request import PlanRequest
+from autopar.plans.requests.request import PlanRequest
 
 MAX_MOMENTS = 128
 MAX_HELD = 24

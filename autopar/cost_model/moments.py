@@ -26,25 +26,22 @@ from math import prod
 import numpy as np
 
 from autopar.cost_model.host_memory import host_row
-from autopar.cost_model.in_flight import InFlight
-from autopar.cost_model.lives import Life, gradients, handed_out, lives
-from autopar.cost_model.param_memory import ParamMemory
+from autopar.cost_model.lives import InFlight, Life, gradients, handed_out, lives
+from autopar.cost_model.optimizer import ParamMemory
 from autopar.cost_model.residency import HostedParams
 from autopar.cost_model.rounding import Rounding
 from autopar.cost_model.saved import decision_key
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
-from autopar.ir.copies import is_optional
 from autopar.ir.graph import Node, Phase, Ref, Role
-from autopar.ir.microbatches import is_result
 from autopar.ir.moments import ON_HOST, Moment, node_at
+from autopar.ir.own_ops import RESTORE, is_optional, is_result
 from autopar.ir.problem import IntArray, Label, Problem, Usage
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.rounding import RESTORE
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED, requirement, root_key
-from autopar.plans.request import PlanRequest
-from autopar.rules.intra_op import scratch_bytes
+from autopar.plans.requests.request import PlanRequest
+from autopar.rules.work import scratch_bytes
 
 _GIVEN = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
 

@@ -19,8 +19,8 @@ from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import Collective, buffer_bytes, layout_copies
 from autopar.ir.sharding import Sharding
-from autopar.rules.intra_op import exchanges
 from autopar.rules.op import Exchange
+from autopar.rules.work import exchanges
 
 NS = 1e9
 _MOST_S = 2.0**20

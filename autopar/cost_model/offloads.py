@@ -14,26 +14,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.cost_model.event_prices import copy_ns, is_open
 from autopar.cost_model.flows import saved_by
-from autopar.cost_model.host_link import copy_ns, is_open
 from autopar.cost_model.moves import to_ns
 from autopar.cost_model.rounding import Rounding
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Decision, Saved
-from autopar.ir.copies import is_optional, original_key
 from autopar.ir.graph import Graph, Phase, Ref
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import HOST_LINKS, Cluster
 from autopar.ir.offloading import AHEAD, Away, copied_in, offloadable, offloaded
+from autopar.ir.own_ops import is_optional, original_key
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED, Group, is_saved, root_key
-from autopar.plans.host_copies import elements, pace
-from autopar.plans.prefetching import work
-from autopar.plans.request import PlanRequest
+from autopar.plans.requests.request import PlanRequest
+from autopar.plans.scheduling.bucketing import work
+from autopar.plans.scheduling.host_copies import elements, pace
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from autopar.errors import AutoparError
 from autopar.ir.graph import Node, TensorType, itemsize
 from autopar.ir.patterns import expand
-from autopar.plans.matching import matches
+from autopar.plans.requests.matching import matches
 
 StepPasses = tuple[int, int]
 """How many tensors of a parameter's size are read or written, and by how many kernels."""

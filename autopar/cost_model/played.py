@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_model.event_prices import EventPrices, PricedStep
-from autopar.cost_model.host_link import copies, host_contention
-from autopar.cost_model.kernel_cost import node_s, traffic
-from autopar.cost_model.launches import host_ns
+from autopar.cost_model.event_prices import EventPrices, PricedStep, copies, host_contention
+from autopar.cost_model.kernel_cost import host_ns, node_s, traffic
 from autopar.cost_model.moves import move_host_ns, move_ns, sent, to_ns
 from autopar.cost_model.optimizer import host_update_s, update_s
 from autopar.cost_model.optimizer_kinds import Optimizer, find_optimizers
@@ -23,9 +21,9 @@ from autopar.ir.schedule import Schedule
 from autopar.ir.timeline import Timeline, play
 from autopar.ir.uses import Group, groups
 from autopar.plans.layout import Layout, parse_layout
-from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest
-from autopar.plans.scheduling import schedule
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest
+from autopar.plans.scheduling.events import schedule
 from autopar.plans.structure import Stage
 
 

@@ -1,7 +1,7 @@
 """From a graph, a cluster and a mesh to the `Problem` whose solution is the plan.
 
 node costs     compute time of the choice, times the nodes of the class        (`kernel_cost`);
-               the time in which the host launches it                          (`launches`);
+               the time in which the host launches it                          (`kernel_cost`);
                of a parameter's, its share of the optimizer's step             (`optimizer`)
 flows          one per class of groups: redistributions of its tensor          (`flows`)
 usages         parameters, gradients, optimizer states, kept copies           (`optimizer`);
@@ -17,22 +17,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from autopar.cost_model.event_prices import host_contention
 from autopar.cost_model.flows import Space, stated_flows
-from autopar.cost_model.host_link import host_contention
 from autopar.cost_model.imposed import impose
-from autopar.cost_model.in_flight import InFlight
-from autopar.cost_model.kernel_cost import Traffic, node_s, traffic
-from autopar.cost_model.launches import host_ns
+from autopar.cost_model.kernel_cost import Traffic, host_ns, node_s, traffic
 from autopar.cost_model.limits import Limits
+from autopar.cost_model.lives import InFlight
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
-from autopar.cost_model.optimizer import host_update_s, update_s
+from autopar.cost_model.optimizer import ParamMemory, host_update_s, update_s
 from autopar.cost_model.optimizer_kinds import find_optimizers
-from autopar.cost_model.param_memory import ParamMemory
 from autopar.cost_model.residency import HostedParams, Streams, hosted_counts
 from autopar.cost_model.rounding import Rounding, add_rounding
-from autopar.cost_model.saved import decision_key, saved_states, with_savings
-from autopar.cost_model.saved_traffic import add_saved_traffic
+from autopar.cost_model.saved import add_saved_traffic, decision_key, saved_states, with_savings
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.windows import Windows
 from autopar.errors import InfeasibleError
@@ -42,11 +39,11 @@ from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Role
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Device, Mesh
-from autopar.ir.microbatches import is_result
+from autopar.ir.own_ops import is_result
 from autopar.ir.problem import IntArray, Problem, Usage
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.uses import SAVED, Group, groups
-from autopar.plans.request import PlanRequest
+from autopar.plans.requests.request import PlanRequest
 
 
 @collection_paused()

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from math import prod, sqrt
 
 from autopar.cost_model.moves import to_ns
-from autopar.ir.copies import is_copy
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, TensorType, per_graph
 from autopar.ir.mesh import Cluster, Device, Link
+from autopar.ir.own_ops import is_copy
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, root_key, root_of
 from autopar.plans.cluster_rates import ClusterRates, CollectiveRates, LinkRates
 from autopar.plans.layout import Layout
-from autopar.rules.call import is_floating
+from autopar.rules.notation import is_floating
 from autopar.rules.table import record_of
 from autopar.rules.work import flops, is_contraction
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autopar.cost_model.host_link import copy_ns, is_open
+from autopar.cost_model.event_prices import copy_ns, is_open
 from autopar.cost_model.moves import to_ns
 from autopar.cost_model.optimizer_kinds import find_optimizers
 from autopar.cost_model.space import NodeClass
@@ -21,10 +21,10 @@ from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import Node
 from autopar.ir.mesh import FROM_HOST, TO_HOST, Cluster
+from autopar.ir.offloading import Hosting, Streamed, can_be_hosted, streamed
 from autopar.ir.problem import BoolArray, IntArray
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.residency import Hosting, Streamed, can_be_hosted, streamed
-from autopar.plans.request import PlanRequest
+from autopar.plans.requests.request import PlanRequest
 
 _PARTS = 8
 """In how many equal parts classes of parameters go to the host."""

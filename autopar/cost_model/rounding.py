@@ -1,8 +1,8 @@
 """What is saved in fewer bits than it has, in the problem that is open about what is made again.
 
 There, what an optional copy makes is saved by a decision, and has no ops that round it and bring it
-back (`ir.rounding`), as it has once the step is settled. So that decision takes their time, and the
-memory of what is rounded.
+back (`ir.passes.rounding`), as it has once the step is settled. So that decision takes their time,
+and the memory of what is rounded.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Saved
-from autopar.ir.copies import is_optional, original_key
 from autopar.ir.graph import Node, Phase, Ref, Role, TensorType
 from autopar.ir.mesh import Device, Mesh
+from autopar.ir.own_ops import is_optional, original_key
+from autopar.ir.passes.rounding import is_rounded
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.rounding import is_rounded
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
-from autopar.plans.request import PlanRequest
+from autopar.plans.requests.request import PlanRequest
 
 
 class Rounding:

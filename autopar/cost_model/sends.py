@@ -13,14 +13,14 @@ from autopar.cluster.parts import axis_between, axis_of_copies
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.event_prices import round_up
 from autopar.cost_model.moves import to_ns
-from autopar.ir.draws import STATE_BYTES
-from autopar.ir.exchange import OnMesh, holders, parcels
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Axis, Cluster
+from autopar.ir.own_ops import RECEIVE, SEND
+from autopar.ir.passes.recompute import STATE_BYTES
+from autopar.ir.passes.stages import StageLink, link_of
 from autopar.ir.pipeline import Hop
-from autopar.ir.redistribute import local_bytes
-from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
+from autopar.ir.redistribute import OnMesh, holders, local_bytes, parcels
 from autopar.plans.estimates import Delay, Shared
 from autopar.plans.layout import Layout
 

@@ -12,9 +12,9 @@ from autopar.ir.graph import STORED_ROLES, Graph, Node, Role, TensorType
 from autopar.ir.grouping import grouped
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
+from autopar.ir.own_ops import RECEIVE
 from autopar.ir.redistribute import is_legal, states, step
 from autopar.ir.sharding import R, Sharding
-from autopar.ir.stages import RECEIVE
 from autopar.ir.uneven import chunkable_dim, chunked_axes, chunked_dim, stored
 from autopar.ir.uses import Group, Use, read_in_forward, requirement
 

@@ -95,8 +95,8 @@ class Windows:
     resources: tuple[str, ...]
     """Their names."""
     turns: int = 1
-    """How often what is added happens in a step (`ir.microbatches`), unless it happens `once`: in
-    the last turn."""
+    """How often what is added happens in a step (`ir.passes.microbatches`), unless it happens
+    `once`: in the last turn."""
     nodes: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
     flows: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
 

@@ -20,9 +20,9 @@ from autopar.compile import Found, plan_call
 from autopar.cost_model.optimizer_given import optimizer_name
 from autopar.driver.arguments import ClusterLike, read_cluster, read_model, told
 from autopar.driver.asking import answer, ask_for, call_on, check_outputs, describe_cluster
-from autopar.driver.frontier import find_frontier
-from autopar.driver.reporting import report_at_exit
-from autopar.driver.session import Builder, Request
+from autopar.driver.search.frontier import find_frontier
+from autopar.driver.training.reporting import report_at_exit
+from autopar.driver.training.session import Builder, Request
 from autopar.plans.compatibility import (
     check_cluster,
     check_params,
@@ -31,9 +31,9 @@ from autopar.plans.compatibility import (
     stored_options,
 )
 from autopar.plans.frontier import Frontier, read_limits
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.plan_options import (
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import (
     ConstraintOptions,
     MemoryOptions,
     OutputOptions,
@@ -41,8 +41,13 @@ from autopar.plans.plan_options import (
     SearchOptions,
     options_among,
 )
-from autopar.plans.read_options import make_options, read_options, settle_options, unsaid_open
-from autopar.plans.request import Asked
+from autopar.plans.requests.read_options import (
+    make_options,
+    read_options,
+    settle_options,
+    unsaid_open,
+)
+from autopar.plans.requests.request import Asked
 from autopar.runtime.checkpoint.weights import find_sources
 from autopar.runtime.module import params
 from autopar.runtime.module.accelerated import is_accelerated

@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from autopar.cluster.parsing import parse_cluster
 from autopar.errors import ArgumentError, AutoparError, ClusterError, OldNameWarning
 from autopar.ir.mesh import Cluster
-from autopar.plans.plan_options import check_known, in_groups
+from autopar.plans.requests.plan_options import check_known, in_groups
 from autopar.runtime.module.module import CompiledModule
 from autopar.runtime.process.world import device_of, look
 from autopar.runtime.torch_private import without_dynamo

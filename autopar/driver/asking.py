@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import replace
 from typing import Any
@@ -12,25 +13,43 @@ from autopar.cluster import parsing
 from autopar.cluster.measured import measured_on
 from autopar.cluster.profile import Profile
 from autopar.compile import ModelCall, Say
-from autopar.driver.finding import Finding
-from autopar.driver.incumbent import Trail
-from autopar.driver.margin import find_margin
-from autopar.driver.microbatching import possible_counts
-from autopar.driver.shortage import FEW_COUNTS, fewest
-from autopar.driver.stages_if_needed import best_of_all
+from autopar.driver.search.finding import Finding
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.margin import find_margin
+from autopar.driver.search.open_counts import possible_counts
+from autopar.driver.search.shortage import FEW_COUNTS, fewest
+from autopar.driver.search.stages_if_needed import best_of_all
 from autopar.errors import ArgumentError, AutoparError, ConstraintError, InfeasibleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
 from autopar.ir.units import format_ns
 from autopar.plans.compatibility import check_fit, undivided_batch
-from autopar.plans.matching import matches, unmatched
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import Asked, ask
+from autopar.plans.requests.matching import matches, unmatched
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import Asked, ask
 from autopar.plans.structure import Structure
-from autopar.runtime.module.aliases import aliases
 from autopar.runtime.module.building import split_inputs
+from autopar.runtime.torch_private import flatten
 from autopar.tracer import Traced, Wanted, only_losses
+
+# What users call the inputs of a model, which graphs count by their position.
+
+
+def aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
+    """{"input:0": "input_ids"}, of a call of `model`: the argument of each leaf, and its number
+    among those of an argument that holds several."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    found: dict[str, str] = {}
+    position = 0
+    for key, value in [*enumerate(args), *kwargs.items()]:
+        name = names[key] if isinstance(key, int) and key < len(names) else str(key)
+        leaves = len(flatten(value)[0])
+        for k in range(leaves):
+            found[f"input:{position}"] = name if leaves == 1 else f"{name}.{k}"
+            position += 1
+    return found
 
 
 def call_on(

@@ -24,17 +24,17 @@ from torch import Tensor, fx, nn
 from autopar.cost_model.optimizer_given import optimizer_name
 from autopar.driver.arguments import read_cluster, with_old_names
 from autopar.driver.asking import describe_cluster
-from autopar.driver.session import Builder, Request
+from autopar.driver.training.session import Builder, Request
 from autopar.errors import AutoparError
 from autopar.plans.compatibility import check_cluster
-from autopar.plans.constraints import Constraint
-from autopar.plans.matching import matches
-from autopar.plans.options import Options
-from autopar.plans.plan_options import GROUPS, as_group, check_known, options_among
-from autopar.plans.read_options import make_options
+from autopar.plans.requests.constraints import Constraint
+from autopar.plans.requests.matching import matches
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import GROUPS, as_group, check_known, options_among
+from autopar.plans.requests.read_options import make_options
 from autopar.runtime.module.runner import Runner
 from autopar.runtime.process.agreement import make_agreement
-from autopar.runtime.process.byte_messages import broadcast, know_bytes
+from autopar.runtime.process.own_group import broadcast, know_bytes
 from autopar.runtime.process.world import device_of, join, look
 from autopar.runtime.program import backend as backends
 from autopar.runtime.program.random import DefaultRandom

@@ -41,7 +41,7 @@ def explain(
     """`display.Shown.explain`."""
     if model is None:
         return explained(plan, name, stage)
-    from autopar.driver.alternatives import explain_plan
+    from autopar.driver.explain.alternatives import explain_plan
     from autopar.runtime.module.building import Built
 
     return explain_plan(plan, name, Built(model, inputs), stage=stage, **how)

@@ -99,7 +99,7 @@ class PlanRegression:
         return self._folder / f"{stem}.plan.json"
 
     def _write(self, plan: Plan, path: Path, allow_gap: bool) -> None:
-        from autopar.driver.golden import write_golden
+        from autopar.driver.gate.golden import write_golden
         from autopar.errors import PlanError
 
         try:

@@ -3,10 +3,10 @@
 A block is one of a list of modules (`layers.3`), or modules beside such lists that use parameters
 (`norm` and `lm_head`); ops of modules that use none belong to the block before. Blocks are joined
 until their parameters fill the largest bucket of the mesh. A backward in two parts
-(`backward_parts`) has blocks of both. While one is computed, what gathers the
+(`passes.stages`) has blocks of both. While one is computed, what gathers the
 parameters of the next and what reduces the gradients of the one before is under way:
-`plans.scheduling` sees to that, and prices count on it. Blocks of one list are one *window*, each
-block beside lists is one: it takes as long as its busiest resource.
+`plans.scheduling.events` sees to that, and prices count on it. Blocks of one list are one *window*,
+each block beside lists is one: it takes as long as its busiest resource.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.ir.graph import Graph, Node, Phase, Role, per_graph
-from autopar.ir.microbatches import ACCUMULATE
+from autopar.ir.own_ops import ACCUMULATE
 from autopar.ir.uses import Group, groups, root_of
 
 

@@ -207,7 +207,7 @@ class Node:
 class Graph:
     """Nodes in topological order, and the atoms their tensors are made of. All of it but what
     leaves the graph happens in `turns`, each on a part of the batch (`microbatches`). Of a backward
-    in two parts (`backward_parts`) the second begins with the node `second_part`."""
+    in two parts (`passes.stages`) the second begins with the node `second_part`."""
 
     name: str
     nodes: tuple[Node, ...]

@@ -1,5 +1,5 @@
-"""A device and its links at work: what they do when, what communication costs the device, and which
-message costs it.
+"""A device and its links at work: what they do when, what communication costs the device, and what
+determines when it is done.
 
 The device does one thing after another; the links of each mesh axis do theirs beside it, in the
 order in which they are started. What communication costs the device is exposed, whether it waits or
@@ -13,9 +13,25 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from autopar.ir.apportion import apportion
+# Whole numbers in proportion.
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """`total` in whole parts, in proportion to `weights`, that add up to it: each is rounded down,
+    and what is left goes by ones to those that lost most, of equals to the first (the method of
+    Hamilton, or of largest remainders). All 0 where the weights are."""
+    whole = sum(weights)
+    if not whole:
+        return [0] * len(weights)
+    quotas = [divmod(total * weight, whole) for weight in weights]
+    parts = [int(part) for part, _ in quotas]
+    lost = sorted(range(len(parts)), key=lambda k: -quotas[k][1])
+    for k in lost[: max(0, total - sum(parts))]:
+        parts[k] += 1
+    return parts
+
 
 _THOUSAND = 1000
 
@@ -267,3 +283,43 @@ class _Sent:
     start: float
     exposed: float = 0.0
     span: Span | None = None
+
+
+# The critical path: what determines when the device is done.
+
+
+class Leg(NamedTuple):
+    """A stretch of the path, in which something is done from its start to its end: act `number` of
+    the device, the message of that number, or that launch of the host."""
+
+    span: Span
+    by: Literal["device", "links", "host"]
+    number: int
+
+
+def critical_path(record: Record) -> tuple[Leg, ...]:
+    """The path of what was done: legs from 0 to the end of the last act, each of which begins when
+    the one before it ends, and because of that.
+
+    Backwards from the end: before what the device does, it did something else, unless it waited.
+    Where it did, the message it waited for was on its way; before that the message in whose queue
+    it was, and so on up to one that found the links idle, which the device had started. The host
+    waits for nobody: before a launch there are only launches. What slows another thing down is not
+    a leg of its own: a leg takes as long as it did on the clock.
+    """
+    legs: list[Leg] = []
+    place = len(record.acts) - 1
+    while place >= 0:
+        span, _, number, launched = record.acts[place]
+        if span.start_ns < span.end_ns and launched is not None:
+            legs += (Leg(record.launches[k], "host", k) for k in range(launched, -1, -1))
+            break
+        if span.start_ns == span.end_ns or number is None:
+            legs.append(Leg(span, "device", place))
+            place -= 1
+            continue
+        while number is not None:
+            sending = record.sendings[number]
+            legs.append(Leg(sending.span, "links", number))
+            place, number = sending.num_before - 1, sending.behind
+    return tuple(leg for leg in reversed(legs) if leg.span.start_ns < leg.span.end_ns)

@@ -57,3 +57,12 @@ def _is_cut_so(node: Node, atoms: Sequence[Atom], state: Sharding, sizes: Sequen
             if nesting(atom, axes) != axes or atom.size % prod(sizes[k] for k in axes):
                 return False
     return True
+
+
+def describe_inputs(graph: Graph) -> tuple[str, ...]:
+    """`0: int64[8, 128]` of every tensor input, as `Structure.inputs` has them, and what ranks are
+    handed of it: `0: int64[8, 128] [S(0)] on 4`."""
+    return tuple(
+        f"{n.target}: {n.outputs[0].dtype}{list(n.outputs[0].shape)} {n.handed or ''}".strip()
+        for n in graph.with_role(Role.INPUT)
+    )

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from autopar.ir.casts import casts_of
-from autopar.ir.copies import is_copy
-from autopar.ir.draws import STATE
 from autopar.ir.graph import Graph, Role, per_graph
-from autopar.ir.rounding import RESTORE, ROUND
+from autopar.ir.own_ops import RESTORE, ROUND, STATE, is_copy
 
 
 class Moment(NamedTuple):

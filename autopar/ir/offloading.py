@@ -1,4 +1,4 @@
-"""What forward hands to backward in the memory of the host.
+"""What lies in the memory of the host: what forward hands to backward, and parameters.
 
 A tensor that is offloaded is copied to the host after its last use in forward, and back before its
 first in backward. A copy hides behind what other blocks compute. So what is last used in one of the
@@ -10,16 +10,15 @@ leaves the graph stays too: it is held anyway. So do states of generators, which
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from autopar.ir.blocks import WindowPlace, blocks_of
+from autopar.ir.blocks import Blocks, WindowPlace, blocks_of
 from autopar.ir.casts import casts_of
-from autopar.ir.copies import is_optional
-from autopar.ir.draws import STATE
-from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref, Role
+from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref, Role, per_graph
 from autopar.ir.mesh import Mesh
-from autopar.ir.uses import groups, is_saved, root_key
+from autopar.ir.own_ops import STATE, is_optional
+from autopar.ir.uses import Group, groups, is_saved, root_key, root_of
 
 AHEAD = 2
 """An offload is over when so many blocks are, that in which it starts and the next; a reload starts
@@ -38,7 +37,7 @@ class Away(NamedTuple):
 def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[Away, ...]]:
     """Per class of activations (`uses.root_key`) those of its tensors that are away when it is
     offloaded, in order; classes of which none would be are left out. Where it is open whether one
-    is made again (`again.with_options`), it is read where its copy is."""
+    is made again (`recompute.with_options`), it is read where its copy is."""
     blocks, copies = blocks_of(graph, mesh).of, casts_of(graph).copies
     made = {n.name: n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD}
     num_blocks = len(blocks_of(graph, mesh).windows[Phase.FORWARD])
@@ -83,3 +82,117 @@ def offloaded(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Away, ..
     if unknown:
         raise ValueError(f"{unknown[0]} cannot be offloaded")
     return tuple(away for key in sorted(keys) for away in known[key])
+
+
+# Parameters that live in the memory of the host.
+#
+# So does what belongs to them: gradients and the states of the optimizer, which steps there. The
+# device gets a copy ahead of the first use in forward, and another ahead of the first in backward;
+# a gradient goes to the host once it is as the parameter is stored. A copy hides behind what the
+# device computes meanwhile. Where backward needs a parameter soon after forward did, its copy
+# stays.
+
+
+class Streamed(NamedTuple):
+    """A parameter on the host: the blocks of `forward` and `backward` for which it is copied to the
+    device, None where it is not; that of backward in which its gradient is made, if it is. What is
+    copied for forward `stays` until backward where that reads it soon."""
+
+    param: Ref
+    forward: int | None
+    backward: int | None
+    gradient: int | None
+    stays: bool
+
+    def copied_in(self, known: Blocks) -> tuple[WindowPlace | None, ...]:
+        """What hides its copies, in this order: the block before each use, and the block after the
+        one that makes the gradient."""
+        uses = (Phase.FORWARD, self.forward), (Phase.BACKWARD, self.backward)
+        found = [known.window(phase, block - 1) for phase, block in uses if block is not None]
+        if self.gradient is not None:
+            found.append(known.window(Phase.BACKWARD, self.gradient + 1))
+        return tuple(found)
+
+
+@per_graph
+def can_be_hosted(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """The parameters that may live on the host, per class in order: all that forward does not
+    change, that do not leave the graph as they are, and that are not the script's."""
+    changed = {node.target for node in graph.with_role(Role.UPDATE)}
+    leaving = {root_of(graph, n.inputs[0])[0].node for n in graph.with_role(*OUTPUT_ROLES)}
+    members, ruled_out = dict[str, list[str]](), set[str]()
+    for node in graph.with_role(Role.PARAM):
+        members.setdefault(node.key, []).append(node.target)
+        if node.target in changed or node.index in leaving or node.external:
+            ruled_out.add(node.key)
+    return {key: tuple(found) for key, found in members.items() if key not in ruled_out}
+
+
+class Hosting(NamedTuple):
+    """Which `members` of a class live on the host, where some of them `do` in any case, and all but
+    those and the `open` ones do not."""
+
+    do: tuple[str, ...]
+    open: tuple[str, ...]
+
+    @classmethod
+    def of(cls, members: Sequence[str], known: Mapping[str, bool]) -> Hosting:
+        """Of some it may be known whether they do."""
+        return cls(
+            tuple(m for m in members if known.get(m, False)),
+            tuple(m for m in members if m not in known),
+        )
+
+    def counts(self, parts: int) -> tuple[int, ...]:
+        """How many may: the open ones in so many equal parts."""
+        num, least = len(self.open), len(self.do)
+        return tuple(sorted({least + num * part // parts for part in range(parts + 1)}))
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """Those that do, where so many do: of the open ones as evenly as can be, since their copies
+        come one by one."""
+        num, more = len(self.open), count - len(self.do)
+        chosen = (m for k, m in enumerate(self.open) if (k + 1) * more // num > k * more // num)
+        return (*self.do, *chosen)
+
+
+def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed, ...]:
+    """The parameters `names` on the host, all of which can be there, in order."""
+    if not names:
+        return ()
+    known, found = blocks_of(graph, mesh), groups(graph)
+    by_root = {(group.root.node, group.phase): group for group in found}
+    gradients = {node.target: node for node in graph.with_role(Role.GRAD)}
+    num_blocks, all_streamed = len(known.windows[Phase.FORWARD]), list[Streamed]()
+    for node in graph.with_role(Role.PARAM):
+        if node.target not in names:
+            continue
+        pair = (by_root.get((node.index, phase)) for phase in Phase)
+        read = [_blocks_that_read(graph, known, by_root, group) for group in pair]
+        forward, backward = (min(blocks, default=None) for blocks in read)
+        last = max(read[0], default=-1)
+        # On the device to the end of forward, and from there, it need not come again.
+        stays = False
+        if forward is not None and backward is not None:
+            stays = last + AHEAD >= num_blocks or backward < AHEAD
+        made = gradients.get(node.target)
+        where = None if made is None else known.of.get(root_of(graph, made.inputs[0])[0].node, -1)
+        again = None if stays else backward
+        all_streamed.append(Streamed(Ref(node.index), forward, again, where, stays))
+    return tuple(all_streamed)
+
+
+def _blocks_that_read(
+    graph: Graph, known: Blocks, by_root: dict[tuple[int, Phase], Group], group: Group | None
+) -> list[int]:
+    """The blocks whose ops read a tensor, or what is cast of it, in the group's phase."""
+    found: list[int] = []
+    copies = casts_of(graph).copies
+    for use in () if group is None else group.uses:
+        if use.node in copies:
+            assert group is not None
+            of_cast = by_root.get((use.node, group.phase))
+            found += _blocks_that_read(graph, known, by_root, of_cast) or [known.of[use.node]]
+        elif use.node in known.of and not is_optional(graph.nodes[use.node]):
+            found.append(known.of[use.node])
+    return found

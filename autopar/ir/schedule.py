@@ -1,7 +1,7 @@
 """The schedule: what one rank does in a step, in order.
 
-`plans.scheduling.schedule` makes it of a graph and the decisions, `timeline.play` tells how long it
-takes and what it holds, and code generation writes its events down one by one.
+`plans.scheduling.events.schedule` makes it of a graph and the decisions, `timeline.play` tells how
+long it takes and what it holds, and code generation writes its events down one by one.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ Event = Compute | Start | Wait | Take | Update | Free
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The events of a step: `forward` and `backward`, then the update of the parameters. Where
-    backward comes in two parts (`backward_parts`), `backward` has the first, `weights` the second.
+    backward comes in two parts (`passes.stages`), `backward` has the first, `weights` the second.
 
     In `turns` (`microbatches`), that is the last of them; all others are `before` it.
 

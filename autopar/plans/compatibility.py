@@ -9,10 +9,11 @@ from math import gcd
 from autopar.cluster.parsing import parse_cluster
 from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, listed
 from autopar.ir.graph import Graph, Role
+from autopar.ir.input_sharding import describe_inputs
 from autopar.ir.mesh import Cluster
-from autopar.plans.options import Options
 from autopar.plans.pipeline_orders import IN_CHUNKS
 from autopar.plans.plan import Plan
+from autopar.plans.requests.options import Options
 from autopar.plans.structure import Structure
 
 ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
@@ -115,15 +116,6 @@ def undivided_batch(graph: Graph, num_devices: int) -> str:
                 f"{shape[0]}, which {num_devices} does not divide"
             )
     return ""
-
-
-def describe_inputs(graph: Graph) -> tuple[str, ...]:
-    """`0: int64[8, 128]` of every tensor input, as `Structure.inputs` has them, and what ranks are
-    handed of it: `0: int64[8, 128] [S(0)] on 4`."""
-    return tuple(
-        f"{n.target}: {n.outputs[0].dtype}{list(n.outputs[0].shape)} {n.handed or ''}".strip()
-        for n in graph.with_role(Role.INPUT)
-    )
 
 
 def _param_differences(

@@ -1,14 +1,22 @@
-"""From a solution to the decisions of a plan: every label and arc under its canonical name."""
+"""From a solution to the decisions of a plan: settled, and under canonical names."""
 
 from __future__ import annotations
 
-from autopar.ir.choices import ParamChoice
-from autopar.ir.graph import Role
-from autopar.ir.problem import Conflict, Problem, Solution
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autopar.errors import SolverError
+from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
+from autopar.ir.graph import Graph, Node, Role
+from autopar.ir.offloading import Hosting, can_be_hosted, offloadable
+from autopar.ir.own_ops import original_key
+from autopar.ir.passes.rounding import rounded_key
+from autopar.ir.problem import Conflict, Label, Problem, Solution
+from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_bytes
 from autopar.ir.uses import SAVED
-from autopar.plans.host_copies import pace
-from autopar.plans.request import PlanRequest
+from autopar.plans.requests.request import PlanRequest
+from autopar.plans.scheduling.host_copies import pace
 from autopar.plans.structure import MeshAxis, Param, Stage
 
 
@@ -75,3 +83,112 @@ def describe_conflict(conflict: Conflict, *, on_host: bool = False) -> str:
         f"is {format_bytes(conflict.limit)}: {missing} is missing. Most is held by {holders}. "
         f"Raise {option}, use more devices, or lower the batch"
     )
+
+
+# From what was decided while it was open what backward makes again, and what is offloaded, to a
+# plan of the step with just those copies.
+
+
+def settled_request(request: PlanRequest, problem: Problem, solution: Solution) -> PlanRequest:
+    """The request for a step in which backward makes again, and what is offloaded, and which
+    parameters live on the host, as `solution`, a choice for every node of `problem`, says."""
+    chosen = _chosen(problem, solution)
+    again = request.again
+    if again is None:
+        copied = (k for k, label in chosen.items() if isinstance(label, Choice))
+        again = tuple(sorted(k.removeprefix(SAVED) for k in copied if k.startswith(SAVED)))
+    settled = replace(request, again=again, hosted=_hosted(request, chosen))
+    away = offloadable(settled.step, request.mesh)
+    made_by = {key: settled.step.nodes[found[0].root.node].key for key, found in away.items()}
+    offloaded = (
+        key
+        for key, maker in made_by.items()
+        for label in [chosen.get(SAVED + key) or _saved(maker, chosen)]
+        if isinstance(label, Saved) and label.offloaded
+    )
+    return replace(settled, offloaded=tuple(sorted(offloaded)))
+
+
+def _hosted(request: PlanRequest, chosen: Mapping[str, Label]) -> frozenset[str]:
+    """The parameters that live on the host."""
+    if request.hosted is not None:
+        return request.hosted
+    found, known = set[str](), dict(request.known_hosted)
+    for key, members in can_be_hosted(request.graph).items():
+        label = chosen[key]
+        assert isinstance(label, ParamChoice)
+        found.update(Hosting.of(members, known).names(label.hosted))
+    return frozenset(found)
+
+
+def same_choice(
+    problem: Problem, solution: Solution, stated: Problem, step: Graph
+) -> tuple[int, ...]:
+    """What `solution` of `problem`, with optional copies, comes to in the problem `stated` of the
+    `step` that it is settled to. What was saved in a state that only copies could have asked for is
+    saved as it is made. SolverError, naming the decision, if there is no such choice."""
+    chosen = _chosen(problem, solution)
+    ops = {node.key: node for node in step.with_role(Role.OP)}
+    found: list[int] = []
+    for key, labels in zip(stated.keys, stated.labels, strict=True):
+        wanted = _wanted(key, chosen)
+        if isinstance(wanted, Sharding) and rounded_key(key) and wanted not in labels:
+            wanted = _leaving_in(wanted, ops[key], labels)
+        if wanted not in labels and key.startswith(SAVED):
+            wanted = _made(key.removeprefix(SAVED), ops, chosen)
+        if wanted not in labels:
+            raise SolverError(
+                f"{key} cannot be {wanted} once it is known what is made again; this is a defect "
+                "of autopar"
+            )
+        found.append(labels.index(wanted))
+    return tuple(found)
+
+
+def _chosen(problem: Problem, solution: Solution) -> dict[str, Label]:
+    triples = zip(problem.keys, problem.labels, solution.choice, strict=True)
+    return {key: labels[c] for key, labels, c in triples}
+
+
+def _made(key: str, ops: Mapping[str, Node], chosen: Mapping[str, Label]) -> Label:
+    """The state in which an op leaves the output whose `uses.root_key` is `key`."""
+    maker, output = (
+        (key, 0) if key in ops else (key.rpartition(".")[0], int(key.rpartition(".")[2]))
+    )
+    choice = chosen[maker]
+    assert isinstance(choice, Choice)
+    return shardings(ops[maker], choice)[1][output]
+
+
+def _leaving_in(state: Sharding, node: Node, labels: Sequence[Label]) -> Label:
+    """What an op that rounds something, or brings it back, chooses so as to leave it in `state`."""
+    return next(
+        label
+        for label in labels
+        if isinstance(label, Choice) and shardings(node, label)[1][0] == state
+    )
+
+
+def _saved(key: str, chosen: Mapping[str, Label]) -> Label | None:
+    """The decision how what ops with `key` make is saved: of what rounds something, on that."""
+    of = rounded_key(key) or key
+    return chosen.get(SAVED + of) or chosen.get(f"{SAVED}{of}.0")
+
+
+def _wanted(key: str, chosen: Mapping[str, Label]) -> Label:
+    """The decision on a class of the settled step: on a copy, or the state that one of the outputs
+    of an op is saved in, it is part of the decision on what was open. Of what rounds something, or
+    brings it back, all that is decided is that state."""
+    if key in chosen and not isinstance(chosen[key], Saved):
+        return chosen[key]
+    if key not in chosen and rounded_key(key.removeprefix(SAVED)):
+        label = _saved(key.removeprefix(SAVED), chosen)
+        assert label is not None
+        return label.states[0] if isinstance(label, Saved) else label
+    original = original_key(key)
+    if original != key:
+        return chosen[SAVED + original]
+    whole, _, output = key.rpartition(".")
+    label = chosen.get(key) or chosen[whole]
+    assert isinstance(label, Saved)
+    return label.states[0 if key in chosen else int(output)] if label.states else label

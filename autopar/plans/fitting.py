@@ -15,7 +15,7 @@ from autopar.ir.problem import Basis, Conflict, Problem, Solution, Status
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.decisions import describe_conflict
 from autopar.plans.estimates import StageEstimates, TurnMemory
-from autopar.plans.request import PlanRequest
+from autopar.plans.requests.request import PlanRequest
 from autopar.plans.structure import Stage
 
 MAX_ROUNDS = 10

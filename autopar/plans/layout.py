@@ -11,11 +11,10 @@ from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
-from autopar.ir.offloading import Away, offloaded
+from autopar.ir.offloading import Away, Streamed, can_be_hosted, offloaded, streamed
+from autopar.ir.passes.stages import Cut, first_ops
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.residency import Streamed, can_be_hosted, streamed
 from autopar.ir.sharding import Sharding
-from autopar.ir.stages import Cut, first_ops
 from autopar.ir.uses import Group, Use, root_key, root_of
 from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.structure import Stage, Structure

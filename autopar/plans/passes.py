@@ -11,13 +11,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from autopar.ir.again import with_again
-from autopar.ir.backward_parts import in_two_parts
 from autopar.ir.graph import Graph, per_graph
-from autopar.ir.loss_chunks import in_loss_chunks
-from autopar.ir.microbatches import in_microbatches
-from autopar.ir.rounding import with_rounding
-from autopar.ir.stages import Cut, one_stage
+from autopar.ir.passes.loss_chunks import in_loss_chunks
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.recompute import with_again
+from autopar.ir.passes.rounding import with_rounding
+from autopar.ir.passes.stages import Cut, in_two_parts, one_stage
 from autopar.plans.structure import Stage
 from autopar.rules.rounding import exact_keys, roundable
 

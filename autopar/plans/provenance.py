@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 from autopar.plans.cluster_rates import Count
-from autopar.plans.plan_options import PlanOptions
-from autopar.plans.policy import Policy
+from autopar.plans.requests.plan_options import PlanOptions
+from autopar.plans.requests.policy import Policy
 
 FRAGILE = 0.005
 """A plan that is better than those of another structure by less than this part of its step is

@@ -7,10 +7,10 @@ from msgspec.structs import asdict, replace
 from autopar.cluster.parsing import is_cluster_file, parse_cluster
 from autopar.errors import ClusterError, ConstraintError
 from autopar.ir.mesh import Cluster
-from autopar.plans.options import STORED, Options
 from autopar.plans.plan import Plan
-from autopar.plans.plan_options import ConstraintOptions, PipelineOptions
-from autopar.plans.read_options import make_options
+from autopar.plans.requests.options import STORED, Options
+from autopar.plans.requests.plan_options import ConstraintOptions, PipelineOptions
+from autopar.plans.requests.read_options import make_options
 
 
 def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from autopar.errors import PlanError
-from autopar.ir.canonical import Format
+from autopar.ir.files import Format
 from autopar.plans.cluster_rates import Count
 
 RUN_VERSION = 1

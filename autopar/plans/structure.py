@@ -69,17 +69,17 @@ SavedDtype = Literal["", "bfloat16", "float16"]
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The decisions for one stage, which begins with the module `start` ("" for the first), on the
     ranks from `first_rank` on. Each is a step in `microbatches`, its losses in `loss_chunks` of a
-    rank's rows (`ir.loss_chunks`), its backward in two parts if it `is_split`
-    (`ir.backward_parts`).
+    rank's rows (`ir.passes.loss_chunks`), its backward in two parts if it `is_split`
+    (`ir.passes.stages`).
 
     `ops` maps a node's key to its choice (`choices`), `outputs` the key of a
     detached output to its sharding, `routes` a group's key (`uses`) to the steps
     "[R, P] -> [R, S(0)]" that its tensor takes, `saved` the key of an activation
     (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `again` are
-    the keys of ops that backward makes again (`ir.again`), whose copies are among `ops`;
+    the keys of ops that backward makes again (`ir.passes.recompute`), whose copies are among `ops`;
     `offloaded` those of activations (`uses.root_key`) that forward hands over in the host's memory
     (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`). What is
-    saved is rounded to `saved_dtype` (`ir.rounding`)."""
+    saved is rounded to `saved_dtype` (`ir.passes.rounding`)."""
 
     axes: tuple[MeshAxis, ...] = msgspec.field(name="mesh")
     params: dict[str, Param]

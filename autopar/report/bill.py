@@ -9,8 +9,7 @@ from typing import Literal
 from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
-from autopar.report.costs import HOLDER_TITLES, held_by
-from autopar.report.held import HOST_LABEL, device_bytes
+from autopar.report.costs import HOLDER_TITLES, HOST_LABEL, device_bytes, held_by
 from autopar.report.stage_content import blocks
 
 Unit = Literal["ns", "bytes", "flops", "tokens/s", "samples/s", "ppm"]

@@ -1,7 +1,8 @@
-"""What a person should know before relying on a plan, in sentences."""
+"""What a person should know before relying on a plan, in sentences, and how it was searched."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import prod
 
@@ -9,10 +10,42 @@ from autopar.ir.graph import itemsize
 from autopar.ir.grouping import grouped
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.plan import Plan, StagePlan
-from autopar.plans.provenance import IN_STAGES, Provenance
+from autopar.plans.provenance import IN_STAGES, CandidateOutcome, Provenance
 from autopar.plans.structure import MAX_TENSOR_BYTES
 from autopar.report.names import stages_text, tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed
+
+# What the search looked at on the way to a plan, in words.
+
+
+def searched_text(provenance: Provenance) -> str:
+    """How many candidates there were, and what became of them; nothing of one."""
+    count = Counter(each.result for each in provenance.candidates)
+    looked = len(provenance.candidates) - count["skipped"]
+    if looked < 2:
+        return ""
+    told = [f"{n} {result}" for result, n in count.items() if result != "skipped"]
+    whys = dict.fromkeys(e.reason for e in provenance.candidates if e.result == "skipped")
+    left = f"; not looked at: {', '.join(whys)}" if whys else ""
+    return f"{looked} candidates: {', '.join(told)}{left}"
+
+
+def searched_lines(provenance: Provenance) -> Iterator[str]:
+    """What became of each candidate, where there were several."""
+    if len(provenance.candidates) > 1:
+        yield from map(_line, provenance.candidates)
+
+
+def _line(each: CandidateOutcome) -> str:
+    match each.result:
+        case "planned" | "estimated":
+            told = f"{each.result}, {format_ns(each.ns or 0)}"
+        case "not better":
+            told = f"not better, at least {format_ns(each.ns or 0)}"
+        case "infeasible" | "skipped":
+            told = f"{each.result}: {each.reason}"
+    return f"{each.candidate}: {told}"
+
 
 LARGE_SHARE = 0.01
 """What is replicated and takes this share of the memory limit is worth a warning."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from autopar.ir.grouping import grouped
 from autopar.ir.patterns import compress
-from autopar.plans.matching import general
+from autopar.plans.requests.matching import general
 
 Cause = Literal["model", "request", "decision"]
 """What the model became, what was asked of the plan, or what was decided otherwise."""

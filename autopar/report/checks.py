@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar.report.bill import value_text
-from autopar.report.markdown import code, details, fitted, markdown_table
 from autopar.report.names import clean
-from autopar.report.printed import Printed
+from autopar.report.printed import Printed, code, details, fitted, markdown_table
 from autopar.report.verdict import DIFFERENT, SAME, Verdict, parts, verdict_headline, verdict_line
 
 CheckStatus = Literal["same", "different", "missing", "made", "updated", "error"]

@@ -1,5 +1,6 @@
 """What a step's time goes to, ops, collectives and the optimizer, the largest first; and what holds
-its memory. Shares of time are of the step with nothing hidden, which these times add up to."""
+its memory. Shares of time are of the step with nothing hidden, which these times add up to.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.ir.copies import original_key
-from autopar.plans.estimates import Memory, StageEstimates
+from rich.table import Table
+
+from autopar.ir.own_ops import original_key
+from autopar.ir.units import format_bytes, format_bytes_of, format_share
+from autopar.plans.estimates import Figures, Memory, StageEstimates
+from autopar.plans.plan import Plan
 from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
+from autopar.report.printed import table as new_table
 
 HOLDER_TITLES: Mapping[str, str] = {
     "params": "parameters",
@@ -72,3 +78,105 @@ def held_by(memory: Memory) -> dict[str, int]:
 def again_ns(estimates: StageEstimates) -> int:
     """What a step takes to make again for backward what is not saved."""
     return sum(op.compute_ns for key, op in estimates.ops.items() if original_key(key) != key)
+
+
+# What a device holds, by holder, and what it has in the memory of its host.
+
+HOST_LABEL = "on the host"
+
+HOST_TITLES = {
+    "params": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "offloaded": "offloaded activations",
+}
+"""The fields of `HostMemory` that hold something, as pages call them."""
+
+_TOGETHER = "parameters and activations; the plan's version does not tell them apart"
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """Bytes of a holder, of each device."""
+
+    title: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """What a device has in its host's memory, of a pipeline one of the rank that has most there:
+    its share is `limit_bytes`. The fullest node, of `devices`, has `node_bytes` of them all. Both
+    limit and node are 0 where the plan does not say."""
+
+    rows: tuple[HostRow, ...]
+    num_bytes: int
+    limit_bytes: int
+    node_bytes: int
+    devices: int
+
+    @property
+    def title(self) -> str:
+        """Of the table."""
+        node = f", and on a node of {self.devices} devices" if self.devices else ""
+        return f"Memory of the host per device{node}"
+
+    @property
+    def text(self) -> str:
+        """In words: of a device and of a node."""
+        if not self.limit_bytes:
+            return f"{format_bytes(self.num_bytes)} per device"
+        node = f"{format_bytes(self.node_bytes)} on a node of {self.devices}"
+        return f"{format_bytes_of(self.num_bytes, self.limit_bytes)} per device; {node}"
+
+
+def host_use(estimates: Figures, plan: Plan) -> HostUse | None:
+    """That of a plan, or a stage of it, with such `estimates`; None if it has nothing there."""
+    held, memory = estimates.host_bytes, estimates.host_memory
+    if not held:
+        return None
+    if not memory.total:
+        return HostUse((HostRow(_TOGETHER, held),), held, 0, 0, 0)
+    sizes = ((title, getattr(memory, name)) for name, title in HOST_TITLES.items())
+    rows = tuple(HostRow(title, size) for title, size in sizes if size)
+    return HostUse(rows, memory.total, memory.limit, _node_bytes(plan), memory.devices)
+
+
+def _node_bytes(plan: Plan) -> int:
+    """What the fullest node has: in a pipeline, devices of several ranks may share one."""
+    estimates = plan.estimates
+    devices = [0] * plan.world_size
+    for each in plan.stages:
+        first = each.structure.first_rank
+        for k in range(first, first + each.structure.num_devices):
+            devices[k] += each.estimates.host_bytes
+    each = estimates.host_memory.devices
+    return max(sum(devices[k : k + each]) for k in range(0, len(devices), each))
+
+
+def memory_table(memory: Memory, limit: int) -> Table:
+    """What a device holds at the peak, by holder."""
+    table = new_table(("held by",), ("bytes", "of the limit"))
+    for holder, num_bytes in held_by(memory).items():
+        table.add_row(holder, format_bytes(num_bytes), format_share(num_bytes, limit))
+    share = format_share(memory.total, limit)
+    table.add_row("together", format_bytes(memory.total), share, style="bold")
+    return table
+
+
+def host_table(use: HostUse) -> Table:
+    """By holder."""
+    table = new_table(("held by",), ("bytes", *(["of the share"] if use.limit_bytes else [])))
+    rows = [*((row.title, row.num_bytes) for row in use.rows), ("together", use.num_bytes)]
+    for title, size in rows:
+        share = [format_share(size, use.limit_bytes)] if use.limit_bytes else []
+        table.add_row(title, format_bytes(size), *share, style="bold" * (title == "together"))
+    if use.limit_bytes:
+        of_node = format_share(use.node_bytes, use.limit_bytes * use.devices)
+        table.add_row(f"on a node of {use.devices}", format_bytes(use.node_bytes), of_node)
+    return table
+
+
+def device_bytes(estimates: Figures) -> dict[str, int]:
+    """What is there of each device, by name, if anything is."""
+    return {HOST_LABEL: estimates.host_bytes} if estimates.host_bytes else {}

@@ -1,4 +1,4 @@
-"""The critical path of a step (`ir.critical_path`) in a few rows: what determines how long it
+"""The critical path of a step (`ir.hardware`) in a few rows: what determines how long it
 takes, all of a kind together."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autopar.ir.apportion import apportion
+from autopar.ir.hardware import apportion
 from autopar.ir.units import format_ns, format_percent
 from autopar.plans.plan import StagePlan
 from autopar.report.costs import Cost

@@ -1,4 +1,4 @@
-"""What two plans decide otherwise of what they both have."""
+"""What two plans decide otherwise: of what they both have, and of microbatches and stages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from math import prod
 from typing import TypeVar
 
 from autopar.ir.mesh import Mesh
-from autopar.plans.matching import general
-from autopar.plans.plan import StagePlan
-from autopar.plans.structure import Param, Stage
-from autopar.report.changes import ChangeItem, Topic, folded, gathered, single
+from autopar.plans.plan import Plan, StagePlan
+from autopar.plans.requests.matching import general
+from autopar.plans.structure import Param, Stage, Structure
+from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import maker, op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
 
@@ -115,3 +115,51 @@ def _shared(old: StagePlan, new: StagePlan) -> Callable[[str], bool]:
 def _weight(key: str, old: StagePlan, new: StagePlan) -> int:
     totals = (plan.estimates.ops.get(key) for plan in (old, new))
     return max((t.compute_ns + t.communication_ns for t in totals if t), default=0)
+
+
+# What two plans decide otherwise of microbatches and stages.
+
+
+def stage_topics(old: Plan, new: Plan) -> Iterator[Topic]:
+    """Topics whose cause is the planner; some may be empty: on each stage where there are as many,
+    and on how they work together."""
+    a, b = old.structure, new.structure
+    alike = len(a.stages) == len(b.stages)
+    if alike:
+        for k, pair in enumerate(zip(old.stages, new.stages, strict=True)):
+            for topic in decision_topics(*pair):
+                which = f"stage {k}: " if len(a.stages) > 1 else ""
+                yield Topic(f"{which}{topic.title}", topic.cause, topic.changes)
+    counts = (str(each.microbatches) for each in (a, b))
+    chunks = (str(each.loss_chunks) for each in (a, b))
+    changes = (
+        *single("schedule", a.schedule, b.schedule),
+        *single("microbatches", *counts),
+        *_rows(a, b),
+        *single("stages begin with", _starts(a), _starts(b)),
+        *single("first devices", _firsts(a), _firsts(b)),
+        # Where there are as many, each stage says so of itself.
+        *(() if alike else single("meshes of stages", _meshes(a), _meshes(b))),
+        *single("chunks of losses", *chunks),
+    )
+    yield Topic("pipeline", "decision", changes)
+
+
+def _rows(a: Structure, b: Structure) -> Iterator[Change]:
+    """What ranks do otherwise by the tables of two plans that have them for as many ranks."""
+    old, new = a.table, b.table
+    if len(old) == len(new):
+        for rank, pair in enumerate(zip(old, new, strict=True)):
+            yield from single(f"actions of rank {rank}", *pair)
+
+
+def _starts(structure: Structure) -> str:
+    return ", ".join(stage.start or "(first)" for stage in structure.stages)
+
+
+def _firsts(structure: Structure) -> str:
+    return ", ".join(str(stage.first_rank) for stage in structure.stages)
+
+
+def _meshes(structure: Structure) -> str:
+    return ", ".join(stage.mesh.text or "one device" for stage in structure.stages)

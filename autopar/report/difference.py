@@ -14,9 +14,8 @@ from autopar.plans.provenance import FRAGILE
 from autopar.report.bill import MEMORY, STAGES, TIME, Figure, bill
 from autopar.report.cautions import doubt
 from autopar.report.changes import Cause, Topic
-from autopar.report.remodelled import FINGERPRINT, have_ops_of_model, model_topics
-from autopar.report.requested import request_topics
-from autopar.report.restaged import stage_topics
+from autopar.report.decided import stage_topics
+from autopar.report.requested import FINGERPRINT, have_ops_of_model, model_topics, request_topics
 
 
 @dataclass(frozen=True, slots=True)

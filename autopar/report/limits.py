@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from autopar.ir.apportion import apportion
-from autopar.ir.hardware import AxisTime
+from autopar.ir.hardware import AxisTime, apportion
 from autopar.ir.units import format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.cluster_rates import LinkRates
 from autopar.plans.plan import StagePlan

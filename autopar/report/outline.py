@@ -13,8 +13,8 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_bytes, format_seconds
 from autopar.ir.uses import Group, groups, root_key
 from autopar.plans.layout import layouts
-from autopar.plans.matching import general
 from autopar.plans.plan import Plan
+from autopar.plans.requests.matching import general
 from autopar.report.names import WHOLE_MODEL, short_op
 from autopar.report.placed import on_axes, param_groups
 from autopar.report.printed import Row, columns

@@ -17,10 +17,9 @@ from autopar.plans.pipelines import PlayedPipeline, memory_of_devices, play_pipe
 from autopar.plans.plan import Plan
 from autopar.report.limits import SHORT
 from autopar.report.names import stages_text
-from autopar.report.picture import coloured, draw
 from autopar.report.printed import name
 from autopar.report.printed import table as new_table
-from autopar.report.waits import PlayedRank, exposed_ns, played_ranks
+from autopar.report.waits import PlayedRank, coloured, draw, exposed_ns, played_ranks
 
 _STAGES = "Stages: forward and backward of one microbatch"
 _DEVICES = "Memory of a device: what it holds at its fullest moment for all of its stages"

@@ -18,10 +18,10 @@ from autopar.errors import StageError
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.estimates import TurnTimes
-from autopar.plans.matching import general
 from autopar.plans.pipeline_orders import made_table
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
+from autopar.plans.requests.matching import general
 from autopar.report.names import WHOLE_MODEL
 from autopar.report.pipeline import StageRow, busiest, pipeline_content, played_plan
 from autopar.report.printed import name as name_text

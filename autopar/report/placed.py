@@ -17,7 +17,7 @@ from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress, expand
 from autopar.ir.sharding import Sharding
-from autopar.plans.matching import general
+from autopar.plans.requests.matching import general
 from autopar.plans.structure import Param
 
 REPLICATED = "replicated"

@@ -20,9 +20,9 @@ from rich.text import Text
 from autopar.errors import AutoparError
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.estimates import Memory, OpTotal
-from autopar.plans.matching import general, matches, outer_names
 from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.provenance import FRAGILE, Provenance
+from autopar.plans.requests.matching import general, matches, outer_names
 from autopar.report.costs import costs, held_by
 from autopar.report.decisions import Alike, DecisionText, alike, op_decision, param_decision
 from autopar.report.limits import Bottlenecks, find_limits, margin_text
@@ -345,7 +345,7 @@ def _unknown(plan: StagePlan, name: str) -> str:
 
 
 def _alternatives(reasons: Reasons) -> Iterator[RenderableType]:
-    from autopar.report.explanation import alternatives_text, benefits_text
+    from autopar.report.decisions import alternatives_text, benefits_text
 
     for each in reasons.alternatives:
         text = alternatives_text(each)

@@ -13,12 +13,11 @@ from autopar.ir.graph import Phase
 from autopar.ir.mesh import TO_HOST
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.estimates import CollectiveTotal, Memory, OpTotal
-from autopar.plans.matching import general
 from autopar.plans.plan import StagePlan
+from autopar.plans.requests.matching import general
 from autopar.plans.structure import MeshAxis
-from autopar.report.costs import Cost, again_ns, costs
+from autopar.report.costs import Cost, again_ns, costs, memory_table
 from autopar.report.critical_parts import critical_parts, critical_table, kinds_table
-from autopar.report.held import memory_table
 from autopar.report.limits import AxisShare, Bottlenecks
 from autopar.report.names import WHOLE_MODEL, short_op
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups

@@ -19,13 +19,12 @@ from autopar.ir.units import format_bytes_of, format_ns, format_percent
 from autopar.plans.estimates import Memory
 from autopar.plans.plan import Plan
 from autopar.plans.provenance import PROVEN, CandidateOutcome, Provenance
-from autopar.report.cautions import cautions
-from autopar.report.held import HOST_LABEL, HostUse, host_table, host_use
+from autopar.report.cautions import cautions, searched_text
+from autopar.report.costs import HOST_LABEL, HostUse, host_table, host_use
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.names import escape
 from autopar.report.pipeline import PipelineContent, pipeline_content
 from autopar.report.printed import Printed, name, section, speed_text
-from autopar.report.searched import searched_text
 from autopar.report.stage_content import StageContent, stage_content
 from autopar.report.timeline import timeline
 

@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from autopar.ir.apportion import apportion
-from autopar.ir.critical_path import Leg, critical_path
-from autopar.ir.hardware import AxisTime, Hardware, Record
+from autopar.ir.hardware import AxisTime, Hardware, Leg, Record, apportion, critical_path
 from autopar.plans.estimates import StageEstimates
-from autopar.plans.matching import general
 from autopar.plans.order import CUT, OPTIMIZER, START, WAIT, WITH, Item, Run
 from autopar.plans.plan import StagePlan
+from autopar.plans.requests.matching import general
 
 Kind = Literal["compute", "host", "network", "optimizer"]
 

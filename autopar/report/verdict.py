@@ -19,9 +19,17 @@ from autopar.ir.units import format_bytes, format_ns, format_share
 from autopar.report.bill import MEMORY, OWN_WORDS, TIME, Figure, change_text, value_text
 from autopar.report.changes import Cause, Change, Topic
 from autopar.report.difference import Difference, Side
-from autopar.report.markdown import as_text, code, details, fitted, markdown_table
 from autopar.report.names import clean
-from autopar.report.printed import Printed, section, with_rest
+from autopar.report.printed import (
+    Printed,
+    as_text,
+    code,
+    details,
+    fitted,
+    markdown_table,
+    section,
+    with_rest,
+)
 from autopar.report.printed import table as new_table
 from autopar.report.requested import TOLERANCE_PERCENT
 

@@ -18,8 +18,7 @@ from math import prod
 from autopar.ir.choices import Choice, joint_axes, num_shards, shardings
 from autopar.ir.graph import Arg, Graph, Node, Ref
 from autopar.ir.redistribute import local_bytes
-from autopar.rules.call import Call, linear, place, rule
-from autopar.rules.notation import Dim, Dims, Rule
+from autopar.rules.notation import Call, Dim, Dims, Rule, linear, place, rule
 from autopar.rules.op import (
     DimName,
     Exchange,

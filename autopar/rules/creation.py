@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from autopar.ir.graph import Ref
-from autopar.rules.call import Call, all_whole, letters, linear, rule, singles
-from autopar.rules.notation import Rule
+from autopar.rules.notation import Call, Rule, all_whole, letters, linear, rule, singles
 from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape, reads_shape_of
 
 

@@ -14,8 +14,7 @@ from math import prod
 from autopar.ir.choices import Choice, joint_axes, num_shards, shardings
 from autopar.ir.graph import Graph, Node, itemsize
 from autopar.ir.redistribute import local_shape
-from autopar.rules.call import Call, place, rule, singles
-from autopar.rules.notation import Dims, Rule
+from autopar.rules.notation import Call, Dims, Rule, place, rule, singles
 from autopar.rules.op import Exchange, Family, Joint, JointCall, Op
 
 FORWARD, BACKWARD = "autopar.experts.default", "autopar.experts_backward.default"

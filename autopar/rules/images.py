@@ -10,8 +10,11 @@ from math import prod
 from typing import cast
 
 from autopar.ir.graph import Graph, Node, Ref
-from autopar.rules.call import (
+from autopar.rules.notation import (
     Call,
+    Dim,
+    Dims,
+    Rule,
     RuleFunction,
     backward,
     letters,
@@ -20,7 +23,6 @@ from autopar.rules.call import (
     rule,
     singles,
 )
-from autopar.rules.notation import Dim, Dims, Rule
 from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape, reads_shape_of
 
 

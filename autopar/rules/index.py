@@ -7,8 +7,17 @@ from dataclasses import replace
 from typing import cast
 
 from autopar.ir.graph import Arg, Ref
-from autopar.rules.call import Call, aligned, dim_of, letters, linear, place, rule, singles
-from autopar.rules.notation import Rule
+from autopar.rules.notation import (
+    Call,
+    Rule,
+    aligned,
+    dim_of,
+    letters,
+    linear,
+    place,
+    rule,
+    singles,
+)
 from autopar.rules.op import Family, Op, reads_as_made
 
 

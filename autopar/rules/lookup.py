@@ -7,8 +7,7 @@ from math import prod
 from typing import cast
 
 from autopar.ir.graph import Ref
-from autopar.rules.call import Call, letters, linear, place, rule, singles
-from autopar.rules.notation import Dims, Rule
+from autopar.rules.notation import Call, Dims, Rule, letters, linear, place, rule, singles
 from autopar.rules.op import DimName, Family, Op, Shapes, reads_as_made
 
 _TABLE = DimName(0, 0, "vocab"), DimName(0, 1, "hidden")

@@ -1,13 +1,26 @@
-"""Losses: a rank scores the targets whose classes it has."""
+"""Losses, whole and in chunks of rows: a rank scores the targets whose classes it has."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
 
-from autopar.rules.call import Call, letters, linear, place, rule, singles
-from autopar.rules.notation import Dims, Rule
-from autopar.rules.op import DimName, Family, Op, Shapes, reads_shape_of
+from autopar.ir.choices import Choice, shardings
+from autopar.ir.graph import Graph, Node, itemsize
+from autopar.ir.own_ops import LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKWARD
+from autopar.ir.passes.loss_chunks import chunk_rows
+from autopar.ir.redistribute import local_shape
+from autopar.rules.notation import Call, Dims, Rule, letters, linear, place, rule, singles
+from autopar.rules.op import (
+    DimName,
+    Family,
+    Op,
+    Product,
+    Shapes,
+    Work,
+    reads_shape_of,
+    row_itemsize,
+)
 
 _NONE, _MEAN = 0, 1
 
@@ -50,4 +63,152 @@ LOSS: Family = (
     ),
     (Op(nll_loss, reads=_score_of_targets), "nll_loss2d_forward"),
     (Op(nll_loss_backward, reads=reads_shape_of(1)), "nll_loss_backward nll_loss2d_backward"),
+)
+
+# Losses of heads, worked on in chunks of rows (`ir.passes.loss_chunks`,
+# `runtime/ops/chunked_loss.py`).
+#
+# Rows are parallel. Ranks that share the classes (letter `v`) tell one another the largest score,
+# the sum and the target's score of each row, all rows at once: only backward makes scores of the
+# chunk that it is at once more. They make terms of the gradient of `x`, and their part of that of
+# `w`.
+
+_FORWARD_KERNELS, _BACKWARD_KERNELS = 15, 16
+"""How many kernels that are no products work on a chunk."""
+
+
+def linear_loss(call: Call) -> Rule:
+    """autopar.linear_nll(x, w, target, ignored, chunks) -> (loss, rows), and its backward(x, w,
+    target, rows, grad, ignored, chunks) -> gradients of x and w."""
+    given = [singles("nd"), singles("vd"), singles("n")]
+    if call.op == LINEAR:
+        outputs = [(), singles("n")]
+        return rule(given, outputs, whole="d", permuted="v", positional="v")
+    given += [singles("n"), ()]
+    partial = linear(call, (call.arg(4),))
+    return rule(given, given[:2], whole="d", positional="v", partial=partial)
+
+
+def loss_of_scores(call: Call) -> Rule:
+    """autopar.scores_nll(scores, target, ignored, chunks) -> (loss, rows), and its backward(scores,
+    x, w, target, rows, grad, ignored, chunks) -> gradients of x and w."""
+    if call.op == SCORES:
+        outputs = [(), singles("n")]
+        return rule([singles("nv"), singles("n")], outputs, permuted="v", positional="v")
+    made = [singles("nd"), singles("vd")]
+    given = [singles("nv"), *made, singles("n"), singles("n"), ()]
+    return rule(given, made, positional="v", partial=linear(call, (call.arg(5),)))
+
+
+def _sizes(
+    graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
+) -> tuple[int, int, int, int]:
+    """(rows of a chunk, chunks, classes, width) on a rank; the width is 0 where there is none."""
+    asked, _ = shardings(node, choice)
+    types = graph.input_types(node)
+    shapes = [local_shape(t, graph.atoms, s, sizes) for t, s in zip(types, asked, strict=True)]
+    if node.op in (LINEAR, LINEAR_BACKWARD):
+        (rows, width), (classes, _) = shapes[:2]
+    else:
+        (rows, classes), width = shapes[0], shapes[1][-1] if node.op == SCORES_BACKWARD else 0
+    chunks = node.args[-1]
+    assert isinstance(chunks, int)
+    size = chunk_rows(rows, chunks)
+    return size, -(-rows // size), classes, width
+
+
+def _itemsizes(graph: Graph, node: Node) -> tuple[int, int]:
+    """Bytes of a score, and of what is summed over a row."""
+    dtype = graph.type_of(node.inputs[0]).dtype
+    return itemsize(dtype), row_itemsize(dtype)
+
+
+def _flops(node: Node, graph: Graph) -> float:
+    """Two per score and feature for each product; a few per score where there is none."""
+    count = {LINEAR: 1, LINEAR_BACKWARD: 3, SCORES: 0, SCORES_BACKWARD: 2}[node.op]
+    shapes = [tensor.shape for tensor in graph.input_types(node)]
+    if node.op == SCORES:
+        return 4.0 * prod(shapes[0])
+    x, w = shapes[:2] if node.op != SCORES_BACKWARD else shapes[1:3]
+    return 2.0 * count * x[0] * prod(w)
+
+
+def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
+    """A product that makes the scores, two that use them; and what is done with a chunk's scores
+    beside: their largest, less it, the exponential and its sum; in backward less the row's value,
+    the exponential, and that times the gradient in their dtype."""
+    rows, chunks, classes, width = _sizes(graph, node, choice, sizes)
+    item, row = _itemsizes(graph, node)
+    scores, weight, of_rows = rows * classes, classes * width, rows * width
+    moved = item * (scores + weight + of_rows)
+    is_backward = node.op in (LINEAR_BACKWARD, SCORES_BACKWARD)
+    per_score = 2 * item + 4 * row if item < row else 6 * row
+    products: list[Product] = []
+    if node.op in (LINEAR, LINEAR_BACKWARD):
+        products.append(Product(chunks, scores, width, moved))
+    merged = per_score * scores
+    if is_backward:
+        products.append(Product(chunks, of_rows, classes, moved))
+        products.append(Product(chunks, weight, rows, moved))
+        merged += 2 * row * weight if item < row else 0
+    done = 2.0 * sum(p.count * p.out * p.depth for p in products)
+    kernels = _BACKWARD_KERNELS if is_backward else _FORWARD_KERNELS
+    return Work(done, 1, chunks, kernels, merged, products=tuple(products))
+
+
+def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
+    """A chunk's scores, and what they become where that is in another dtype. So is the sum of the
+    gradients of w then, which is there before the one that is returned is."""
+    rows, _, classes, width = _sizes(graph, node, choice, sizes)
+    item, row = _itemsizes(graph, node)
+    scores, weight = rows * classes, classes * width
+    if item == row:
+        return row * scores
+    held = (item + row) * scores
+    if node.op == SCORES:
+        return row * scores
+    if node.op == LINEAR:
+        return held
+    return max(row * weight, (row - item) * weight + max(held, item * (scores + weight)))
+
+
+_CLASSES = (DimName(0, -1, "classes"),)
+
+CHUNKED_LOSS: Family = (
+    (
+        Op(
+            linear_loss,
+            _flops,
+            work=_work,
+            inner_bytes=_inner_bytes,
+            row_reductions=("max", "sum", "sum"),
+            rows_of=2,
+        ),
+        LINEAR,
+    ),
+    (
+        Op(
+            loss_of_scores,
+            _flops,
+            work=_work,
+            inner_bytes=_inner_bytes,
+            row_reductions=("max", "sum", "sum"),
+            dim_names=_CLASSES,
+        ),
+        SCORES,
+    ),
+    (
+        Op(linear_loss, _flops, work=_work, inner_bytes=_inner_bytes),
+        LINEAR_BACKWARD,
+    ),
+    (
+        Op(
+            loss_of_scores,
+            _flops,
+            work=_work,
+            inner_bytes=_inner_bytes,
+            dim_names=_CLASSES,
+        ),
+        SCORES_BACKWARD,
+    ),
 )

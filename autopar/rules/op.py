@@ -14,7 +14,7 @@ from typing import Any
 
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node
-from autopar.rules.call import RuleFunction, TensorShape
+from autopar.rules.notation import RuleFunction, TensorShape
 
 Shape = tuple[int, ...]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autopar.ir.graph import Ref
-from autopar.rules.call import Call, dim_of, letters, linear, rule, singles
-from autopar.rules.notation import Dim, Rule
+from autopar.rules.notation import Call, Dim, Rule, dim_of, letters, linear, rule, singles
 from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape, reads_as_made
 
 

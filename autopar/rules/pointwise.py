@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.rules.call import Call, RuleFunction, aligned, letters, linear, rule, singles
-from autopar.rules.notation import Rule
+from autopar.rules.notation import Call, Rule, RuleFunction, aligned, letters, linear, rule, singles
 from autopar.rules.op import Family, Op
 
 _ALONE = """

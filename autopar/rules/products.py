@@ -6,8 +6,17 @@ from dataclasses import replace
 from math import prod
 
 from autopar.ir.graph import Graph, Node
-from autopar.rules.call import Call, aligned, letters, linear, place, rule, singles
-from autopar.rules.notation import Rule, parse_rule
+from autopar.rules.notation import (
+    Call,
+    Rule,
+    aligned,
+    letters,
+    linear,
+    parse_rule,
+    place,
+    rule,
+    singles,
+)
 from autopar.rules.op import Family, Op
 
 _ENDS = (("x",),)

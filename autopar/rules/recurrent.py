@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from autopar.ir.graph import Graph, Node
-from autopar.rules.call import Call, letters, rule, singles
-from autopar.rules.notation import Dims, Rule
+from autopar.rules.notation import Call, Dims, Rule, letters, rule, singles
 from autopar.rules.op import Family, Op
 
 _SEQUENCE = 3

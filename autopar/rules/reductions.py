@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from autopar.ir.graph import Ref
-from autopar.rules.call import Call, RuleFunction, dim_of, letters, linear, rule, singles
-from autopar.rules.notation import Dim, Dims, Rule
+from autopar.rules.notation import (
+    Call,
+    Dim,
+    Dims,
+    Rule,
+    RuleFunction,
+    dim_of,
+    letters,
+    linear,
+    rule,
+    singles,
+)
 from autopar.rules.op import Family, Op
 
 

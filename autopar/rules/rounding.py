@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from math import prod
 
-from autopar.ir.copies import original_key
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph
-from autopar.ir.stages import RECEIVE
+from autopar.ir.own_ops import RECEIVE, original_key
 from autopar.rules.table import record_of
 from autopar.rules.work import is_contraction
 

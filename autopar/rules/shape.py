@@ -7,8 +7,7 @@ from itertools import pairwise
 from math import prod
 
 from autopar.ir.graph import Arg, Ref
-from autopar.rules.call import Call, aligned, dim_of, letters, linear, rule, singles
-from autopar.rules.notation import Dim, Rule
+from autopar.rules.notation import Call, Dim, Rule, aligned, dim_of, letters, linear, rule, singles
 from autopar.rules.op import Family, Op, output_shape
 
 

@@ -12,16 +12,14 @@ from math import prod
 
 from autopar.rules.algebra import ALGEBRA
 from autopar.rules.attention import ATTENTION
-from autopar.rules.call import Call, all_whole
-from autopar.rules.chunked_loss import CHUNKED_LOSS
 from autopar.rules.creation import CREATION
 from autopar.rules.experts import EXPERTS
 from autopar.rules.images import IMAGES
 from autopar.rules.index import INDEX
 from autopar.rules.lookup import LOOKUP
-from autopar.rules.loss import LOSS
+from autopar.rules.loss import CHUNKED_LOSS, LOSS
 from autopar.rules.norm import NORM
-from autopar.rules.notation import Dims, Rule, parse_rule
+from autopar.rules.notation import Call, Dims, Rule, all_whole, parse_rule
 from autopar.rules.op import Family, Op
 from autopar.rules.pieces import PIECES
 from autopar.rules.pointwise import POINTWISE

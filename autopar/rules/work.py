@@ -1,16 +1,17 @@
-"""What an op computes, by its record."""
+"""What an op computes, and what it sends while it runs, by its record."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
 
-from autopar.ir.choices import Choice, num_shards
+from autopar.ir.choices import Choice, joint_axes, num_shards, shardings
 from autopar.ir.graph import Graph, Node, itemsize
 from autopar.ir.redistribute import local_bytes, local_shape
 from autopar.ir.sharding import Sharding
-from autopar.rules.op import Shapes, Work
-from autopar.rules.table import record_of
+from autopar.rules.notation import TensorShape
+from autopar.rules.op import Exchange, Joint, JointCall, Shapes, Work, row_itemsize
+from autopar.rules.table import OPS, record_of
 
 
 def is_contraction(op: str) -> bool:
@@ -77,3 +78,108 @@ def read_bytes(
         for position, elements in reads(Shapes(*whole, *local)).items():
             held[position] = min(held[position], elements * itemsize(types[0][position].dtype))
     return tuple(held)
+
+
+# What an op sends while it runs, if an exchanged factor of it (`d@` or `v#` in a rule) is sharded.
+#
+# A softmax over a sharded dim needs the largest score and the sum of all ranks; a lookup in a
+# sharded table needs nothing but to know which rows it holds. What such an op reduces is one value
+# per *row*, a row being what its first input has along the exchanged dims; each value is reduced
+# over every axis that shards an exchanged factor, the last axis first. A joint factor has an
+# exchange of its own: in ring attention keys and values go round. What is listed here is what is
+# priced, and code generation emits exactly it.
+
+_ROW_VALUES = 5
+"""How many values per row an op holds while it reduces them, at most."""
+
+
+def exchange_axes(node: Node, choice: Choice) -> tuple[int, ...]:
+    """The mesh axes on which `choice` shards an exchanged factor of `node`, in mesh order."""
+    return choice.axes_of({f.name for f in node.factors if f.exchanged})
+
+
+def exchanges(
+    graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
+) -> tuple[Exchange, ...]:
+    """What `node` sends under `choice` on a mesh of `sizes`, in order."""
+    axes = exchange_axes(node, choice)
+    if not axes:
+        return ()
+    joint = _joint_calls(graph, node, choice, sizes)
+    found = [each for factor, call in joint for each in factor.sends(call)]
+    rows = [axis for axis in reversed(axes) if axis not in {call.axis for _, call in joint}]
+    num_bytes = _row_bytes(graph, node, choice, sizes) if rows else 0
+    found.extend(
+        Exchange("all_reduce", axis, num_bytes, num_bytes, reduce)
+        for reduce in OPS[node.op].row_reductions
+        for axis in rows
+    )
+    return tuple(found)
+
+
+def joint_factors(node: Node, choice: Choice) -> tuple[tuple[int, str], ...]:
+    """(mesh axis, name that the rule gave it) of the joint factors that `choice` uses: "exchange"
+    of "exchange.1"."""
+    axes = joint_axes(node, choice)
+    return tuple((axis, choice.options[axis].partition(".")[0]) for axis in axes)
+
+
+def _joint_calls(
+    graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
+) -> list[tuple[Joint, JointCall]]:
+    """The joint factors that `choice` shards, with what they are called on."""
+    used = joint_factors(node, choice)
+    if not used:
+        return []
+    inputs, outputs = (
+        tuple(
+            TensorShape(local_shape(t, graph.atoms, s, sizes), t.dtype)
+            for t, s in zip(types, side, strict=True)
+        )
+        for types, side in zip(
+            (graph.input_types(node), node.outputs), shardings(node, choice), strict=True
+        )
+    )
+    return [
+        (OPS[node.op].joint[name], JointCall(node, axis, sizes[axis], inputs, outputs))
+        for axis, name in used
+    ]
+
+
+def _row_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
+    """Bytes of one value per row."""
+    at = OPS[node.op].rows_of
+    tensor, dtype = graph.type_of(node.inputs[at]), graph.type_of(node.inputs[0]).dtype
+    local = local_shape(tensor, graph.atoms, shardings(node, choice)[0][at], sizes)
+    dims = exchanged_dims(node, at)
+    return row_itemsize(dtype) * prod(n for dim, n in enumerate(local) if dim not in dims)
+
+
+def exchanged_dims(node: Node, at: int = 0) -> frozenset[int]:
+    """The dims of input `at` that exchanged factors stand in."""
+    slots = (f.inputs[at] for f in node.factors if f.exchanged and not f.members)
+    return frozenset(slot[0] for slot in slots if slot is not None)
+
+
+def scratch_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
+    """Bytes that an op holds besides its inputs and outputs: what it makes on the way (experts, a
+    ring), copies of the first input while rows are reduced, and of the result of a lookup while the
+    rows that other ranks have are taken out."""
+    joint = _joint_calls(graph, node, choice, sizes)
+    held = inner_bytes(graph, node, choice, sizes)
+    held += sum(factor.scratch_bytes(call) for factor, call in joint)
+    if not exchange_axes(node, choice):
+        return held
+    record = OPS[node.op]
+    asked, left = shardings(node, choice)
+    if record.row_reductions:
+        tensor = graph.type_of(node.inputs[0])
+        size = prod(local_shape(tensor, graph.atoms, asked[0], sizes))
+        unit = row_itemsize(tensor.dtype)
+        copies = record.row_copies[itemsize(tensor.dtype) < unit]
+        held += round(copies * unit * size) + _ROW_VALUES * _row_bytes(graph, node, choice, sizes)
+    elif record.lookup:
+        # With where each index lies among the rank's rows.
+        held += local_bytes(node.outputs[0], graph.atoms, left[0], sizes)
+        held += 2 * local_bytes(graph.type_of(node.inputs[1]), graph.atoms, asked[1], sizes)
+    return held

@@ -1,6 +1,6 @@
 """The exact path: relaxation, bound, integer program on what the bound leaves, ties.
 
-1. The LP relaxation, and from its duals a bound that is worked out again (`bounds`).
+1. The LP relaxation, and from its duals a bound that is worked out again (`relaxation`).
 2. Its rounding is the first plan. When it costs what the bound says, it is optimal and no integer
    program is needed; else diving and coordinate descent look for better ones.
 3. Otherwise columns whose reduced cost exceeds the gap are taken out, and HiGHS solves the rest.
@@ -23,19 +23,25 @@ import numpy as np
 from autopar.errors import SolverError
 from autopar.ir.problem import Basis, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
-from autopar.solver.bases import as_basis, as_start
-from autopar.solver.bounds import DualBound, dual_bound, least_cost
 from autopar.solver.clock import Clock
-from autopar.solver.dive import dive, num_fractional, rounded
 from autopar.solver.evaluate import Evaluator
-from autopar.solver.express import express
-from autopar.solver.forbidding import LARGEST_COST, forbid_above, largest_cost
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import Model, build_model
 from autopar.solver.mending import check_agreement, cover, undercharged
+from autopar.solver.relaxation import (
+    DualBound,
+    as_basis,
+    as_start,
+    dive,
+    dual_bound,
+    express,
+    least_cost,
+    num_fractional,
+    rounded,
+)
 from autopar.solver.search import SAME_COST, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
-from autopar.solver.ways import Ways, any_way
+from autopar.solver.ways import LARGEST_COST, Ways, any_way, forbid_above, largest_cost
 
 MAX_CHOICES = 8_000
 """Choices that the integer program takes, with flows: models on two axes have about 5,000."""

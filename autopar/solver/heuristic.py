@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from autopar.ir.problem import FORBIDDEN, FloatArray, Problem
 from autopar.solver.clock import Clock
-from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.memory import live_sets, total_usages
+from autopar.solver.routing import all_distances
 from autopar.solver.windows import Shares, first_shares, weighed
 
 _PROHIBITIVE = 1e30

@@ -1,4 +1,4 @@
-"""The problem as an integer linear program, in arrays; `express` makes it a PuLP model.
+"""The problem as an integer linear program, in arrays; `relaxation` makes it a PuLP model.
 
 Variables (all in [0, 1], only `s` integer):
 
@@ -39,8 +39,8 @@ from autopar.ir.problem import (
     Window,
 )
 from autopar.solver.builder import NameKind, ProgramBuilder, joined_name, name_of, places_of
-from autopar.solver.distances import all_distances
 from autopar.solver.memory import live_sets
+from autopar.solver.routing import all_distances
 from autopar.solver.ties import tie_weights
 from autopar.solver.ways import Ways, any_way
 from autopar.solver.windows import Shares, most_hidden, normalised

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from autopar.ir.problem import FORBIDDEN, Conflict, Problem
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.clock import Clock
-from autopar.solver.distances import all_distances
-from autopar.solver.dive import rounded
 from autopar.solver.evaluate import Evaluator, peak_usage
-from autopar.solver.express import express
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import build_model
 from autopar.solver.memory import peak_conflict
+from autopar.solver.relaxation import express, rounded
+from autopar.solver.routing import all_distances
 
 _SHOWN = 4
 

@@ -14,55 +14,33 @@ import numpy as np
 from autopar.ir.problem import Edge, Flow, Problem, Sink, Usage
 from autopar.solver.clock import Clock
 from autopar.solver.column_generation.passing import Passing, unpriced
-from autopar.solver.column_generation.potentials import no_potentials
-from autopar.solver.column_generation.relays import relay
-from autopar.solver.column_generation.ways_weighed import distances_weighed
-from autopar.solver.message_passing.ascent import Ascent
-from autopar.solver.message_passing.plans import Dive, Planner
-from autopar.solver.pairwise.bound import certify
-from autopar.solver.pairwise.core import lay_out
-from autopar.solver.pairwise.memory import MemoryPrices
-from autopar.solver.reductions.contract import contract
+from autopar.solver.column_generation.relays import distances_weighed, no_potentials, relay
 
-_NODES, _CHOICES = 4, 2
+TINY_NODES, TINY_CHOICES = 4, 2
 
 
-def _problem() -> Problem:
+def tiny_problem() -> Problem:
     """Nodes that are all joined, so that contraction leaves some, with memory and one flow."""
-    amounts = np.arange(_CHOICES, dtype=np.int64)
+    amounts = np.arange(TINY_CHOICES, dtype=np.int64)
     return Problem(
         name="loops",
-        keys=tuple(f"n{i}" for i in range(_NODES)),
-        labels=(("a", "b"),) * _NODES,
-        costs=(amounts,) * _NODES,
-        usages=((Usage(0, 2, amounts),),) * _NODES,
+        keys=tuple(f"n{i}" for i in range(TINY_NODES)),
+        labels=(("a", "b"),) * TINY_NODES,
+        costs=(amounts,) * TINY_NODES,
+        usages=((Usage(0, 2, amounts),),) * TINY_NODES,
         edges=tuple(
-            Edge(i, j, np.eye(_CHOICES, dtype=np.int64)) for j in range(_NODES) for i in range(j)
+            Edge(i, j, np.eye(TINY_CHOICES, dtype=np.int64))
+            for j in range(TINY_NODES)
+            for i in range(j)
         ),
-        usage_limit=_NODES,
+        usage_limit=TINY_NODES,
     )
-
-
-@cache
-def ready_message_passing() -> None:
-    """What `message_passing` calls is compiled."""
-    stated = _problem()
-    core = lay_out(stated, contract(stated, Clock(0.0)))
-    memory = MemoryPrices(core)
-    ascent = Ascent(core, memory)
-    ascent.advance()
-    guide = ascent.best
-    certify(core, memory, guide)
-    planner = Planner(core, memory)
-    start, free = np.zeros(_NODES, dtype=np.int64), np.ones(_NODES, dtype=np.bool_)
-    *_, plan = planner.dive(start, free, guide, guide.multipliers, Dive())
-    planner.walk(plan, memory.prices(guide.multipliers), np.ones(1), np.arange(_NODES), 1, _NODES)
 
 
 @cache
 def ready_column_generation() -> None:
     """What `column_generation` calls is compiled."""
-    states = np.arange(_CHOICES, dtype=np.int64)
+    states = np.arange(TINY_CHOICES, dtype=np.int64)
     flow = Flow(
         key="f",
         source=0,
@@ -73,7 +51,7 @@ def ready_column_generation() -> None:
         heads=states[::-1].copy(),
         costs=states + 1,
     )
-    stated = replace(_problem(), flows=(flow,))
+    stated = replace(tiny_problem(), flows=(flow,))
     distances = distances_weighed(stated.flows, stated.flows)
     relayed = relay(stated, distances, no_potentials(stated))
     assert relayed is not None

@@ -1,4 +1,4 @@
-"""The cheapest way for one tensor from the state it is made in to every state asked for.
+"""The cheapest ways of a tensor from the state it is made in to the states asked for.
 
 A flow with a fixed integer choice is a minimum-cost Steiner arborescence: the root is the state of
 the source, the terminals are the distinct states its sinks ask for. It is solved exactly by the
@@ -14,10 +14,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+
 from autopar.ir.problem import FORBIDDEN, Flow, IntArray
+
+# Shortest ways between the states of a flow.
+
+_MOST_KEPT = 256
+"""How many are kept: a problem on three axes has some 130 that differ, and all of them are asked
+for with each of its programs."""
+
+
+def all_distances(flows: Sequence[Flow]) -> list[IntArray]:
+    """`shortest_distances` of each flow. Flows with equal arcs share one array, which is not to be
+    written."""
+    return [
+        _known(len(f.states), f.tails.tobytes(), f.heads.tobytes(), f.costs.tobytes())
+        for f in flows
+    ]
+
+
+def shortest_distances(size: int, tails: IntArray, heads: IntArray, costs: IntArray) -> IntArray:
+    """The cost of the shortest way from state to state (Floyd and Warshall), by arcs between
+    `size` of them; `FORBIDDEN` where there is none."""
+    found = np.full((size, size), FORBIDDEN, dtype=np.int64)
+    np.fill_diagonal(found, 0)
+    np.minimum.at(found, (tails, heads), costs)
+    for middle in range(size):
+        # Twice FORBIDDEN still fits; the minimum brings it back to FORBIDDEN.
+        np.minimum(found, found[:, middle, None] + found[None, middle], out=found)
+    return found
+
+
+@lru_cache(_MOST_KEPT)
+def _known(size: int, tails: bytes, heads: bytes, costs: bytes) -> IntArray:
+    found = shortest_distances(
+        size, *(np.frombuffer(each, np.int64) for each in (tails, heads, costs))
+    )
+    found.flags.writeable = False
+    return found
+
 
 MAX_EXACT_TERMINALS = 6
 UNREACHABLE = 1 << 200

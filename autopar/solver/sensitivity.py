@@ -2,8 +2,8 @@
 
 The relaxation of a problem is solved once. With some choices taken out, the simplex method goes on
 from its last basis and takes few steps; the duals then prove a bound on all plans without those
-choices (`bounds`), and the rounded values are a plan, mostly one that costs no more than the bound.
-Every question starts from the same basis, so that no answer depends on those before.
+choices (`relaxation`), and the rounded values are a plan, mostly one that costs no more than the
+bound. Every question starts from the same basis, so that no answer depends on those before.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ import numpy as np
 from autopar.errors import SolverError
 from autopar.ir.problem import BoolArray, Problem, Solution, Status
 from autopar.solver.adapter import Highs, Outcome
-from autopar.solver.bounds import dual_bound
-from autopar.solver.dive import rounded
 from autopar.solver.evaluate import Evaluator
-from autopar.solver.express import express
 from autopar.solver.ilp import build_model
+from autopar.solver.relaxation import dual_bound, express, rounded
 from autopar.solver.search import SAME_COST
 
 _RELAXATION = "relaxation"

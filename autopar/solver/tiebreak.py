@@ -18,9 +18,8 @@ import numpy as np
 
 from autopar.ir.problem import BoolArray, IntArray
 from autopar.solver.adapter import Answer, Highs, Outcome
-from autopar.solver.bounds import DualBound, dual_bound
-from autopar.solver.dive import num_fractional, rounded
 from autopar.solver.ilp import Model
+from autopar.solver.relaxation import DualBound, dual_bound, num_fractional, rounded
 from autopar.solver.search import SAME_COST, Search
 from autopar.solver.ties import WEIGHT_LIMIT, tie_weight, tie_weights
 

@@ -1,4 +1,4 @@
-"""Which arcs of a flow enter the program.
+"""What enters the program: which arcs of a flow, and nothing that no cheap plan uses.
 
 An arc between whose ends there is a cheaper way is never needed. What is left is cut down to the
 arcs that lead from where the tensor is made to where it is asked for.
@@ -7,10 +7,12 @@ arcs that lead from where the tensor is made to where it is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, BoolArray, Flow, IntArray
+from autopar.ir.problem import FORBIDDEN, BoolArray, Flow, IntArray, Problem
+from autopar.solver.windows import most_hidden
 
 Ways = Callable[[Flow, IntArray, IntArray, Sequence[IntArray]], list[IntArray]]
 """Flow, distances between its states, states it is made in, states each commodity may ask for ->
@@ -67,3 +69,40 @@ def _shortest_arcs(
         by_arc = upto[:, None] + distance[np.ix_(flow.heads[arcs], targets)]
         needed |= ((by_arc == lengths) & (lengths < FORBIDDEN)).any(axis=1)
     return arcs[needed]
+
+
+# What is forbidden before a program is made of a problem: all that no plan uses that costs no more
+# than one in hand.
+
+LARGEST_COST = 2**38
+"""Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
+
+
+def largest_cost(problem: Problem) -> int:
+    """The largest absolute cost of anything allowed."""
+    parts = [*problem.costs, *(e.cost for e in problem.edges), *(f.costs for f in problem.flows)]
+    return max((int(np.abs(p[p < FORBIDDEN]).max(initial=0)) for p in parts), default=0)
+
+
+def forbid_above(problem: Problem, objective: int) -> Problem:
+    """`problem` with every choice, pair and arc forbidden that no plan of at most `objective` uses.
+
+    A plan costs at least the sum of what each node and each edge costs at the least.
+    """
+    least = sum(int(costs.min()) for costs in problem.costs)
+    least += sum(int(edge.cost.min()) for edge in problem.edges)
+    least -= sum(most_hidden(window) for window in problem.windows)
+    room = objective - least
+    return replace(
+        problem,
+        costs=tuple(_capped(costs, int(costs.min()) + room) for costs in problem.costs),
+        edges=tuple(
+            replace(edge, cost=_capped(edge.cost, int(edge.cost.min()) + room))
+            for edge in problem.edges
+        ),
+        flows=tuple(replace(flow, costs=_capped(flow.costs, room)) for flow in problem.flows),
+    )
+
+
+def _capped(costs: IntArray, most: int) -> IntArray:
+    return np.where(costs > min(most, FORBIDDEN), FORBIDDEN, costs)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem, Window
-from autopar.solver.distances import all_distances
+from autopar.solver.routing import all_distances
 
 Shares = tuple[FloatArray, ...]
 """Per window the weight of each saving: at least 0, and 1 in sum."""

@@ -9,8 +9,7 @@ from dataclasses import replace
 from autopar.errors import TraceError, UnknownOpWarning
 from autopar.ir.graph import Arg, Graph, Node, Ref, Role
 from autopar.ir.grouping import grouped
-from autopar.rules.call import Call, TensorShape
-from autopar.rules.notation import Rule
+from autopar.rules.notation import Call, Rule, TensorShape
 from autopar.rules.table import rule_for
 from autopar.tracer.atoms import with_atoms
 from autopar.tracer.classes import pattern

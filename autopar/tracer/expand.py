@@ -13,9 +13,9 @@ from torch.fx.node import map_arg
 from autopar.ir.graph import Arg, Factor, Graph, Node, Ref, TensorType
 from autopar.runtime.program.lean import give
 from autopar.tracer import torch_private
+from autopar.tracer.atoms import atom_names
 from autopar.tracer.capture import MODULE_KEY, PREFIX
 from autopar.tracer.classes import with_keys
-from autopar.tracer.names import atom_names
 from autopar.tracer.outputs import outputs_of, set_outputs
 from autopar.tracer.periods import BlockPlace, Different, Periods
 from autopar.tracer.runs import BlockRun

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -162,3 +164,193 @@ def _candidates(module: Any) -> Iterator[Gate]:
     names = (*ACTIVATIONS, *(f"swish:{factor!r}" for factor in factors))
     limits = (*_constants(module, _LIMITS), None)
     return (Gate(name, limit, plus) for limit in limits for name in names for plus in (0.0, 1.0))
+
+
+# Layers of experts of `transformers` that loop over the experts that have tokens, as one op.
+#
+# Which experts have tokens, and how many, is known only when a model runs. These families are told
+# by what their modules hold.
+
+Forward = Callable[..., Any]
+
+
+def looped(module: nn.Module) -> Forward | None:
+    """A forward that does what that of `module` does, for a module of a known family."""
+    if not type(module).__module__.startswith("transformers."):
+        return None
+    return next((forward for family in _FAMILIES if (forward := family(module))), None)
+
+
+def _holds(module: Any, *names: str) -> bool:
+    return all(getattr(module, name, None) is not None for name in names)
+
+
+def _with_identities(module: Any) -> Forward | None:
+    """What experts compute of which the last ones return what they get (those of LongcatFlash, a
+    loop over the experts that have tokens); None for a module that is no such layer."""
+    names = ("gate_up_proj", "down_proj", "act_fn", "identity_expert", "num_routed_experts")
+    gate = _activation(module.act_fn) if _holds(module, *names) else None
+    if gate is None:
+        return None
+    count = module.num_routed_experts
+
+    def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        kept = chosen >= count
+        up = module.gate_up_proj[:count].unflatten(1, (2, -1))
+        routed, numbers = weights.masked_fill(kept, 0), chosen.clamp(max=count - 1)
+        y = call_as_cast(x, numbers, routed, up, module.down_proj, None, None, gate)
+        return y + x * weights.masked_fill(~kept, 0).sum(-1, keepdim=True).to(x.dtype)
+
+    return forward
+
+
+def _in_rows(module: Any) -> Forward | None:
+    """Experts whose weights are one below the other in matrices (those of DBRX)."""
+    mlp: Any = getattr(module, "mlp", None)
+    names = ("w1", "v1", "w2", "activation_fn")
+    known = _holds(module, "ffn_hidden_size", "num_experts") and _holds(mlp, *names)
+    gate = _activation(mlp.activation_fn) if known else None
+    if gate is None:
+        return None
+
+    def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        w1, v1, w2 = (w.unflatten(0, (module.num_experts, -1)) for w in (mlp.w1, mlp.v1, mlp.w2))
+        up = torch.stack((w1, v1), 1)
+        y = call_as_cast(
+            x.flatten(0, -2), chosen, weights, up, w2.transpose(1, 2), None, None, gate
+        )
+        return y.view(x.shape[0], -1, x.shape[-1])
+
+    return forward
+
+
+def _sorting_router(module: Any) -> Forward | None:
+    """A router that sorts tokens by expert, and lists how many each has (that of JetMoe): a tensor
+    of these numbers stands for the list."""
+    if not _holds(module, "num_experts", "top_k", "layer", "input_size"):
+        return None
+
+    def forward(x: Tensor) -> tuple[Tensor, ...]:
+        logits = module.layer(x).float()
+        best, chosen = logits.topk(module.top_k, dim=1)
+        numbers, weights = chosen.flatten(), best.softmax(1).type_as(x).flatten()
+        order = numbers.argsort()
+        counts = (numbers.unsqueeze(1) == torch.arange(module.num_experts, device=x.device)).sum(0)
+        return order, order // module.top_k, weights[order], counts, logits
+
+    return forward
+
+
+def _is_sorted_linear(module: Any) -> bool:
+    known = _holds(module, "num_experts", "input_size", "output_size", "weight")
+    return known and module.weight.dim() == 3
+
+
+def _sorted_linear(module: Any) -> Forward | None:
+    """A linear layer per expert, of tokens that are sorted by expert (that of JetMoe)."""
+    if not _is_sorted_linear(module):
+        return None
+
+    def forward(rows: Tensor, counts: Tensor) -> Tensor:
+        library: Any = sys.modules["transformers.integrations.moe"]
+        return library._grouped_linear(rows, module.weight, counts.cumsum(0).int())
+
+    return forward
+
+
+def _of_sorted_linears(module: Any) -> Forward | None:
+    """Experts of two such layers with an activation between them (those of JetMoe)."""
+    into: Any
+    out_of: Any
+    into, out_of = (getattr(module, f"{name}_linear", None) for name in ("input", "output"))
+    linear = _is_sorted_linear(into) and _is_sorted_linear(out_of)
+    known = linear and _holds(module, "activation", "router", "bias")
+    gate = _activation(module.activation) if known else None
+    if gate is None:
+        return None
+
+    def forward(tokens: Tensor) -> Tensor:
+        x = tokens.flatten(0, -2)
+        best, chosen = module.router(x)[-1].topk(module.router.top_k, dim=1)
+        weights, up = best.softmax(1).type_as(x), into.weight.unflatten(1, (2, -1))
+        y = call_as_cast(x, chosen, weights, up, out_of.weight, None, None, gate)
+        return y.view_as(tokens) + module.bias
+
+    return forward
+
+
+def _of_modules(module: nn.Module) -> Forward | None:
+    """What experts compute that are modules of their own (those of SwitchTransformers); None
+    for a module that is no such layer, or that drops out (`dropout_of_experts`)."""
+    experts = _experts(module)
+    parts = [part for part in map(_parts, experts) if part is not None]
+    kinds = {gate for _, _, gate in parts}
+    if len(parts) != len(experts) or len(kinds) != 1 or dropout_of_experts(module):
+        return None
+    ups, downs = [up for up, _, _ in parts], [down for _, down, _ in parts]
+
+    def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        if chosen.dim() == 3:  # [N, 1, E]: one-hot, or zeros for a token that no expert takes
+            weights, chosen = weights * chosen.sum(-1).to(weights.dtype), chosen.argmax(-1)
+        up = torch.stack([linear.weight[None] for linear in ups])
+        down = torch.stack(tuple(linear.weight for linear in downs))
+        up_bias, down_bias = _biases(ups), _biases(downs)
+        up_bias = None if up_bias is None else up_bias.unsqueeze(1)
+        return call_as_cast(x, chosen, weights, up, down, up_bias, down_bias, *kinds)
+
+    return forward
+
+
+def _biases(linears: list[nn.Linear]) -> Tensor | None:
+    """[E, out] of E projections; None where they have none."""
+    found = tuple(linear.bias for linear in linears if linear.bias is not None)
+    return torch.stack(found) if len(found) == len(linears) else None
+
+
+def dropout_of_experts(module: nn.Module) -> bool:
+    """Whether the experts of a layer that `_of_modules` takes drop out: what is drawn depends on
+    how many tokens each has."""
+    drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
+    return module.training and drops and bool(_experts(module))
+
+
+_LOOP = ["self", "hidden_states", "selected_experts", "routing_weights"]
+"""What a layer of `transformers` takes that loops over the modules of its experts."""
+
+
+def _experts(module: nn.Module) -> list[nn.Module]:
+    """The experts, by number, of a layer of `transformers` that loops over those that have tokens;
+    none for other modules."""
+    kind = type(module)
+    is_librarys = isinstance(module, nn.ModuleDict) and kind.__module__.startswith("transformers.")
+    if not is_librarys or list(inspect.signature(kind.forward).parameters) != _LOOP:
+        return []
+    experts: Any = module
+    return [experts[f"expert_{k}"] for k in range(experts.num_experts)]
+
+
+def _parts(expert: Any) -> tuple[nn.Linear, nn.Linear, str] | None:
+    """The two projections of an expert, and the name of the activation between them."""
+    linears = [part for part in expert.children() if isinstance(part, nn.Linear)]
+    gate = _activation(expert.act)
+    return (linears[0], linears[1], gate) if len(linears) == 2 and gate else None
+
+
+_FAMILIES = (
+    _with_identities,
+    _of_modules,
+    _in_rows,
+    _sorting_router,
+    _sorted_linear,
+    _of_sorted_linears,
+)
+
+
+def _activation(function: Callable[[Tensor], Tensor]) -> str | None:
+    """The name of the activation that `function` is, found by trying; None for any other."""
+    line = torch.linspace(-FAR, FAR, 97, device="cpu")
+    found = function(line)
+    for name, (known, _) in ACTIVATIONS.items():
+        if torch.allclose(found, known(line), atol=1e-6):
+            return name
+    return None

@@ -11,7 +11,7 @@ from autopar.errors import TraceError
 from autopar.runtime.process.layouts import sparse_remedy
 from autopar.tracer import torch_private
 from autopar.tracer.effects import COLLECTIVE_REMEDY, collective_of
-from autopar.tracer.loops import dropout_of_experts
+from autopar.tracer.experts import dropout_of_experts
 from autopar.tracer.places import StackLocation, frames_of, is_users
 from autopar.tracer.remedies import Refusal, called, remedy_of_call, remedy_of_value
 from autopar.tracer.running_averages import averages

@@ -13,8 +13,7 @@ from torch import nn
 
 from autopar.runtime.replacing import replaced
 from autopar.tracer.attention import transformers_attention
-from autopar.tracer.experts import TransformersExperts
-from autopar.tracer.loops import looped
+from autopar.tracer.experts import TransformersExperts, looped
 
 IMPLEMENTATION = "autopar"
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from autopar.errors import TraceError
 from autopar.ir.graph import Arg, Graph, Node, Phase, Ref, Role, TensorType
-from autopar.rules.call import Call, TensorShape
+from autopar.rules.notation import Call, TensorShape
 from autopar.runtime.program.random import is_random
 from autopar.tracer import torch_private
 from autopar.tracer.capture import MODULE_KEY, Capture

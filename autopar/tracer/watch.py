@@ -38,8 +38,7 @@ from autopar.tracer.held_values import (
     value_before,
     value_read,
 )
-from autopar.tracer.own_updates import is_own_update
-from autopar.tracer.reachable import reachable
+from autopar.tracer.reachable import is_own_update, reachable
 
 # The last three are asked for where there are hooks, as those are that label nodes.
 _INTERNAL = (frozenset(vars(nn.Module)) - {"training", "forward"}) | {

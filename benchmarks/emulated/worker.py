@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import AutoparError
-from autopar.plans.strategies import MAX_AXES
+from autopar.plans.requests.strategies import MAX_AXES
 from benchmarks import contenders
 from benchmarks.contenders import Case, Contender
 from benchmarks.emulated.outcome import CHOSEN, Entry, Outcome

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from autopar.plans.policy import Policy
+from autopar.plans.requests.policy import Policy
 from benchmarks import depth, irregular, memory_choices, plan_time, policy, stages
 from benchmarks.plan_time import PHASES, Phases, Result, main, row
 

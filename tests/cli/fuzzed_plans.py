@@ -20,8 +20,8 @@ import msgspec
 from click.testing import CliRunner
 
 from autopar.cli.main import main
-from autopar.ir.canonical import written
-from autopar.plans.wire import pack
+from autopar.ir.files import written
+from autopar.plans.plan import pack
 from tests.report.plans import renamed, stepped_plan
 
 FORBIDDEN = ("exec", "compile", "import", "subprocess.", "os.system", "os.exec", "os.fork",

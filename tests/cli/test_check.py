@@ -12,12 +12,12 @@ from click.testing import CliRunner, Result
 
 from autopar.cli.main import main
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.golden import Check, _compared
+from autopar.driver.gate.golden import Check, _compared
 from autopar.errors import PlanError
-from autopar.plans.constraints import parse_pins
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import Asked, ask, source_digest
+from autopar.plans.requests.constraints import parse_pins
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import Asked, ask, source_digest
 from tests.graphs import linear_step
 from tests.report.plans import two_axis_plan
 

@@ -21,7 +21,7 @@ from autopar.errors import (
     UnknownOpWarning,
     VerificationError,
 )
-from autopar.plans.read_options import make_options
+from autopar.plans.requests.read_options import make_options
 from tests.report.plans import renamed, two_axis_plan
 
 COMPILE = importlib.import_module("autopar.driver.api")

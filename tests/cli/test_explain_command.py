@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from autopar.cli.main import main
 from autopar.errors import AutoparError, ClusterError, ConstraintError
 from autopar.plans.plan import Plan
-from autopar.plans.plan_options import ConstraintOptions, MemoryOptions, PlanOptions
-from autopar.plans.read_options import make_options
 from autopar.plans.recorded import cluster_of, options_of
+from autopar.plans.requests.plan_options import ConstraintOptions, MemoryOptions, PlanOptions
+from autopar.plans.requests.read_options import make_options
 from tests.redone import redecided
 from tests.report.plans import renamed, two_axis_plan
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from autopar.cli.main import main
 from autopar.errors import PlanError
-from autopar.ir.canonical import MAX_FILE_BYTES
+from autopar.ir.files import MAX_FILE_BYTES
 from autopar.plans.plan import SCHEMA_VERSION, Plan
 from tests.report.any_plans import plans
 from tests.report.plans import two_axis_plan

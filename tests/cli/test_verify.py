@@ -16,7 +16,7 @@ from torch import nn
 
 import autopar
 from autopar.cli.main import main
-from autopar.driver import comparing
+from autopar.driver import verify
 from autopar.errors import AutoparError, PlanMismatchError, VerificationError
 from autopar.plans.plan import Plan
 from autopar.runtime.simulator.comparison import Report
@@ -109,14 +109,14 @@ def test_seeds_change_the_weights(folder: Path) -> None:
 
 
 def test_a_wrong_gradient_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = comparing.train_step
+    right = verify.train_step
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
         result = right(*args, **kwargs)
         result.gradients["down.weight"][0, 0] += 1e-3
         return result
 
-    monkeypatch.setattr(comparing, "train_step", wrong)
+    monkeypatch.setattr(verify, "train_step", wrong)
     result = run("verify", folder)
     assert result.exit_code == 4
     assert "1 of 6 tensors differ from eager by more than 1e-05: gradient of down.weight" in (

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.compile import ModelCall, rewritten
-from autopar.driver import comparing
-from autopar.driver.comparing import compare_program
+from autopar.driver import verify
+from autopar.driver.verify import compare_program
 from autopar.errors import VerificationError
 from autopar.runtime.simulator.comparison import Report
 from autopar.runtime.simulator.spmd import StepResult
@@ -135,7 +135,7 @@ class Stateful(nn.Module):
 
 @pytest.mark.parametrize("lost", ["gradient of line.bias", "buffer seen", "output 0 (loss)"])
 def test_what_the_compiler_loses_is_named(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = comparing.train_step
+    right = verify.train_step
 
     def losing(*args: Any, **kwargs: Any) -> StepResult:
         found = right(*args, **kwargs)
@@ -144,14 +144,14 @@ def test_what_the_compiler_loses_is_named(lost: str, monkeypatch: pytest.MonkeyP
         found.outputs.pop(outputs.get(lost, ""), None)
         return found
 
-    monkeypatch.setattr(comparing, "train_step", losing)
+    monkeypatch.setattr(verify, "train_step", losing)
     with pytest.raises(VerificationError, match="in eager alone") as error:
         check(Stateful())
     assert f"{lost} (in eager alone)" in str(error.value)
 
 
 def test_a_gradient_that_eager_has_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, right = Stateful(), comparing.train_step
+    model, right = Stateful(), verify.train_step
     model.unused = nn.Parameter(torch.ones(2))
 
     def more(*args: Any, **kwargs: Any) -> StepResult:
@@ -160,7 +160,7 @@ def test_a_gradient_that_eager_has_not_is_named(monkeypatch: pytest.MonkeyPatch)
         return found
 
     assert "gradient of unused" not in {d.name for d in check(model).differences}
-    monkeypatch.setattr(comparing, "train_step", more)
+    monkeypatch.setattr(verify, "train_step", more)
     with pytest.raises(VerificationError, match=r"unused \(in the compiled model alone\)"):
         check(model)
 
@@ -182,14 +182,14 @@ def test_compile_verifies_what_it_makes(monkeypatch: pytest.MonkeyPatch) -> None
     model = autopar.compile(Stateful(), verify=True)
     model(*X).backward()
     assert len(model.plans) == 1
-    right = comparing.train_step
+    right = verify.train_step
 
     def wrong(*args: Any, **kwargs: Any) -> StepResult:
         found = right(*args, **kwargs)
         found.gradients["line.bias"] += 1
         return found
 
-    monkeypatch.setattr(comparing, "train_step", wrong)
+    monkeypatch.setattr(verify, "train_step", wrong)
     for _ in range(2):
         with pytest.raises(VerificationError, match=r"gradient of line\.bias"):
             model(X[0][:4])

@@ -9,11 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from autopar.cli.main import main
-from autopar.cluster.learning import MOST, learn
 from autopar.cluster.measured import measured_on
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cluster.profile import Profile
+from autopar.cluster.profile import MOST, Profile, learn
 from autopar.cost_model.roofline import attention_s, pointwise_s, product_s
 from autopar.errors import ClusterError
 from autopar.ir.mesh import Cluster

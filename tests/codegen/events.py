@@ -11,7 +11,7 @@ from torch import fx
 
 from autopar.codegen.collectives import SENDS, WAIT
 from autopar.codegen.emit import LocalGraph, _Generator
-from autopar.codegen.messages import MEMBERS
+from autopar.codegen.local_graph import MEMBERS
 from autopar.ir.schedule import Compute, Event, HostCopy, Schedule, Start, Take, Wait
 from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
 from autopar.runtime.program.program import Program

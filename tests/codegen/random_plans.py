@@ -13,11 +13,11 @@ import msgspec
 
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import NodeClass, classes
-from autopar.ir.backward_parts import in_two_parts
 from autopar.ir.graph import Graph, Phase, Role, TensorType
-from autopar.ir.loss_chunks import in_loss_chunks
 from autopar.ir.mesh import Mesh
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.passes.loss_chunks import in_loss_chunks
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.stages import in_two_parts
 from autopar.ir.redistribute import is_legal, placements, step
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, groups, is_saved, requirement, root_key

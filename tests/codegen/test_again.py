@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.ir.again import with_again
-from autopar.ir.copies import is_copy, is_optional, original_key
 from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.own_ops import is_copy, is_optional, original_key
+from autopar.ir.passes.recompute import with_again
 from autopar.ir.uses import groups, is_saved, root_key
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh

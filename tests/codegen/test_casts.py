@@ -17,9 +17,9 @@ from autopar.ir.graph import Graph, Phase, Ref, Role
 from autopar.ir.schedule import Compute, Event, Message, Schedule, Start, Wait
 from autopar.plans.decisions import make_stage
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
-from autopar.plans.request import ask
-from autopar.plans.scheduling import schedule
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import ask
+from autopar.plans.scheduling.events import schedule
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver import evaluate, solve
 from tests.codegen.random_plans import as_plan, random_plan

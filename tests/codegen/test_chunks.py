@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.codegen import bind
-from autopar.codegen.chunks import ChunkPacking
+from autopar.codegen.collectives import ChunkPacking
 from autopar.codegen.passes import apply_passes
 from autopar.compile import best_on
 from autopar.ir.graph import Atom, TensorType
@@ -21,9 +21,9 @@ from autopar.ir.redistribute import Collective, buffer_bytes, is_legal, step
 from autopar.ir.sharding import P, R
 from autopar.ir.uneven import chunked_axes, stored
 from autopar.plans.layout import Move
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from autopar.runtime.program.symbols import SYMBOLS
 from autopar.runtime.simulator import spmd
 from autopar.runtime.simulator.shards import shard, unshard

@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from autopar.ir.again import with_again
-from autopar.ir.copies import is_copy, is_optional
-from autopar.ir.draws import DRAW, STATE, STATE_BYTES, redrawable
 from autopar.ir.graph import Graph, Phase
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.own_ops import DRAW, STATE, is_copy, is_optional
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.recompute import STATE_BYTES, redrawable, with_again
 from autopar.plans.plan import Plan
-from autopar.plans.prefetching import work
+from autopar.plans.scheduling.bucketing import work
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, make_case

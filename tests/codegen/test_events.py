@@ -9,9 +9,9 @@ from autopar.cost_model import played as bill
 from autopar.cost_model.account import account
 from autopar.ir.graph import Graph
 from autopar.ir.timeline import Prices, Timeline, play
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from tests.codegen.events import check_order, watched
 from tests.faults.cases import CASES, made_once
 from tests.layouts import laid_out, program_of

@@ -19,7 +19,7 @@ from transformers import (
 import autopar
 from autopar.ir.choices import Choice, choices
 from autopar.rules.experts import BACKWARD, FORWARD
-from autopar.rules.intra_op import exchanges
+from autopar.rules.work import exchanges
 from autopar.runtime.ops import ragged_all_to_all
 from autopar.runtime.simulator import spmd
 from tests.codegen.models import Case, make_case

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.codegen.localize import localize
+from autopar.codegen.sources import localize
 from autopar.rules.op import Shape, Shapes
 
 aten = torch.ops.aten

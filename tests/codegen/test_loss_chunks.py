@@ -13,19 +13,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autopar.errors import LossChunksError
-from autopar.ir.again import with_again
-from autopar.ir.copies import is_optional, original_key
 from autopar.ir.graph import Graph
-from autopar.ir.heads import heads_of
-from autopar.ir.loss_chunks import (
+from autopar.ir.own_ops import (
     CHUNKED,
     LINEAR,
     LINEAR_BACKWARD,
     SCORES,
     SCORES_BACKWARD,
-    in_loss_chunks,
+    is_optional,
+    original_key,
 )
-from autopar.rules.call import Call, TensorShape
+from autopar.ir.passes.loss_chunks import in_loss_chunks
+from autopar.ir.passes.losses import heads_of
+from autopar.ir.passes.recompute import with_again
+from autopar.rules.notation import Call, TensorShape
 from autopar.rules.table import rule_for
 from autopar.runtime.ops.chunked_loss import ELSEWHERE, linear_nll, scores_nll, scores_nll_rows
 from autopar.runtime.simulator.spmd import train_step

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from autopar.codegen.messages import MEMBERS, Messages
+from autopar.codegen.local_graph import MEMBERS, Messages
 from autopar.ir.buckets import can_share
 from autopar.ir.graph import Atom, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.ir.redistribute import Collective, layout_copies, local_shape, step

@@ -12,14 +12,14 @@ from torch.nn import functional
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
-from autopar.driver.incumbent import Trail
-from autopar.driver.search import survey
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.meshes import survey
 from autopar.errors import InfeasibleError
 from autopar.plans.estimates import StageEstimates
 from autopar.plans.fitting import Candidate
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
-from autopar.plans.request import ask
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import ask
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver.search import silent
 from autopar.tracer import trace

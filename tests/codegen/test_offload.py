@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.ir.again import with_again
 from autopar.ir.graph import Graph, Phase
 from autopar.ir.mesh import Mesh
 from autopar.ir.offloading import offloadable, offloaded
+from autopar.ir.passes.recompute import with_again
 from autopar.plans.plan import Plan
-from autopar.plans.scheduling import schedule
+from autopar.plans.scheduling.events import schedule
 from autopar.runtime.simulator.spmd import StepResult, train_step
 from tests.codegen.events import check_order, watched
 from tests.codegen.meshes import mesh

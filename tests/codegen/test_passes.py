@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.codegen.bias import BIAS, fuse_bias
-from autopar.codegen.passes import apply_passes
-from autopar.codegen.tidy import tidy_views
+from autopar.codegen.passes import BIAS, apply_passes, fuse_bias, tidy_views
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from autopar.codegen import bind
-from autopar.ir.again import with_again
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Mesh
-from autopar.ir.offloading import offloadable
-from autopar.ir.residency import Hosting, can_be_hosted
+from autopar.ir.offloading import Hosting, can_be_hosted, offloadable
+from autopar.ir.passes.recompute import with_again
 from autopar.plans.plan import Plan
-from autopar.plans.scheduling import schedule
+from autopar.plans.scheduling.events import schedule
 from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
 from autopar.tracer import trace
 from autopar.tracer.torch_private import FakeTensorMode

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.ir.again import as_written
 from autopar.ir.graph import OUTPUT_ROLES, Graph, Node, Phase, Role
 from autopar.ir.offloading import offloadable
-from autopar.ir.rounding import RESTORE, ROUND, rounded_key
+from autopar.ir.own_ops import RESTORE, ROUND
+from autopar.ir.passes.recompute import as_written
+from autopar.ir.passes.rounding import rounded_key
 from autopar.ir.uses import groups, is_saved, root_of
 from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.plan import Plan

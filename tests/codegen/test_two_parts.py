@@ -12,20 +12,19 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.ir.again import with_again
-from autopar.ir.backward_parts import in_two_parts
-from autopar.ir.copies import is_copy
+from autopar.driver.search.segments import segments
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
-from autopar.ir.microbatches import in_microbatches
 from autopar.ir.offloading import offloadable
+from autopar.ir.own_ops import is_copy
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.recompute import with_again
+from autopar.ir.passes.stages import in_stages, in_two_parts
 from autopar.ir.schedule import Start
-from autopar.ir.segments import segments
-from autopar.ir.stages import in_stages
 from autopar.ir.uses import groups
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
-from autopar.plans.scheduling import schedule
+from autopar.plans.scheduling.events import schedule
 from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from tests.codegen.models import Case, make_case
 from tests.codegen.random_plans import random_plan

@@ -8,8 +8,8 @@ from autopar.cost_model.moves import sent
 from autopar.cost_model.price import price
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node
-from autopar.plans.options import Options
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from autopar.rules.attention import BACKWARD, FORWARD, last_share
 from tests.driver.test_long_sequences import graph
 from tests.planned import LIMIT, on_h100

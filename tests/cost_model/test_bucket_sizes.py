@@ -9,21 +9,21 @@ import pytest
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model.bucket_sizes import (
+from autopar.cost_model.collectives import (
     LEAST_BYTES,
     MEMORY_PART,
     SMALL_START_PART,
     START_PART,
+    collective_s,
     with_buckets,
 )
-from autopar.cost_model.collectives import collective_s
 from autopar.driver.asking import answer
 from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.schedule import Start
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
-from autopar.plans.request import ask
-from autopar.plans.scheduling import schedule
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import ask
+from autopar.plans.scheduling.events import schedule
 from autopar.solver.search import silent
 from tests.graphs import linear_step
 from tests.layouts import laid_out

@@ -16,8 +16,8 @@ from autopar.ir.mesh import Cluster
 from autopar.ir.problem import Problem, Solution
 from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import StageEstimates
-from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest, ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.solver import evaluate, solve
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.cost_model.test_traffic import chain

@@ -11,9 +11,9 @@ from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.problem import FORBIDDEN, Problem
 from autopar.ir.sharding import P, Sharding
 from autopar.ir.uses import SAVED, groups, requirement
-from autopar.plans.options import Options
-from autopar.plans.read_options import make_options
-from autopar.plans.request import PlanRequest, ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.tracer import trace
 from tests.planned import LIMIT, on_h100
 

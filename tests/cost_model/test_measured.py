@@ -18,12 +18,12 @@ from autopar.cli.main import main
 from autopar.cluster.devices import DEVICES
 from autopar.cluster.measured import device_from_profile
 from autopar.cluster.profile import PROFILE_VERSION, LeftOut, Matmul, Pointwise, Profile
-from autopar.cost_model.measuring import kernels, measure, stopwatch
-from autopar.cost_model.measuring.cases import cases
-from autopar.cost_model.measuring.measure import profile
 from autopar.cost_model.roofline import pointwise_s, product_s, stream_s
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
+from autopar.runtime.measuring import kernels, measure, stopwatch
+from autopar.runtime.measuring.cases import cases
+from autopar.runtime.measuring.measure import profile
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import TorchDispatchMode
 

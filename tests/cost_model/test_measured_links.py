@@ -15,9 +15,9 @@ from autopar.cluster.mesh_shapes import kinds_of_axes, parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cluster.profile import Overlap, Profile, Sent
 from autopar.cost_model.collectives import collective_s
-from autopar.cost_model.measuring.cases import cases
 from autopar.errors import ClusterError
 from autopar.ir.mesh import Axis, Cluster
+from autopar.runtime.measuring.cases import cases
 from tests.cost_model.test_measured import made_up
 from tests.runtime.spawn import spawn
 

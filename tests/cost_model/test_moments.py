@@ -22,10 +22,9 @@ from autopar.ir.moments import Moment, is_moment, moment_of
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.ir.schedule import Compute
 from autopar.ir.timeline import Timeline
-from autopar.plans.decisions import make_stage
-from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest, ask
-from autopar.plans.settling import same_choice, settled_request
+from autopar.plans.decisions import make_stage, same_choice, settled_request
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.solver import evaluate, solve
 from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator

@@ -15,8 +15,8 @@ from autopar.cost_model.price import price
 from autopar.errors import AutoparError
 from autopar.ir.graph import Atom, Graph, Role, TensorType
 from autopar.ir.sharding import Sharding
-from autopar.plans.options import Options
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from tests.graphs import linear_step
 
 ROWS, COLUMNS = 4096, 1024

@@ -15,8 +15,8 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.driver.asking import answer
 from autopar.errors import AutoparError
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
-from autopar.plans.request import ask
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import ask
 from tests.graphs import linear_step
 
 

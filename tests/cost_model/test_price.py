@@ -24,8 +24,8 @@ from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups
 from autopar.plans.decisions import make_stage
-from autopar.plans.options import Options
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from autopar.solver import solve
 from autopar.solver.evaluate import peak_usage
 from tests.graphs import linear_step

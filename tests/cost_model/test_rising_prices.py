@@ -30,8 +30,8 @@ from autopar.ir.mesh import Axis, Cluster, Device, Link, Mesh
 from autopar.ir.problem import Problem, Solution
 from autopar.ir.redistribute import KINDS, step
 from autopar.ir.sharding import Sharding
-from autopar.plans.options import Options
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from autopar.rules.op import Scores
 from autopar.solver import solve
 from autopar.tracer import trace

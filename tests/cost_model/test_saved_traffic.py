@@ -9,9 +9,9 @@ import pytest
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.price import price
-from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest, ask
-from autopar.plans.settling import same_choice, settled_request
+from autopar.plans.decisions import same_choice, settled_request
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.solver import evaluate
 from tests.cost_model.test_moments import random_solution
 from tests.driver.test_again import traced

@@ -13,14 +13,14 @@ import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.cluster.parts import axis_of_copies
 from autopar.cost_model.sends import RESULTS, TIED
-from autopar.driver.segment_sorts import SampledStep
+from autopar.driver.search.segments import SampledStep
 from autopar.errors import PlanError
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.passes.microbatches import in_microbatches
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.estimates import Shared, TurnTimes
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
-from autopar.plans.policy import Policy
+from autopar.plans.requests.policy import Policy
 from autopar.tracer import trace
 from tests.grouped import grouped
 from tests.planned import hostless

@@ -17,9 +17,9 @@ from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
 from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import CollectiveTotal, StageEstimates
-from autopar.plans.options import Options
 from autopar.plans.order import CUT, OPTIMIZER, START, WITH, Item, repeated
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step
 

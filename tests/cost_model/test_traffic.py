@@ -15,9 +15,9 @@ from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.sharding import Sharding
 from autopar.plans.decisions import make_stage
-from autopar.plans.options import Options
-from autopar.plans.read_options import make_options
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import ask
 from autopar.solver import solve
 from tests.graphs import Builder
 from tests.planned import on_h100

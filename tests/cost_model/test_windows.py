@@ -10,8 +10,8 @@ from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.plans.decisions import make_stage
-from autopar.plans.options import Options
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from autopar.solver import evaluate
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step

@@ -16,12 +16,12 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.price import price
 from autopar.errors import InfeasibleError
-from autopar.ir.again import with_again
-from autopar.ir.copies import is_copy, is_optional, original_key
+from autopar.ir.own_ops import is_copy, is_optional, original_key
+from autopar.ir.passes.recompute import with_again
 from autopar.ir.problem import Problem, Status
-from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest, ask
-from autopar.plans.settling import same_choice, settled_request
+from autopar.plans.decisions import same_choice, settled_request
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.plans.structure import SavedDtype
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import peak_usage

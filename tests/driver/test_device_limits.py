@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.driver.device_limits import DeviceSharing, SharedMemory
+from autopar.driver.search.device_limits import DeviceSharing, SharedMemory
 from autopar.errors import InfeasibleError
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.plan import Plan

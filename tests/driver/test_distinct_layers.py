@@ -15,9 +15,9 @@ from autopar.cost_model import network, offloads
 from autopar.cost_model.price import price
 from autopar.ir.graph import Graph, Node
 from autopar.ir.problem import Problem, Status
-from autopar.plans.options import Options
-from autopar.plans.prefetching import work
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
+from autopar.plans.scheduling.bucketing import work
 from autopar.solver import driver, exact, solve
 from autopar.solver.clock import Clock
 from autopar.solver.column_generation import path

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autopar.driver.incumbent import Trail
-from autopar.driver.segment_division import Divided
-from autopar.driver.segment_ways import SegmentWays
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.segment_division import Divided
+from autopar.driver.search.segment_ways import SegmentWays
 from autopar.plans.pipeline_orders import make_table
-from autopar.plans.policy import other_thresholds
+from autopar.plans.requests.policy import other_thresholds
 from autopar.tracer import trace
 from tests.driver.test_segments import Chain, asked
 from tests.planned import hostless

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.frontier import find_frontier
+from autopar.driver.search.frontier import find_frontier
 from autopar.errors import AutoparError
 from autopar.plans.frontier import Frontier, read_limits
-from autopar.plans.options import Options
-from autopar.plans.request import Asked, ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import Asked, ask
 from autopar.report.html.frontier import frontier_html
 from autopar.solver.search import silent
 from autopar.tracer import Traced, trace

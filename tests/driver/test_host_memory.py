@@ -16,16 +16,16 @@ from autopar.compile import best_as_stated, best_on
 from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
 from autopar.driver.asking import answer
-from autopar.driver.leanest import leanest
+from autopar.driver.search.shortage import leanest
 from autopar.errors import InfeasibleError, NotImposedWarning
 from autopar.ir.graph import Graph
 from autopar.ir.moments import ON_HOST
 from autopar.ir.problem import Problem
-from autopar.plans.options import Options
 from autopar.plans.provenance import PROVEN
-from autopar.plans.read_options import make_options
 from autopar.plans.recorded import options_of
-from autopar.plans.request import Asked, PlanRequest, ask, with_host_share
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import Asked, PlanRequest, ask, with_host_share
 from autopar.solver import evaluate, solve
 from autopar.solver.search import silent
 from autopar.tracer import trace

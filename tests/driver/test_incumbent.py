@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.incumbent import CandidateAttempt, CandidateSearch, Trail, climb
+from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail, climb
 from autopar.errors import InfeasibleError, StageError
 from autopar.plans.fitting import Beaten
 from autopar.plans.provenance import CandidateOutcome

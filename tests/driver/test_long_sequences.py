@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
-from autopar.plans.options import Options
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from autopar.rules.attention import BACKWARD, FORWARD
 from autopar.solver import solve
 from autopar.tracer import trace

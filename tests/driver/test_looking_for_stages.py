@@ -13,24 +13,28 @@ import torch
 from torch import nn
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver import pipelining, segment_plans
 from autopar.driver.asking import answer, best_of_all
-from autopar.driver.finding import Finding, Other
-from autopar.driver.incumbent import CandidateSearch, Trail
-from autopar.driver.narrower import findings
-from autopar.driver.pipeline_shapes import PipelineShape, numbers_of_microbatches, numbers_of_ranks
-from autopar.driver.pipelining import search_stages
-from autopar.driver.promising_shapes import Promising
-from autopar.driver.segment_division import Divided
-from autopar.driver.segment_plans import SegmentPlans
-from autopar.driver.segment_ways import SegmentWays
+from autopar.driver.search import pipelining, segment_plans
+from autopar.driver.search.finding import Finding, Other
+from autopar.driver.search.incumbent import CandidateSearch, Trail
+from autopar.driver.search.narrower import findings
+from autopar.driver.search.pipeline_shapes import (
+    PipelineShape,
+    numbers_of_microbatches,
+    numbers_of_ranks,
+)
+from autopar.driver.search.pipelining import search_stages
+from autopar.driver.search.promising_shapes import Promising
+from autopar.driver.search.segment_division import Divided
+from autopar.driver.search.segment_plans import SegmentPlans
+from autopar.driver.search.segment_ways import SegmentWays
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.fitting import Beaten
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
-from autopar.plans.request import Asked
+from autopar.plans.requests.request import Asked
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_segments import Chain, asked, chain

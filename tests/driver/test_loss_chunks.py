@@ -17,20 +17,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopar
 from autopar.compile import ModelCall, plan_call
-from autopar.driver.chunk_counts import chunk_count, chunk_ladder, most_saved_bytes
-from autopar.driver.finding import Finding
-from autopar.driver.frontier import find_frontier
-from autopar.driver.incumbent import Trail
-from autopar.driver.on_mesh import best_on_mesh
-from autopar.driver.search import survey
+from autopar.driver.search.finding import Finding
+from autopar.driver.search.frontier import find_frontier
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.meshes import survey
+from autopar.driver.search.on_mesh import best_on_mesh
+from autopar.driver.search.open_counts import chunk_count, chunk_ladder, most_saved_bytes
 from autopar.errors import ArgumentError, InfeasibleError, NotImposedWarning
-from autopar.ir.loss_chunks import LINEAR, SCORES
+from autopar.ir.own_ops import LINEAR, SCORES
 from autopar.ir.problem import Problem, Solution
 from autopar.plans.fitting import Candidate
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
-from autopar.plans.request import PlanRequest, ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver import solve
 from autopar.solver.search import silent
@@ -153,7 +153,7 @@ def test_chunks_that_would_save_less_than_is_tolerated_are_not_planned(
 
     compile = import_module("autopar.compile")
     limit = best(None, 1, "logits").estimates.memory.total * 95 // 100
-    monkeypatch.setattr("autopar.driver.on_mesh.best_on", best_on)
+    monkeypatch.setattr("autopar.driver.search.on_mesh.best_on", best_on)
     asked = replace(request(limit, "auto", "logits"), tolerance=tolerance)
     found = best_on_mesh(asked, Trail(silent))
     assert found.estimates.memory.total <= limit
@@ -165,7 +165,7 @@ def test_no_count_that_is_tried_is_better_than_what_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Few chunks take less time: only where they do not fit are there more."""
-    monkeypatch.setattr("autopar.driver.chunk_counts._ROWS", 2)
+    monkeypatch.setattr("autopar.driver.search.open_counts._ROWS", 2)
     limit = best(None, 16, "logits").estimates.memory.total * 51 // 50
     asked = request(limit, "auto", "logits")
     ladder = chunk_ladder(asked)

@@ -13,15 +13,15 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
 from autopar.cost_model.price import price
 from autopar.driver.asking import answer
-from autopar.driver.search import estimates_of
+from autopar.driver.search.meshes import estimates_of
+from autopar.driver.search.weight_layouts import ENOUGH, Roles, describe, find_roles, signature
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Problem, Solution, Status
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.policy import other_thresholds
 from autopar.plans.provenance import Margin
-from autopar.plans.request import ask
-from autopar.plans.weight_layouts import ENOUGH, Roles, describe, find_roles, signature
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.policy import other_thresholds
+from autopar.plans.requests.request import ask
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.exact import WINDOWED_TOLERANCE

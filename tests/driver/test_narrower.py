@@ -11,12 +11,12 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.finding import Finding, Other
-from autopar.driver.incumbent import Trail
-from autopar.driver.narrower import Widened
+from autopar.driver.search.finding import Finding, Other
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.narrower import Widened
 from autopar.errors import InfeasibleError, SolverError
-from autopar.plans.options import Options
-from autopar.plans.request import Asked
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import Asked
 from autopar.solver.search import silent
 
 Form = tuple[int, int, bool, int]

@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.ir.again import with_again
-from autopar.ir.copies import is_optional, original_key
 from autopar.ir.mesh import Cluster
 from autopar.ir.offloading import offloadable
+from autopar.ir.own_ops import is_optional, original_key
+from autopar.ir.passes.recompute import with_again
 from autopar.ir.problem import Problem, Status
-from autopar.plans.decisions import make_stage
-from autopar.plans.options import Options
+from autopar.plans.decisions import make_stage, same_choice, settled_request
 from autopar.plans.provenance import PROVEN
-from autopar.plans.request import PlanRequest, ask
-from autopar.plans.settling import same_choice, settled_request
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent

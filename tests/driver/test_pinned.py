@@ -12,10 +12,10 @@ from autopar.driver.asking import answer
 from autopar.errors import ConstraintError, InfeasibleError
 from autopar.ir.sharding import P, R, S, Sharding
 from autopar.ir.units import format_bytes
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import ask
 from tests.looked import looked_at, named
 from tests.zoo.cases import ZooCase, make_case, moved
 from tests.zoo.chosen import slow

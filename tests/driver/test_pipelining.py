@@ -25,15 +25,15 @@ from autopar.errors import (
     StageError,
 )
 from autopar.ir.mesh import Mesh
-from autopar.ir.microbatches import in_microbatches, in_other_microbatches
+from autopar.ir.passes.microbatches import in_microbatches, in_other_microbatches
 from autopar.ir.pipeline import Action
 from autopar.ir.sharding import Sharding
 from autopar.plans.compatibility import check_world
 from autopar.plans.fitting import Candidate
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
-from autopar.plans.request import ask
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import ask
 from autopar.report.bill import MEMORY
 from autopar.report.difference import compare
 from autopar.runtime.process.stage_groups import storage_in_stages

@@ -7,7 +7,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from autopar.driver import plan_cache
+from autopar.driver.gate import plan_cache
 from autopar.errors import CacheWarning
 from autopar.ir import files
 

@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.driver.what_if import make_explainer
+from autopar.driver.explain.what_if import make_explainer
 from autopar.errors import ArgumentError, AutoparError, InfeasibleError
 from autopar.ir.mesh import Cluster
+from autopar.ir.offloading import Hosting, can_be_hosted
 from autopar.ir.problem import Problem
-from autopar.ir.residency import Hosting, can_be_hosted
-from autopar.plans.decisions import make_stage
-from autopar.plans.options import Options
+from autopar.plans.decisions import make_stage, same_choice, settled_request
 from autopar.plans.provenance import PROVEN
-from autopar.plans.read_options import make_options
-from autopar.plans.request import PlanRequest, ask
-from autopar.plans.settling import same_choice, settled_request
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent

@@ -12,17 +12,17 @@ import pytest
 from autopar.cluster.mesh_shapes import candidate_meshes
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
-from autopar.driver import search as driver
 from autopar.driver.asking import answer
-from autopar.driver.incumbent import Trail
-from autopar.driver.search import meshes_of
+from autopar.driver.search import meshes as driver
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.meshes import meshes_of
 from autopar.errors import ClusterError, InfeasibleError
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.fitting import Beaten, Candidate
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.policy import other_thresholds
-from autopar.plans.request import PlanRequest, ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.policy import other_thresholds
+from autopar.plans.requests.request import PlanRequest, ask
 from tests.graphs import linear_step
 from tests.looked import looked_at, named
 

@@ -11,24 +11,24 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.driver import pipelining, segment_plans, segment_sorts
 from autopar.driver.asking import answer
-from autopar.driver.incumbent import Trail
-from autopar.driver.segment_division import Divided
-from autopar.driver.segment_plans import FreePlans
-from autopar.driver.segment_sorts import SampledStep
-from autopar.driver.segment_ways import SegmentWays
+from autopar.driver.search import pipelining, segment_plans
+from autopar.driver.search import segments as segment_sorts
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.segment_division import Divided
+from autopar.driver.search.segment_plans import FreePlans
+from autopar.driver.search.segment_ways import SegmentWays
+from autopar.driver.search.segments import SampledStep, segments
 from autopar.errors import InfeasibleError, StageError
 from autopar.ir.graph import Graph, Role
-from autopar.ir.microbatches import in_microbatches
-from autopar.ir.segments import segments
-from autopar.ir.stages import is_end
+from autopar.ir.own_ops import is_end
+from autopar.ir.passes.microbatches import in_microbatches
 from autopar.plans.fitting import Beaten
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
-from autopar.plans.policy import Policy
-from autopar.plans.read_options import make_options
-from autopar.plans.request import Asked, ask
+from autopar.plans.requests.policy import Policy
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import Asked, ask
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.codegen.models import case

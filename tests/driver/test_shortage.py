@@ -12,14 +12,13 @@ import torch
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver.asking import answer
-from autopar.driver.leanest import leanest
-from autopar.driver.shortage import with_smaller_batch
+from autopar.driver.search.shortage import leanest, with_smaller_batch
 from autopar.errors import InfeasibleError
 from autopar.ir.graph import Graph
 from autopar.ir.units import format_bytes, parse_bytes
 from autopar.plans.fitting import Candidate
-from autopar.plans.options import Options
-from autopar.plans.request import Asked, PlanRequest, ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import Asked, PlanRequest, ask
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_again import Block, Blocks, request

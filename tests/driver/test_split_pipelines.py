@@ -16,21 +16,20 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.pipeline import add_up
 from autopar.driver.asking import answer
-from autopar.driver.pipeline_shapes import PipelineShape, other_orders
+from autopar.driver.search.pipeline_shapes import PipelineShape, other_orders
 from autopar.errors import ArgumentError, PlanError, StageError
-from autopar.ir.backward_parts import in_two_parts
 from autopar.ir.mesh import Level, Link, Mesh
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.stages import cut_at, in_stages, in_two_parts
 from autopar.ir.pipeline import Action, ActionTable, Waiting
-from autopar.ir.stages import cut_at, in_stages
 from autopar.plans.estimates import TurnTimes
 from autopar.plans.fitting import Candidate
 from autopar.plans.layout import parse_layout
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
-from autopar.plans.request import ask
-from autopar.plans.scheduling import schedule
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import ask
+from autopar.plans.scheduling.events import schedule
 from autopar.report.difference import compare
 from autopar.report.pipeline import pipeline_content
 from autopar.report.shown import shown

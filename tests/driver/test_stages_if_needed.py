@@ -11,13 +11,13 @@ import torch
 
 import autopar
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver import stages_if_needed
-from autopar.driver.finding import Finding
+from autopar.driver.search import stages_if_needed
+from autopar.driver.search.finding import Finding
 from autopar.errors import AutoparError, InfeasibleError, SolverError, StageError
 from autopar.ir.mesh import Cluster, Level, Link
 from autopar.plans.plan import Plan
-from autopar.plans.policy import other_thresholds
 from autopar.plans.provenance import IN_STAGES
+from autopar.plans.requests.policy import other_thresholds
 from tests.driver.test_segments import Chain
 from tests.grouped import grouped
 from tests.planned import whatever_asked

@@ -14,14 +14,13 @@ import torch
 import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver.asking import answer, best_of_all
-from autopar.driver.finding import Finding
-from autopar.driver.incumbent import Trail
-from autopar.driver.stage_in_step import StageInStep
+from autopar.driver.search.finding import Finding, StageInStep
+from autopar.driver.search.incumbent import Trail
 from autopar.errors import PlanError
 from autopar.ir.problem import Status
 from autopar.plans.plan import Plan
-from autopar.plans.policy import other_thresholds
-from autopar.plans.request import Asked
+from autopar.plans.requests.policy import other_thresholds
+from autopar.plans.requests.request import Asked
 from autopar.report.html.page import html
 from autopar.solver.search import silent
 from autopar.tracer import trace

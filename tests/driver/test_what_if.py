@@ -14,16 +14,16 @@ from torch import nn
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
-from autopar.driver.what_if import Explainer, make_explainer
+from autopar.driver.explain.what_if import Explainer, make_explainer
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Status
-from autopar.plans.constraints import Constraint
 from autopar.plans.explanation import Alternative, Benefit, Explanation
 from autopar.plans.fitting import Candidate
-from autopar.plans.options import Options
-from autopar.plans.request import ask
-from autopar.report.explanation import alternatives_text, benefits_text
+from autopar.plans.requests.constraints import Constraint
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
+from autopar.report.decisions import alternatives_text, benefits_text
 from autopar.solver import solve
 from autopar.solver.sensitivity import Sensitivity
 from autopar.tracer import trace

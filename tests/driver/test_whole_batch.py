@@ -12,8 +12,9 @@ from torch.nn import functional
 
 import autopar
 from autopar.ir.graph import Graph
-from autopar.ir.microbatches import TURN, in_microbatches
-from autopar.ir.stages import RECEIVE, in_stages
+from autopar.ir.own_ops import RECEIVE, TURN
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.stages import in_stages
 from autopar.tracer import trace
 from tests.grouped import grouped
 from tests.planned import hostless

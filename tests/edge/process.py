@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.errors import AutoparError
 from autopar.runtime.dtensor_private import mesh_of_others
 from autopar.runtime.module.changes import know_changes
-from autopar.runtime.process.byte_messages import know_bytes
+from autopar.runtime.process.own_group import know_bytes
 from autopar.runtime.process.part_tensors import know, know_numbers
 from tests.edge.calls import Meshes, difference, outcome
 from tests.edge.samples import Case, cases, tried_ops

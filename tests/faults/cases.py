@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.compile import ModelCall, rewritten
-from autopar.driver.comparing import compare_program
+from autopar.driver.verify import compare_program
 from autopar.plans.plan import Plan
 from autopar.runtime.simulator.eager_step import seeded
 from autopar.tracer import Traced, trace

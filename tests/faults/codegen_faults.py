@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.codegen import emit, passes, turns
 from autopar.codegen.emit import LocalGraph, _Generator
-from autopar.codegen.messages import Messages
+from autopar.codegen.local_graph import Messages
 from autopar.codegen.ops import loss, norm, peers
 from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import EMITTERS
@@ -20,7 +20,7 @@ from autopar.ir.graph import Node, Phase, Role
 from autopar.ir.schedule import Message, Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
-from autopar.plans.routes import Routes
+from autopar.plans.scheduling.routes import Routes
 from autopar.rules.table import OPS
 from autopar.runtime.program.program import Program
 from tests.codegen.test_events import test_events_are_in_order

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.codegen import collectives, messages
+from autopar.codegen import collectives, local_graph
 from autopar.codegen.collectives import Packing
-from autopar.codegen.messages import Messages, _Piece
+from autopar.codegen.local_graph import Messages, _Piece
 from autopar.ir.schedule import Message
 from autopar.ir.sharding import S
 from tests.codegen import test_collectives
@@ -43,7 +43,7 @@ def called_as(patch: Patch, change: Callable[[Any, tuple[Any, ...]], tuple[Any, 
     def collective_call(kind: str, num: int, axis: str) -> Any:
         return change(*original(kind, num, axis))
 
-    for module in (collectives, messages, test_collectives):
+    for module in (collectives, local_graph, test_collectives):
         patch.setattr(module, "collective_call", collective_call)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from autopar.codegen.ops import chunked_loss as emitters
-from autopar.ir import loss_chunks
+from autopar.codegen.ops import loss as emitters
 from autopar.ir.graph import Node
-from autopar.ir.loss_chunks import LINEAR, LINEAR_BACKWARD
+from autopar.ir.own_ops import LINEAR, LINEAR_BACKWARD
+from autopar.ir.passes import loss_chunks
 from autopar.plans import passes
 from autopar.runtime.ops import chunked_loss
 from tests.codegen.test_loss_chunks import test_equal_to_eager, test_in_microbatches_too

@@ -13,9 +13,8 @@ from autopar.cost_model import space
 from autopar.ir import choices as strategy
 from autopar.ir.graph import Node
 from autopar.ir.sharding import P, R
-from autopar.rules import intra_op
-from autopar.rules.call import Call
-from autopar.rules.notation import Rule, parse_rule
+from autopar.rules import work
+from autopar.rules.notation import Call, Rule, parse_rule
 from autopar.rules.pointwise import pointwise
 from autopar.rules.reductions import reduction
 from autopar.rules.table import OPS
@@ -202,12 +201,12 @@ def sum_that_is_thought_complete(patch: Patch) -> None:
 
 @fault(verified("vocabulary"))
 def rows_reduced_over_one_axis_of_two(patch: Patch) -> None:
-    original = intra_op.exchange_axes
+    original = work.exchange_axes
 
     def first(node: Node, choice: str) -> tuple[int, ...]:
         return original(node, choice)[:1]
 
-    patch.setattr(intra_op, "exchange_axes", first)
+    patch.setattr(work, "exchange_axes", first)
     patch.setattr(peers, "exchange_axes", first)
 
 

@@ -16,7 +16,7 @@ from autopar.ir import uneven
 from autopar.runtime import generators
 from autopar.runtime.checkpoint import initialise
 from autopar.runtime.ops import draws
-from autopar.runtime.process import beside, digests, drawing, world
+from autopar.runtime.process import beside, digests, world
 from autopar.runtime.program import function, random, symbols
 from tests.codegen.test_chunks import test_every_step
 from tests.codegen.test_draws import test_equal_to_eager
@@ -67,7 +67,7 @@ def draw_one() -> torch.Tensor:
 
 @fault(by_test(test_each_draw_moves_the_place_and_a_seed_takes_it_back, draw_one))
 def draws_of_one_rank_overlooked(patch: Patch) -> None:
-    patch.setattr(drawing, "_MOVED", {"cpu": itemgetter(0, 0)})
+    patch.setattr(generators, "_MOVED", {"cpu": itemgetter(0, 0)})
 
 
 @fault(by_test(test_what_differs_is_told, torch.arange(1.0, 9), torch.arange(1.0, 9).flip(0)))

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from autopar.cost_model import account
-from autopar.driver import pipelining
-from autopar.ir import backward_parts, exchange
+from autopar.driver.search import pipelining
+from autopar.ir import redistribute
 from autopar.ir.cutting import RankMeshes
 from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.passes import stages as backward_parts
+from autopar.ir.passes.stages import StageLink
 from autopar.ir.pipeline import Waiting
-from autopar.ir.stages import StageLink
 from autopar.runtime.program import mail, turns
 from autopar.runtime.simulator import stages
 from autopar.solver import cutting
@@ -39,7 +40,7 @@ LLAMA = ("llama", 4, "1f1b", 3, 1)
 @fault(by_test(test_pieces_are_put_together_of_what_overlaps, (2,), (2, 2)), silent=False)
 def pieces_taken_from_the_first_device_alone(patch: Patch) -> None:
     def first(*given: Any) -> dict[Any, list[int]]:
-        return {box: [0] for box in exchange.holders(*given)}
+        return {box: [0] for box in redistribute.holders(*given)}
 
     patch.setattr("tests.ir.test_exchange.holders", first)
 

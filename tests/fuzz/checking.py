@@ -16,13 +16,13 @@ from hypothesis import reject
 from torch import nn
 
 from autopar.compile import ModelCall, rewritten
-from autopar.driver.comparing import compare_program, eager
+from autopar.driver.verify import compare_program, eager
 from autopar.errors import MicrobatchError, StageError, UnknownOpWarning
 from autopar.ir.graph import Node, Phase, Role
 from autopar.ir.input_sharding import with_handed
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.stages import in_stages
 from autopar.ir.sharding import Handed, Sharding
-from autopar.ir.stages import in_stages
 from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, STAGES_PER_RANK
 from autopar.plans.plan import Plan
 from autopar.runtime.program.program import Program as Step

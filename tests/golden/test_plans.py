@@ -23,9 +23,9 @@ from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.sharding import P, R, S, Sharding
 from autopar.ir.uses import groups
 from autopar.plans.layout import Layout
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from autopar.report.outline import outline
 from autopar.tracer import trace
 from tests.layouts import laid_out

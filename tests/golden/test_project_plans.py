@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.driver.golden import Check, find_recipes, run_all
+from autopar.driver.gate.golden import Check, find_recipes, run_all
 from autopar.report.verdict import verdict_line
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from autopar.ir.again import with_again
-from autopar.ir.backward_parts import in_two_parts, waited_for
 from autopar.ir.blocks import blocks_of
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Mesh
-from autopar.ir.microbatches import in_microbatches
-from autopar.ir.stages import RECEIVE, SEND, cut_at, in_stages
+from autopar.ir.own_ops import RECEIVE, SEND
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.recompute import with_again
+from autopar.ir.passes.stages import cut_at, in_stages, in_two_parts, waited_for
 from tests.codegen.models import case
 
 

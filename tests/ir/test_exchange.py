@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from autopar.errors import PlanError
-from autopar.ir.exchange import OnMesh, holders, parcels
 from autopar.ir.graph import Atom, TensorType
-from autopar.ir.redistribute import local_part_sizes, states
+from autopar.ir.redistribute import OnMesh, holders, local_part_sizes, parcels, states
 from autopar.ir.sharding import Sharding
 from autopar.runtime.simulator.shards import shard
 from tests.codegen.meshes import mesh

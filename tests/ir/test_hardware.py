@@ -10,9 +10,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.ir.apportion import apportion
-from autopar.ir.critical_path import Leg, critical_path
-from autopar.ir.hardware import Hardware, Record, Span
+from autopar.ir.hardware import Hardware, Leg, Record, Span, apportion, critical_path
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autopar.driver.search.segments import segments
 from autopar.errors import StageError
 from autopar.ir.graph import Graph, Node, Phase, Role
-from autopar.ir.microbatches import in_microbatches, in_other_microbatches
-from autopar.ir.segments import segments
-from autopar.ir.stage_homes import assign
-from autopar.ir.stages import RECEIVE, SEND, StageLink, cut_at, in_stages, links
+from autopar.ir.own_ops import RECEIVE, SEND
+from autopar.ir.passes.microbatches import in_microbatches, in_other_microbatches
+from autopar.ir.passes.stage_homes import assign
+from autopar.ir.passes.stages import StageLink, cut_at, in_stages, links
 from autopar.tracer import trace
 from tests.codegen.models import case
 from tests.zoo.cases import trained

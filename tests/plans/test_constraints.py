@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.infeasible_subset import MAX_PROBES, smallest_infeasible_subset
+from autopar.driver.search.infeasible_subset import MAX_PROBES, smallest_infeasible_subset
 from autopar.errors import ConstraintError
 from autopar.ir.sharding import C, R, S
-from autopar.plans.constraints import (
+from autopar.plans.requests.constraints import (
     Constraint,
     Demand,
     WantedPlacement,
@@ -20,7 +20,7 @@ from autopar.plans.constraints import (
     parse_forbidden,
     parse_pins,
 )
-from autopar.plans.matching import settle
+from autopar.plans.requests.matching import settle
 from tests.graphs import linear_step
 
 AXES = st.sampled_from(["*", "dp", "tp"])

@@ -12,7 +12,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.moments import Moment
 from autopar.ir.problem import Conflict, Solution, Status
 from autopar.plans.fitting import Fitting
-from autopar.plans.request import PlanRequest
+from autopar.plans.requests.request import PlanRequest
 
 MOMENT = cast(Moment, "the fullest")
 NO_PLAN = Solution(Status.INFEASIBLE, conflict=Conflict(0, needed=90, limit=80))

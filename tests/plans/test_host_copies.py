@@ -6,8 +6,8 @@ import pytest
 
 from autopar.ir.offloading import offloadable
 from autopar.ir.schedule import Compute, Event, Start, Wait
-from autopar.plans.host_copies import pace
-from autopar.plans.scheduling import schedule
+from autopar.plans.scheduling.events import schedule
+from autopar.plans.scheduling.host_copies import pace
 from tests.graphs import linear_step
 from tests.layouts import laid_out
 from tests.planned import on_h100, plan_for

@@ -10,7 +10,7 @@ from weakref import ref
 import pytest
 
 from autopar.ir.graph import Graph, Ref
-from autopar.ir.stages import Cut
+from autopar.ir.passes.stages import Cut
 from autopar.plans import passes
 from autopar.plans.passes import STEP_PASSES, GraphPass, StepForm, step_graph
 from tests.codegen.models import case

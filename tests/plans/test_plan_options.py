@@ -14,8 +14,9 @@ from torch import nn
 import autopar
 from autopar.cli.plan import plan as command
 from autopar.cli.plan_flags import flag_of
+from autopar.driver.gate.recipe import read_recipe
 from autopar.errors import ArgumentError, AutoparError, OldNameWarning
-from autopar.plans.plan_options import (
+from autopar.plans.requests.plan_options import (
     GROUPS,
     OptionField,
     PlanOptions,
@@ -23,8 +24,7 @@ from autopar.plans.plan_options import (
     option_fields,
     value_of,
 )
-from autopar.plans.read_options import make_options, read_options
-from autopar.plans.recipe import read_recipe
+from autopar.plans.requests.read_options import make_options, read_options
 from tests.options_page import PAGE, page
 
 FIELDS = option_fields()

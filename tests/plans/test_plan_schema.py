@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 
-from autopar.ir.canonical import written
+from autopar.ir.files import written
 from autopar.plans.plan import Plan
 from tests.report.any_plans import plans
 from tests.report.plans import two_axis_plan

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from autopar.ir.graph import Node, Role
-from autopar.plans.bucketing import Gathers
-from autopar.plans.prefetching import starts_before
+from autopar.plans.scheduling.bucketing import Gathers, starts_before
 from tests.graphs import linear_step
 
 TP, DP = 1, 0

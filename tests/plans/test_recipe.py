@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from autopar.driver.gate.recipe import cluster_file, read_recipe
 from autopar.errors import RecipeError
-from autopar.plans.recipe import cluster_file, read_recipe
 
 LEAST = 'target = "../train.py:build"\ncluster = "2x4xA100"\n'
 

@@ -25,10 +25,10 @@ from autopar.ir.schedule import (
     Wait,
 )
 from autopar.plans.decisions import make_stage
-from autopar.plans.last_uses import with_frees
-from autopar.plans.options import Options
-from autopar.plans.request import ask
-from autopar.plans.scheduling import schedule
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
+from autopar.plans.scheduling.events import schedule
+from autopar.plans.scheduling.step_state import with_frees
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step
 from tests.layouts import laid_out

@@ -9,7 +9,7 @@ import pytest
 from autopar.errors import ArgumentError
 from autopar.plans.compatibility import stored_options
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
+from autopar.plans.requests.read_options import make_options
 from tests.grouped import grouped
 from tests.report.plans import Order, staged_plan, two_axis_plan, with_stage
 

@@ -14,8 +14,8 @@ from autopar.driver.asking import answer
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import make_options
-from autopar.plans.request import ask
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import ask
 from autopar.runtime.program.program import Program
 from autopar.tracer import trace
 from tests.codegen.test_schemes import SCHEMES, B, Product, S

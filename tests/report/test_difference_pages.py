@@ -11,8 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from autopar.report.difference import compare
-from autopar.report.markdown import MAX_CHARACTERS, fitted
-from autopar.report.printed import plain
+from autopar.report.printed import MAX_CHARACTERS, fitted, plain
 from autopar.report.verdict import judge, markdown
 from tests.redone import redecided, repriced
 from tests.report.plans import renamed, two_axis_plan

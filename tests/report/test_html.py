@@ -17,7 +17,7 @@ from networkx import DiGraph, is_directed_acyclic_graph
 from autopar.cli.main import main
 from autopar.plans.plan import Plan
 from autopar.report.html.block_graph import fold
-from autopar.report.html.layered import arrange
+from autopar.report.html.block_picture import arrange
 from autopar.report.html.page import content, html
 from autopar.report.html.schedule import CRITICAL
 from autopar.report.html.svg import ticks

@@ -13,11 +13,11 @@ from autopar.ir.mesh import HOST_LINKS
 from autopar.ir.offloading import offloadable
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.estimates import NOTHING_ON_HOST, HostMemory, of_one_stage
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
+from autopar.report.costs import HostRow
 from autopar.report.decided import decision_topics
-from autopar.report.held import HostRow
 from autopar.report.html.page import html
 from autopar.report.summary import summarize
 from autopar.report.timeline import timeline

@@ -15,8 +15,8 @@ from rich.console import Console, RenderableType
 from autopar.ir.mesh import Axis, Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.estimates import CollectiveTotal, OpTotal
-from autopar.plans.matching import general
 from autopar.plans.plan import Plan
+from autopar.plans.requests.matching import general
 from autopar.plans.structure import Param
 from autopar.report.names import MAX_NAME, clean
 from autopar.report.placed import on_axes, param_groups

@@ -15,7 +15,6 @@ from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable
 from autopar.plans.estimates import Memory
 from autopar.plans.plan import Plan
-from autopar.report.picture import draw
 from autopar.report.pipeline import (
     busiest_text,
     pipeline_content,
@@ -24,7 +23,7 @@ from autopar.report.pipeline import (
 from autopar.report.printed import plain
 from autopar.report.shown import shown, stage_of
 from autopar.report.summary import summarize
-from autopar.report.waits import exposed_ns, played_ranks
+from autopar.report.waits import draw, exposed_ns, played_ranks
 from tests.redone import redecided, repriced
 from tests.report.plans import MIB, MS, Order, in_order, staged_plan, two_axis_plan, with_stage
 

@@ -15,8 +15,8 @@ from autopar.plans.plan import Plan
 from autopar.report.html.page import MAX_STAGES, content, html
 from autopar.report.html.pipeline_part import MAX_ACTION_BARS, SHARED, PipelinePart
 from autopar.report.html.schedule import Turn
-from autopar.report.picture import MAX_RANKS
 from autopar.report.timeline import UPDATE
+from autopar.report.waits import MAX_RANKS
 from tests.redone import redecided, repriced
 from tests.report.plans import MIB, MS, Order, renamed, staged_plan, stepped_plan
 from tests.report.test_html import HOSTILE, check

@@ -14,13 +14,13 @@ from rich.cells import cell_len
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver.asking import answer
-from autopar.driver.search import summary
+from autopar.driver.search.meshes import summary
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.provenance import Margin
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from autopar.plans.structure import Param
 from autopar.report import placed
 from autopar.report.costs import costs

@@ -7,10 +7,10 @@ import json
 import msgspec
 
 from autopar.plans.plan import Plan
-from autopar.plans.policy import Policy, other_thresholds, policy_now
 from autopar.plans.provenance import CandidateOutcome
+from autopar.plans.requests.policy import Policy, other_thresholds, policy_now
+from autopar.report.cautions import searched_lines, searched_text
 from autopar.report.html.page import content, html
-from autopar.report.searched import searched_lines, searched_text
 from tests.report.plans import two_axis_plan
 
 MS = 1_000_000

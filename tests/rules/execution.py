@@ -15,10 +15,9 @@ import autopar.runtime.ops.attention
 import autopar.runtime.ops.chunked_loss
 import autopar.runtime.ops.experts
 import autopar.runtime.ops.recurrent  # noqa: F401 - all register ops
-from autopar.codegen.localize import localize
+from autopar.codegen.sources import localize
 from autopar.ir.graph import Arg, Ref
-from autopar.rules.call import Call, TensorShape
-from autopar.rules.notation import Dims, Rule
+from autopar.rules.notation import Call, Dims, Rule, TensorShape
 from autopar.rules.op import Shapes
 
 Ways = dict[str, int]

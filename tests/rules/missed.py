@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, combinations
 
-from autopar.rules.call import Call
-from autopar.rules.notation import Rule
+from autopar.rules.notation import Call, Rule
 from autopar.rules.table import OPS, rule_for
 from tests.rules import test_oracle as oracle
 from tests.rules.execution import (

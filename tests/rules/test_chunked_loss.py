@@ -12,9 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node
-from autopar.ir.loss_chunks import LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKWARD
-from autopar.rules.intra_op import scratch_bytes
-from autopar.rules.work import busiest_work, flops
+from autopar.ir.own_ops import LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKWARD
+from autopar.rules.work import busiest_work, flops, scratch_bytes
 from autopar.runtime.ops import chunked_loss
 from autopar.runtime.ops.operators import function_of
 from tests.held import Held

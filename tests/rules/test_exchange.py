@@ -18,12 +18,11 @@ from autopar.ir.choices import Choice, choices, joint_axes, shardings
 from autopar.ir.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, Slot, TensorType
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import local_shape
-from autopar.rules.call import Call, TensorShape
 from autopar.rules.experts import BACKWARD, FORWARD
-from autopar.rules.intra_op import exchange_axes, exchanges, scratch_bytes
-from autopar.rules.notation import Dims, Rule
+from autopar.rules.notation import Call, Dims, Rule, TensorShape
 from autopar.rules.op import Shapes
 from autopar.rules.table import OPS
+from autopar.rules.work import exchange_axes, exchanges, scratch_bytes
 from autopar.runtime.ops import ragged_all_to_all
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.symbols import permute

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.rules.call import Call
-from autopar.rules.notation import Rule
+from autopar.rules.notation import Call, Rule
 from autopar.rules.table import OPS, rule_for
 from tests.rules.execution import (
     assert_equal,

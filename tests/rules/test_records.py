@@ -24,23 +24,21 @@ ROOT = Path(autopar.__file__).parent
 _OP = re.compile(r"(aten|autopar|transformers)\.\w+\.(default|[A-Za-z]\w*)( \w+)?")
 
 NAMED_ELSEWHERE = {
-    "codegen/bias.py": "the addition that a matmul takes in again",
-    "codegen/tidy.py": "pairs of ops that cancel",
-    "ir/heads.py": "the ops that a head and its loss are made of",
-    "ir/loss_chunks.py": "the ops that take their place",
-    "ir/microbatches.py": "losses, of which what they count is told apart",
-    "ir/stage_homes.py": "sums of gradients, whose terms stages may add up apart",
-    "ir/turn_states.py": "zeros, which are a term of any sum, and what reads no values",
+    "codegen/passes.py": "the addition that a matmul takes in again, and pairs of ops that cancel",
+    "ir/passes/losses.py": "the ops that a head and its loss are made of",
+    "ir/own_ops.py": "the ops that take their place",
+    "ir/passes/microbatches.py": "losses, of which what they count is told apart",
+    "ir/passes/stage_homes.py": "sums of gradients, whose terms stages may add up apart",
+    "ir/passes/turn_states.py": "zeros, which are a term of any sum, and what reads no values",
     "runtime/module/changes.py": "what a script may do with parameters: eager, not planned",
     "runtime/process/part_tensors.py": "norms of lists of tensors, some of them on no rank: eager",
     "runtime/process/proven.py": "what DTensor makes of shards: eager, not planned",
     "runtime/ops/gates.py": "activations and the ops that differentiate them",
     "runtime/ops/host_copies.py": "its own ops, as codegen puts them into graphs",
     "runtime/program/sharded_ops.py": "what a user may do with outputs in shards: eager",
-    "runtime/simulator/precision.py": "which kernels of eager take sums in float32",
+    "runtime/simulator/eager_step.py": "which kernels of eager take sums in float32",
     "tracer/normalize.py": "losses whose mean becomes a sum before there is a graph to plan",
-    "tracer/pieces.py": "a view that is copied before there is a graph to plan",
-    "tracer/pieces_norm.py": "norms that are split before there is a graph to plan",
+    "tracer/pieces.py": "views that are copied and norms that are split, before there is a graph",
 }
 """Files that name ops, other than records and emitters, and for what."""
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from autopar.ir.graph import Arg, Ref
-from autopar.rules.call import Call, TensorShape
-from autopar.rules.notation import Rule, parse_rule
+from autopar.rules.notation import Call, Rule, TensorShape, parse_rule
 from autopar.rules.table import OPS, rule_for
 from tests.rules.execution import snapshot
 from tests.rules.samples import SAMPLES

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import autopar
-from autopar.driver import session
+from autopar.driver.training import session
 from autopar.errors import AutoparError
 from autopar.runtime.process.agreement import Agreement
 from autopar.runtime.program.turns import TurnRun

@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import autopar
+from autopar.driver.search.segments import segments
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
-from autopar.ir.microbatches import in_microbatches
-from autopar.ir.segments import segments
-from autopar.ir.stages import cut_at, in_stages
-from autopar.plans.compatibility import describe_inputs
+from autopar.ir.input_sharding import describe_inputs
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.stages import cut_at, in_stages
 from autopar.plans.plan import Plan
 from autopar.plans.structure import Stage, Structure
 from autopar.runtime.torch_private import flatten

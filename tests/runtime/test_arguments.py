@@ -17,7 +17,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.optimizer_given import optimizer_name
 from autopar.driver.arguments import read_cluster
 from autopar.errors import AutoparError, ConstraintError
-from autopar.plans.read_options import make_options
+from autopar.plans.requests.read_options import make_options
 from tests.grouped import grouped
 
 WEIGHT = nn.Parameter(torch.zeros(2))

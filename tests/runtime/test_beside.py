@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autopar.runtime.generators import Drawing
 from autopar.runtime.process import beside as module
 from autopar.runtime.process.beside import Beside, differ
-from autopar.runtime.process.drawing import Drawing
 
 CPU = torch.device("cpu")
 BIG = (1 << 14) * 3 + 5

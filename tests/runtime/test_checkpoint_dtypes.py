@@ -12,7 +12,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import WeightsError
-from autopar.runtime.checkpoint.safetensors_files import open_checkpoint
+from autopar.runtime.checkpoint.lazy import open_checkpoint
 
 BITS = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,

@@ -15,13 +15,13 @@ from torch import Tensor
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import rewritten
 from autopar.driver.asking import answer
-from autopar.driver.stage_binding import StageBinder
+from autopar.driver.training.stage_binding import StageBinder
 from autopar.ir.pipeline import Action
-from autopar.plans.options import Options
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
-from autopar.plans.read_options import read_schedule
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.read_options import read_schedule
+from autopar.plans.requests.request import ask
 from autopar.runtime.process.world import World
 from autopar.runtime.program import mail, pipelined
 from autopar.runtime.program.meter import Meter

@@ -13,7 +13,7 @@ import autopar.runtime.ops.attention
 import autopar.runtime.ops.host_copies  # noqa: F401 defines the op
 from autopar.runtime.ops.draws import drawing
 from autopar.runtime.ops.operators import function_of
-from autopar.runtime.program.direct_calls import DIRECT, call_directly
+from autopar.runtime.program.backend import DIRECT, call_directly
 from autopar.runtime.torch_private import TorchDispatchMode
 
 _ATEN = torch.ops.aten

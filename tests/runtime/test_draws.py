@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autopar
-from autopar.ir.draws import STATE_BYTES
+from autopar.ir.passes.recompute import STATE_BYTES
 from autopar.rules.creation import CREATION
 from autopar.rules.table import records
 from autopar.runtime.ops.draws import drawing, redrawing

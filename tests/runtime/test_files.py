@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import torch as library
 
-from autopar.runtime.checkpoint.files import _TAKERS, in_one_piece
+from autopar.runtime.module.readings import _TAKERS, in_one_piece
 from tests.runtime import file_workers
 from tests.runtime.spawn import spawn
 

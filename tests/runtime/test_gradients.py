@@ -97,7 +97,7 @@ def test_what_backward_shows_is_planned_from_then_on(
     step(model, LOSSES["both"])
     plan = model.plans[0]
     assert list(plan.structure.only.outputs) == ["detached:2", "detached:3", "detached:4"]
-    monkeypatch.setattr("autopar.driver.session.answer", None)
+    monkeypatch.setattr("autopar.driver.training.session.answer", None)
     step(model, LOSSES["both"])
     assert model.plans == (plan,)
     monkeypatch.undo()

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import fx, nn
 
+from autopar.driver.training.progress import StepProgress
 from autopar.runtime.process.digests import digest_params, digest_values, param_types
-from autopar.runtime.process.progress import StepProgress
 from autopar.runtime.program.random import SharedRandom, draws
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from autopar.runtime.checkpoint.load_hooks import as_loaded
+from autopar.runtime.checkpoint.renaming import as_loaded
 from tests.runtime import load_workers
 from tests.runtime.spawn import spawn
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.errors import ArgumentError, ConstraintError, PlanMismatchError
 from autopar.plans.compatibility import stored_options
-from autopar.plans.options import Options
+from autopar.plans.requests.options import Options
 from tests.grouped import grouped
 from tests.runtime.loss_chunk_workers import without_logits
 from tests.runtime.microbatch_workers import batch, trained

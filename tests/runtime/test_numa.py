@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.runtime.ops import host_copies, numa
+from autopar.runtime.ops import host_copies
 
 DEVICE = torch.device("cuda", 1)
 
@@ -21,12 +21,12 @@ def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A machine whose second GPU is on node 1, at 0001:3b:02.0."""
     properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x3B, pci_device_id=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(numa, "SYSTEM", tmp_path)
+    monkeypatch.setattr(host_copies, "SYSTEM", tmp_path)
     (tmp_path / "bus/pci/devices/0001:3b:02.0").mkdir(parents=True)
     (tmp_path / "devices/system/node/node1").mkdir(parents=True)
-    numa.cpus_near.cache_clear()
+    host_copies.cpus_near.cache_clear()
     yield tmp_path
-    numa.cpus_near.cache_clear()
+    host_copies.cpus_near.cache_clear()
 
 
 def has(system: Path, node: int, cpus: str) -> None:
@@ -36,19 +36,19 @@ def has(system: Path, node: int, cpus: str) -> None:
 
 def test_processors_of_a_node(system: Path) -> None:
     has(system, 1, "4-6,9,12-13")
-    assert numa.cpus_near(DEVICE) == {4, 5, 6, 9, 12, 13}
+    assert host_copies.cpus_near(DEVICE) == {4, 5, 6, 9, 12, 13}
 
 
 def test_a_machine_of_one_node(system: Path) -> None:
     has(system, -1, "0")
-    assert numa.cpus_near(DEVICE) == frozenset()
+    assert host_copies.cpus_near(DEVICE) == frozenset()
 
 
 def test_a_thread_is_near_and_comes_back(system: Path) -> None:
     before = os.sched_getaffinity(0)
     last = max(before)
     has(system, 1, f"{last},{last + 1000}")
-    with pytest.raises(RuntimeError), numa.near_device(DEVICE):
+    with pytest.raises(RuntimeError), host_copies.near_device(DEVICE):
         assert os.sched_getaffinity(0) == {last}
         raise RuntimeError
     assert os.sched_getaffinity(0) == before
@@ -58,7 +58,7 @@ def test_a_thread_is_near_and_comes_back(system: Path) -> None:
 def test_a_thread_stays_where_it_may_be(system: Path, cpus: str) -> None:
     before = os.sched_getaffinity(0)
     has(system, 1, cpus)
-    with numa.near_device(DEVICE):
+    with host_copies.near_device(DEVICE):
         assert os.sched_getaffinity(0) == before
 
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.compile import Compiled
-from autopar.driver.stage_binding import StageBinder
+from autopar.driver.search.segments import segments
+from autopar.driver.training.stage_binding import StageBinder
 from autopar.ir.graph import Graph
-from autopar.ir.microbatches import in_microbatches
-from autopar.ir.segments import segments
-from autopar.ir.stages import in_stages
-from autopar.plans.options import is_table
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.stages import in_stages
 from autopar.plans.pipeline_orders import IN_CHUNKS
+from autopar.plans.requests.options import is_table
 from autopar.runtime.process.world import World
 from autopar.runtime.program import mail, pipelined
 from autopar.runtime.program.meter import Meter

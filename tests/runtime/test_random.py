@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autopar
 from autopar.compile import ModelCall, rewritten
-from autopar.driver.comparing import compare_program
+from autopar.driver.verify import compare_program
 from autopar.ir.graph import Role
 from autopar.runtime.program.random import draws
 from autopar.runtime.simulator.eager_step import seeded, whole_tensors

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 import autopar
 from autopar.errors import ArgumentError, PlanMismatchError
 from autopar.ir.fingerprint import fingerprint
-from autopar.plans.compatibility import describe_inputs
+from autopar.ir.input_sharding import describe_inputs
 from autopar.runtime.dtensor_private import dtensor_of
 from autopar.runtime.module import optimizers
 from autopar.runtime.program import binding, turns

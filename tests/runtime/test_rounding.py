@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import autopar
+from autopar.driver.gate.recipe import read_recipe
 from autopar.errors import ArgumentError
-from autopar.plans.recipe import read_recipe
 from tests.grouped import grouped
 from tests.runtime.microbatch_workers import batch
 from tests.runtime.spawn import spawn

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from autopar.runtime.module.stored import is_simple
+from autopar.runtime.module.writes import is_simple
 
 
 def test_equal_meshes_are_one() -> None:

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autopar.errors import AutoparError
 from autopar.runtime import dtensor_private, torch_private
 from autopar.runtime.process import spots
-from autopar.runtime.process.composites import know_composites
+from autopar.runtime.process.proven import know_composites
 from autopar.runtime.program.reads_whole import storage_of_piece
 
 

@@ -27,7 +27,7 @@ from transformers import (
 
 import autopar
 from autopar.errors import WeightsError
-from autopar.runtime.checkpoint import lazy, safetensors_files
+from autopar.runtime.checkpoint import lazy
 from autopar.runtime.checkpoint.initialise import Initialiser
 from autopar.runtime.checkpoint.weights import find_sources
 
@@ -205,7 +205,7 @@ def test_no_more_is_read_than_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_stored_tensor_is_sliced_in_the_file(tmp_path: Path) -> None:
     """What is read is a slice, never `get_tensor` of more than a scalar."""
     save_file({"a": torch.arange(24.0).reshape(6, 4)}, tmp_path / "a.safetensors")
-    stored = safetensors_files.open_checkpoint(tmp_path)["a"]
+    stored = lazy.open_checkpoint(tmp_path)["a"]
 
     class OnlySlices:
         def get_slice(self, name: str) -> Any:

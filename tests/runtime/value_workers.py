@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
-from autopar.runtime.process.byte_messages import broadcast
 from autopar.runtime.process.digests import BatchDigest, digest_values
+from autopar.runtime.process.own_group import broadcast
 from tests.grouped import grouped
 from tests.runtime.workers import RANK, distance, slow_devices, whole
 

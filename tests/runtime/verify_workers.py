@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.driver import comparing
+from autopar.driver import verify
 from autopar.errors import VerificationError
 from autopar.runtime.simulator.spmd import StepResult
 from tests.runtime.workers import distance
@@ -31,7 +31,7 @@ def two() -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     far = distance(compiled(x.chunk(2)[rank]), expected.chunk(2)[rank])
     compiled(torch.randn(2, 6))  # with parameters in shards
-    right = comparing.train_step
+    right = verify.train_step
 
     def wrong(*args: Any, **kwargs: Any) -> StepResult:
         found = right(*args, **kwargs)
@@ -39,7 +39,7 @@ def two() -> dict[str, Any]:
         return found
 
     told = ""
-    with patch.object(comparing, "train_step", wrong):
+    with patch.object(verify, "train_step", wrong):
         try:
             compiled(torch.randn(1, 6))
         except VerificationError as error:

@@ -13,8 +13,8 @@ from autopar.errors import SolverError
 from autopar.solver import adapter
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.clock import Clock
-from autopar.solver.express import express
 from autopar.solver.ilp import build_model
+from autopar.solver.relaxation import express
 from tests.solver.fake_clock import fake_clock
 from tests.solver.synthetic import transformer
 

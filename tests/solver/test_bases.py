@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from autopar.ir.problem import Basis, Problem
 from autopar.solver import solve
 from autopar.solver.adapter import Answer, Highs, Outcome
-from autopar.solver.bases import as_basis, as_start
+from autopar.solver.driver import in_canonical_order
 from autopar.solver.evaluate import peak_usage
-from autopar.solver.express import express
 from autopar.solver.ilp import Model, build_model
-from autopar.solver.order import in_canonical_order
+from autopar.solver.relaxation import as_basis, as_start, express
 from tests.solver.random_problems import problems
 from tests.solver.synthetic import transformer
 from tests.solver.test_exact import FEW, SETTINGS

@@ -15,13 +15,12 @@ from autopar.solver.clock import Clock
 from autopar.solver.column_generation import path
 from autopar.solver.column_generation.passing import Passing
 from autopar.solver.column_generation.path import near
-from autopar.solver.column_generation.potentials import no_potentials
-from autopar.solver.column_generation.relays import relay
-from autopar.solver.distances import all_distances
+from autopar.solver.column_generation.relays import no_potentials, relay
+from autopar.solver.driver import in_canonical_order
 from autopar.solver.exact import find_exactly
 from autopar.solver.ilp import distinct_sinks
 from autopar.solver.memory import maximal_times
-from autopar.solver.order import in_canonical_order
+from autopar.solver.routing import all_distances
 from autopar.solver.search import silent
 
 from .bruteforce import solve_by_enumeration

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from autopar.ir.problem import Problem, Status
 from autopar.solver import solve, tiebreak
 from autopar.solver.clock import Clock
+from autopar.solver.driver import in_canonical_order
 from autopar.solver.exact import WINDOWED_TOLERANCE, Aim, find_exactly
-from autopar.solver.order import in_canonical_order
 from autopar.solver.search import SAME_COST, silent
 from tests.solver.bruteforce import solve_by_enumeration, tie_weight
 from tests.solver.random_problems import problems, windowed_problems

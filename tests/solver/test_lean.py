@@ -8,7 +8,7 @@ import pytest
 
 from autopar.ir.problem import FORBIDDEN, Edge
 from autopar.solver.column_generation.relays import relay
-from autopar.solver.pairwise import lean
+from autopar.solver.pairwise import core as lean
 from autopar.solver.pairwise.core import Core
 from autopar.solver.pairwise.kernels import rows_least, sweep
 from tests.solver.making import problem

@@ -19,6 +19,7 @@ from autopar.errors import CacheWarning
 from autopar.ir import files
 from autopar.ir.problem import Status
 from autopar.solver import driver, loops, solve
+from autopar.solver.message_passing import path
 from autopar.solver.pairwise.compiling import compiled
 from tests.solver.fake_clock import FakeClock, fake_clock
 from tests.solver.synthetic import transformer
@@ -30,10 +31,11 @@ COMPILING_S = 1e6
 ALL_SEARCHES = """
 from dataclasses import replace
 from autopar.solver import driver, loops, solve
+from autopar.solver.message_passing import path
 from autopar.solver.pairwise.compiling import LOOPS
 from tests.solver.synthetic import transformer
 from tests.solver.test_message_passing import ladder
-loops.ready_message_passing()
+path.ready_message_passing()
 loops.ready_column_generation()
 ready = [loop.signatures for loop in LOOPS]
 driver.MAX_ENTRIES = -1
@@ -55,6 +57,7 @@ caching._CacheLocator.ensure_cache_path = refuse
 from autopar.cli.main import _spoken_warnings
 with _spoken_warnings():
     import autopar.solver.loops
+    import autopar.solver.message_passing.path
 from autopar.solver.pairwise.compiling import LOOPS
 assert len(LOOPS) > 10
 """
@@ -79,7 +82,7 @@ def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     def compile_slowly() -> None:
         fake.now_s += COMPILING_S
 
-    monkeypatch.setattr(loops, "ready_message_passing", compile_slowly)
+    monkeypatch.setattr(path, "ready_message_passing", compile_slowly)
     monkeypatch.setattr(loops, "ready_column_generation", compile_slowly)
     return fake
 

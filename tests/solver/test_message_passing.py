@@ -13,15 +13,12 @@ from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem, Status, Usage
 from autopar.solver import driver, evaluate, solve
 from autopar.solver.clock import Clock
 from autopar.solver.memory import live_sets, maximal_times
-from autopar.solver.message_passing import improving, path
-from autopar.solver.message_passing.ascent import Ascent
-from autopar.solver.message_passing.improving import Improver
-from autopar.solver.message_passing.infeasible import find_shortage
-from autopar.solver.message_passing.plans import Dive, FoundPlan, Planner
-from autopar.solver.pairwise.bound import Guide, certify
+from autopar.solver.message_passing import path, plans
+from autopar.solver.message_passing.ascent import Ascent, find_shortage
+from autopar.solver.message_passing.plans import Dive, FoundPlan, Improver, Planner
+from autopar.solver.pairwise.bound import Guide, MemoryPrices, certify
+from autopar.solver.pairwise.contract import contract
 from autopar.solver.pairwise.core import Core, lay_out
-from autopar.solver.pairwise.memory import MemoryPrices
-from autopar.solver.reductions.contract import contract
 
 from .bruteforce import Best, solve_by_enumeration
 from .random_problems import chained_problems
@@ -42,7 +39,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "_FIRST_STEPS", 40)
     monkeypatch.setattr(path, "_STEPS", 20)
     monkeypatch.setattr(path, "_ROUNDS", 5)
-    monkeypatch.setattr(improving, "_TRIALS", 5)
+    monkeypatch.setattr(plans, "_TRIALS", 5)
     monkeypatch.setattr(driver, "MAX_ENTRIES", -1)
 
 

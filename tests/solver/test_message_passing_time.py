@@ -10,10 +10,9 @@ import pytest
 
 from autopar.ir.problem import Status
 from autopar.solver import driver, solve
-from autopar.solver.message_passing import improving, path
+from autopar.solver.message_passing import path, plans
 from autopar.solver.message_passing.ascent import Ascent
-from autopar.solver.message_passing.improving import Improver
-from autopar.solver.message_passing.plans import Planner
+from autopar.solver.message_passing.plans import Improver, Planner
 from autopar.solver.pairwise.bound import Guide
 
 from .fake_clock import FakeClock, fake_clock
@@ -25,7 +24,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short rounds, and message passing for problems of any size."""
     monkeypatch.setattr(path, "_STEPS", 20)
     monkeypatch.setattr(path, "_ROUNDS", 5)
-    monkeypatch.setattr(improving, "_TRIALS", 5)
+    monkeypatch.setattr(plans, "_TRIALS", 5)
     monkeypatch.setattr(driver, "MAX_ENTRIES", -1)
 
 
@@ -66,7 +65,7 @@ def test_time_that_is_given_is_used_and_no_more(monkeypatch: pytest.MonkeyPatch)
     assert int(long.statistics["rounds"]) > 10
     assert long.objective <= short.objective
     assert len(began) >= limit_s
-    assert sum(at >= limit_s for at in began) <= 2 * len(improving._TREES)
+    assert sum(at >= limit_s for at in began) <= 2 * len(plans._TREES)
 
 
 def test_no_time_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

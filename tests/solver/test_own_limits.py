@@ -13,8 +13,8 @@ from autopar.ir.problem import Problem, Status, Usage
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
+from autopar.solver.pairwise.contract import contract
 from autopar.solver.pairwise.core import lay_out
-from autopar.solver.reductions.contract import contract
 from autopar.solver.search import Clock
 from tests.solver.bruteforce import solve_by_enumeration
 from tests.solver.making import problem

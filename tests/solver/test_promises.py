@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from autopar.errors import SolverError
 from autopar.ir.problem import FORBIDDEN, IntArray, Problem, Status
 from autopar.solver import evaluate, solve, tiebreak
-from autopar.solver.bounds import dual_bound, least_cost
 from autopar.solver.clock import Clock
+from autopar.solver.driver import in_canonical_order
 from autopar.solver.evaluate import Evaluator
-from autopar.solver.forbidding import forbid_above
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import build_model
-from autopar.solver.order import in_canonical_order
+from autopar.solver.relaxation import dual_bound, least_cost
+from autopar.solver.ways import forbid_above
 from tests.solver.bruteforce import solve_by_enumeration
 from tests.solver.making import edge, flow, problem
 from tests.solver.random_problems import chained_problems, problems, windowed_problems

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from autopar.ir.problem import Problem, Usage
 from autopar.solver import evaluate
-from autopar.solver.message_passing.slack import without_slack
+from autopar.solver.message_passing.path import without_slack
 
 from .random_problems import chained_problems
 from .test_message_passing import ladder

@@ -13,10 +13,8 @@ from autopar.ir.problem import FORBIDDEN, Flow, Problem, Saving, Window
 from autopar.solver import evaluate
 from autopar.solver.clock import Clock
 from autopar.solver.column_generation.passing import Passing, unpriced
-from autopar.solver.column_generation.potentials import no_potentials
-from autopar.solver.column_generation.relays import relay
-from autopar.solver.column_generation.ways_weighed import distances_weighed
-from autopar.solver.distances import all_distances
+from autopar.solver.column_generation.relays import distances_weighed, no_potentials, relay
+from autopar.solver.routing import all_distances
 from autopar.solver.windows import normalised, weighed
 
 from .bruteforce import solve_by_enumeration

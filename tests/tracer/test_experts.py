@@ -21,7 +21,7 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 from autopar.errors import TraceError
 from autopar.rules.experts import BACKWARD, FORWARD
 from autopar.tracer import torch_private, trace
-from autopar.tracer.loops import looped
+from autopar.tracer.experts import looped
 from tests.zoo import ZOO
 
 Loop = tuple[nn.Module, Callable[[Any, Tensor], Tensor]]

@@ -14,8 +14,7 @@ from torch.fx.node import map_arg
 
 from autopar import tracer
 from autopar.errors import UnknownOpWarning
-from autopar.rules.call import Call
-from autopar.rules.notation import Rule
+from autopar.rules.notation import Call, Rule
 from autopar.rules.table import rule_for
 from autopar.tracer import Traced, annotate, only_losses, trace
 from autopar.tracer.find import find_runs

@@ -13,9 +13,9 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Kernels, Level, Link, Mesh
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.decisions import make_stage
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import ask
 from autopar.solver import solve
 from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 
 from autopar.ir.graph import Graph, Phase, Role
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.stages import in_stages
 from autopar.ir.pipeline import Action, ActionTable, Pass, hops_in_line, incoming, needs
-from autopar.ir.stages import in_stages
 from autopar.plans.pipeline_orders import IN_CHUNKS, STAGES_PER_RANK, make_table
 from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from tests.codegen.meshes import mesh

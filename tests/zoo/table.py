@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from autopar.compile import ModelCall, compile_call
 from autopar.driver.asking import answer, ask_for, describe_cluster
-from autopar.driver.comparing import compare_program
+from autopar.driver.verify import compare_program
 from autopar.errors import AutoparError
-from autopar.plans.options import Options
 from autopar.plans.plan import Plan
+from autopar.plans.requests.options import Options
 from autopar.runtime.module.building import split_inputs
 from autopar.runtime.torch_private import flatten
 from autopar.tracer import Traced

@@ -17,12 +17,12 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.price import price
-from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
-from autopar.driver.leanest import leanest
+from autopar.driver.search.infeasible_subset import BOUNDLESS_BYTES
+from autopar.driver.search.shortage import leanest
 from autopar.ir.mesh import Mesh
 from autopar.plans.fitting import Candidate
-from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest, ask
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest, ask
 from autopar.plans.structure import SavedDtype
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from autopar.compile import best_on
-from autopar.driver.microbatching import possible_counts
+from autopar.driver.search.open_counts import possible_counts
 from autopar.errors import MicrobatchError
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.passes.microbatches import in_microbatches
 from autopar.solver.search import silent
 from tests.live_bytes import peak_bytes
 from tests.planned import as_planned

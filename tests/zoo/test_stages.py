@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 
+from autopar.driver.search.segments import segments
 from autopar.errors import MicrobatchError, StageError
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.passes.microbatches import in_microbatches
 from autopar.ir.pipeline import ActionTable, Pass
-from autopar.ir.segments import segments
 from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, STAGES_PER_RANK
 from tests.zoo import ZOO, decoders
 from tests.zoo.cases import ZooCase, moved, on_samples, trained, trained_on

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
+from autopar.driver.search.segments import segments
 from autopar.ir.graph import Graph, Phase, Role
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.own_ops import SEND
+from autopar.ir.passes.microbatches import in_microbatches
+from autopar.ir.passes.stages import in_stages
 from autopar.ir.schedule import Compute, Schedule, Start, Take, Value, Wait
-from autopar.ir.segments import segments
-from autopar.ir.stages import SEND, in_stages
 from autopar.plans.layout import Layout
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
-from autopar.plans.scheduling import schedule
+from autopar.plans.scheduling.events import schedule
 from autopar.runtime.program.turns import TurnRun
 from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from tests.codegen.meshes import mesh

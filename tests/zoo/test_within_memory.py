@@ -13,8 +13,7 @@ from autopar.errors import InfeasibleError
 from autopar.ir.units import parse_bytes
 from autopar.plans.fitting import Candidate
 from autopar.plans.plan import Plan
-from autopar.report.costs import held_by
-from autopar.report.held import host_use
+from autopar.report.costs import held_by, host_use
 from autopar.report.shown import shown
 from autopar.report.summary import summarize
 from autopar.solver.search import silent

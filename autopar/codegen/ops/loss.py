@@ -1,4 +1,4 @@
-"""Losses over classes of which a rank has some."""
+"""Losses over classes of which a rank has some, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import torch
 from torch import fx
 
 from autopar.codegen.ops.peers import Emitters, Peers
+from autopar.codegen.ops.softmax import shared_normalizer
+from autopar.ir.own_ops import LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKWARD
+from autopar.runtime.ops.chunked_loss import ELSEWHERE
 
 aten = torch.ops.aten
 
@@ -47,4 +50,48 @@ LOSS_EMITTERS: Emitters = {
     "aten.nll_loss2d_forward.default": _nll_loss,
     "aten.nll_loss_backward.default": _nll_loss_backward,
     "aten.nll_loss2d_backward.default": _nll_loss_backward,
+}
+
+# Losses in chunks, of whose classes a rank has some.
+
+_IGNORED_HERE = -2
+"""What stands for a target that is ignored, which is none of this rank's."""
+
+
+def _targets_or_elsewhere(p: Peers, target: fx.Node, ignored: int, classes: int) -> fx.Node:
+    """Targets counted in this rank's `classes`."""
+    at, inside = p.local(target, classes)
+    own = p(aten.masked_fill.Scalar, at, p(aten.logical_not.default, inside), ELSEWHERE)
+    return p(aten.masked_fill.Scalar, own, p(aten.eq.Scalar, target, ignored), _IGNORED_HERE)
+
+
+def _chunked_forward(p: Peers) -> list[fx.Node]:
+    """Each rank sums its classes of every row; then the ranks do, for all rows at once."""
+    *given, target, ignored, chunks = p.args
+    classes = p.shapes.local_inputs[0][1] if len(given) == 1 else p.shapes.local_inputs[1][0]
+    own = _targets_or_elsewhere(p, target, ignored, classes)
+    found = p(_chunked_op(p, "_rows"), *given, own, _IGNORED_HERE, chunks)
+    summed, scored = (p(operator.getitem, found, k) for k in range(2))
+    rows = shared_normalizer(p, summed)
+    lost = p(aten.sub.Tensor, rows, p.reduced(scored, "sum"))
+    counted = p(aten.masked_fill.Scalar, lost, p(aten.eq.Scalar, target, ignored), 0.0)
+    return [p(aten.sum.default, counted), rows]
+
+
+def _chunked_backward(p: Peers) -> list[fx.Node]:
+    *given, target, rows, grad, ignored, chunks = p.args
+    own = _targets_or_elsewhere(p, target, ignored, p.shapes.local_outputs[1][0])
+    found = p(_chunked_op(p), *given, own, rows, grad, _IGNORED_HERE, chunks)
+    return [p(operator.getitem, found, k) for k in range(2)]
+
+
+def _chunked_op(p: Peers, variant: str = "") -> Any:
+    return getattr(torch.ops.autopar, p.node.op.split(".")[1] + variant).default
+
+
+CHUNKED_LOSS_EMITTERS: Emitters = {
+    LINEAR: _chunked_forward,
+    LINEAR_BACKWARD: _chunked_backward,
+    SCORES: _chunked_forward,
+    SCORES_BACKWARD: _chunked_backward,
 }

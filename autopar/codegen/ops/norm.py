@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from autopar.codegen.ops.peers import Emitters, Peers
-from autopar.rules.intra_op import exchanged_dims
+from autopar.rules.work import exchanged_dims
 
 aten = torch.ops.aten
 

@@ -15,8 +15,8 @@ from autopar.ir.choices import Choice
 from autopar.ir.graph import Atom, Node
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import nesting
-from autopar.rules.intra_op import exchange_axes
 from autopar.rules.op import Exchange, Shapes
+from autopar.rules.work import exchange_axes
 from autopar.runtime.program.symbols import local_position, permute
 
 aten = torch.ops.aten

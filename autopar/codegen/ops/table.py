@@ -9,14 +9,13 @@ from __future__ import annotations
 from torch import fx
 
 from autopar.codegen.ops.attention import ATTENTION_EMITTERS
-from autopar.codegen.ops.chunked_loss import CHUNKED_LOSS_EMITTERS
 from autopar.codegen.ops.experts import EXPERTS_EMITTERS
 from autopar.codegen.ops.lookup import LOOKUP_EMITTERS
-from autopar.codegen.ops.loss import LOSS_EMITTERS
+from autopar.codegen.ops.loss import CHUNKED_LOSS_EMITTERS, LOSS_EMITTERS
 from autopar.codegen.ops.norm import NORM_EMITTERS
 from autopar.codegen.ops.peers import Emitters, Peers
 from autopar.codegen.ops.softmax import SOFTMAX_EMITTERS
-from autopar.rules.intra_op import joint_factors
+from autopar.rules.work import joint_factors
 
 EMITTERS: Emitters = {
     **ATTENTION_EMITTERS,

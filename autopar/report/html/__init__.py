@@ -1,0 +1,1 @@
+"""Plans and frontiers as HTML pages, each in one file."""

@@ -14,8 +14,8 @@ import networkx as nx
 from autopar.ir.graph import Phase
 from autopar.ir.grouping import grouped
 from autopar.plans.estimates import OpTotal
-from autopar.plans.matching import general
 from autopar.plans.plan import StagePlan
+from autopar.plans.requests.matching import general
 from autopar.plans.structure import Param
 from autopar.report.names import PARAM, WHOLE_MODEL, short_op
 from autopar.report.timeline import block_of

@@ -11,14 +11,174 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import networkx as nx
 from markupsafe import Markup
 
 from autopar.ir.mesh import Mesh
 from autopar.ir.units import format_ns
 from autopar.report.html.block_graph import BlockGraph, Box, Made, TensorRead
-from autopar.report.html.layered import Point, arrange
 from autopar.report.html.svg import cut, picture, points, rect, svg_path, text, text_width
 from autopar.report.placed import parsed, sharding_text
+
+# Where the boxes and arrows of a small graph without cycles go on paper.
+#
+# Boxes stand in layers, each below all it follows; an arrow over several layers passes through a
+# narrow place in each, so that it crosses no box. Within a layer boxes are ordered by the middle of
+# their neighbours (Sugiyama, Tagawa and Toda, 1981), and then stand as near as they can to below
+# and above them: least squares under the order, which is isotonic regression.
+
+Point = tuple[float, float]
+
+_SWEEPS = 24
+_LANE = 18.0
+_LOOSE = 0.3
+_BESIDE, _BETWEEN = 22.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The middle of each box's upper edge, the points that each arrow passes, and the size of the
+    paper."""
+
+    boxes: tuple[Point, ...]
+    arrows: tuple[tuple[Point, ...], ...]
+    width: float
+    height: float
+
+
+def arrange(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
+    """`sizes` are (width, height) of the boxes, `arrows` lead from a box to another; without cycles
+    and repetitions. What no arrows join stands side by side, the largest first."""
+    graph: nx.Graph[int] = nx.Graph(arrows)
+    graph.add_nodes_from(range(len(sizes)))
+    joined = map(sorted, nx.connected_components(graph))
+    groups = sorted(joined, key=lambda group: (-len(group), group))
+    boxes: list[Point] = [(0.0, 0.0)] * len(sizes)
+    passed: dict[tuple[int, int], tuple[Point, ...]] = {}
+    width = height = 0.0
+    for group in groups:
+        index = {box: k for k, box in enumerate(group)}
+        inside = [arrow for arrow in arrows if arrow[0] in index]
+        part = _place([sizes[box] for box in group], [(index[a], index[b]) for a, b in inside])
+        left = width + 2 * _BESIDE if width else 0.0
+        for box, (x, y) in zip(group, part.boxes, strict=True):
+            boxes[box] = left + x, y
+        for arrow, way in zip(inside, part.arrows, strict=True):
+            passed[arrow] = tuple((left + x, y) for x, y in way)
+        width, height = left + part.width, max(height, part.height)
+    return Placed(tuple(boxes), tuple(passed[arrow] for arrow in arrows), width, height)
+
+
+def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
+    layers = _layers(len(sizes), arrows)
+    widths, heights = [w for w, _ in sizes], [h for _, h in sizes]
+    chains: list[list[int]] = []
+    for start, end in arrows:
+        lanes = range(layers[start] + 1, layers[end])
+        chains.append([start, *range(len(widths), len(widths) + len(lanes)), end])
+        layers += lanes
+        widths += [_LANE] * len(lanes)
+        heights += [0.0] * len(lanes)
+    above: list[list[int]] = [[] for _ in widths]
+    below: list[list[int]] = [[] for _ in widths]
+    for chain in chains:
+        for a, b in pairwise(chain):
+            below[a].append(b)
+            above[b].append(a)
+    rows: list[list[int]] = [[] for _ in range(max(layers, default=-1) + 1)]
+    for box, layer in enumerate(layers):
+        rows[layer].append(box)
+    _order(rows, above, below)
+    x = _columns(rows, widths, above, below)
+    tops = [0.0]
+    for row in rows:
+        tops.append(tops[-1] + max(heights[box] for box in row) + _BETWEEN)
+
+    def passed(chain: list[int]) -> Iterator[Point]:
+        for k, box in enumerate(chain):
+            top = tops[layers[box]]
+            if k:
+                yield x[box], top
+            if k < len(chain) - 1:
+                lane = k > 0
+                yield x[box], tops[layers[box] + 1] - _BETWEEN if lane else top + heights[box]
+
+    return Placed(
+        boxes=tuple((x[box], tops[layers[box]]) for box in range(len(sizes))),
+        arrows=tuple(tuple(passed(chain)) for chain in chains),
+        width=max((x[box] + widths[box] / 2 for box in range(len(widths))), default=0.0),
+        height=tops[-1] - _BETWEEN if rows else 0.0,
+    )
+
+
+def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
+    """Each box below all it follows; what follows nothing just above the first that follows it."""
+    graph: nx.DiGraph[int] = nx.DiGraph(arrows)
+    graph.add_nodes_from(range(count))
+    found = [0] * count
+    for layer, boxes in enumerate(nx.topological_generations(graph)):
+        for box in boxes:
+            found[box] = layer
+    for box in range(count):
+        if not graph.pred[box] and graph.succ[box]:
+            found[box] = min(found[end] for end in graph.succ[box]) - 1
+    return found
+
+
+def _order(rows: list[list[int]], above: list[list[int]], below: list[list[int]]) -> None:
+    """Sort each row by the mean place of the neighbours in the row next to it, down and up."""
+    place = {box: k - len(row) / 2 for row in rows for k, box in enumerate(row)}
+    for sweep in range(_SWEEPS):
+        beside = below if sweep % 2 else above
+        for row in reversed(rows) if sweep % 2 else rows:
+            mean = {
+                box: sum(place[n] for n in beside[box]) / len(beside[box])
+                if beside[box]
+                else place[box]
+                for box in row
+            }
+            row.sort(key=lambda box: (mean[box], place[box], box))
+            place.update((box, k - len(row) / 2) for k, box in enumerate(row))
+
+
+def _columns(
+    rows: list[list[int]], widths: list[float], above: list[list[int]], below: list[list[int]]
+) -> list[float]:
+    """The middle of every box, none of a row nearer to one another than they are wide. Boxes
+    at which ways end count less than others, and make room for them."""
+    x = [0.0] * len(widths)
+    weights = [1.0 if above[k] and below[k] else _LOOSE for k in range(len(widths))]
+    for sweep in range(_SWEEPS):
+        for row in reversed(rows) if sweep % 2 else rows:
+            wanted: list[float] = []
+            for box in row:
+                near = above[box] + below[box] if sweep >= 4 else above[box] or below[box]
+                total = sum(weights[n] for n in near)
+                wanted.append(sum(weights[n] * x[n] for n in near) / total if near else x[box])
+            spans = [widths[box] for box in row]
+            for box, at in zip(row, _apart(wanted, spans, [weights[box] for box in row])):
+                x[box] = at
+    left = min((x[k] - widths[k] / 2 for k in range(len(x))), default=0.0)
+    return [at - left for at in x]
+
+
+def _apart(
+    wanted: Sequence[float], widths: Sequence[float], weights: Sequence[float]
+) -> list[float]:
+    """The middles nearest to `wanted`, in order, that leave room for boxes so wide."""
+    offsets = [0.0]
+    for a, b in pairwise(widths):
+        offsets.append(offsets[-1] + (a + b) / 2 + _BESIDE)
+    pools: list[tuple[float, float, int]] = []
+    for at, offset, weight in zip(wanted, offsets, weights):
+        total, mass, count = weight * (at - offset), weight, 1
+        while pools and pools[-1][0] / pools[-1][1] > total / mass:
+            before = pools.pop()
+            total, mass, count = total + before[0], mass + before[1], count + before[2]
+        pools.append((total, mass, count))
+    found = [total / mass for total, mass, count in pools for _ in range(count)]
+    return [at + offset for at, offset in zip(found, offsets, strict=True)]
+
 
 _SIZE, _SMALL = 12.0, 10.5
 _LINE, _PAD, _STRIPE = 15.0, 8.0, 5.0

@@ -16,12 +16,11 @@ from autopar.ir.units import (
 from autopar.plans.cluster_rates import ClusterRates
 from autopar.plans.estimates import Figures
 from autopar.plans.plan import Plan
-from autopar.report.cautions import cautions
-from autopar.report.held import HOST_LABEL, host_use
+from autopar.report.cautions import cautions, searched_lines
+from autopar.report.costs import HOST_LABEL, host_use
 from autopar.report.limits import Bottlenecks, margin_text
 from autopar.report.names import stages_text
 from autopar.report.pipeline import PipelineContent
-from autopar.report.searched import searched_lines
 from autopar.report.summary import made_by
 
 UNKNOWN = "not known"

@@ -8,8 +8,7 @@ from msgspec.structs import asdict
 
 from autopar.plans.estimates import Memory, MemoryCurve
 from autopar.plans.plan import StagePlan
-from autopar.report.costs import HOLDER_TITLES
-from autopar.report.held import HostUse, host_use
+from autopar.report.costs import HOLDER_TITLES, HostUse, host_use
 from autopar.report.placed import sharding_text
 
 STACKED = {

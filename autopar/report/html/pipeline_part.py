@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from autopar.ir.pipeline import Pass
 from autopar.ir.units import format_ns, format_percent, format_share
 from autopar.plans.plan import Plan
-from autopar.report.held import HostUse, host_use
+from autopar.report.costs import HostUse, host_use
 from autopar.report.html.memory import MemoryUse, at_peak
 from autopar.report.html.schedule import DrawnBar, Panel, TrackRow, Turn
 from autopar.report.names import stages_text
-from autopar.report.picture import MAX_RANKS
 from autopar.report.pipeline import PipelineContent, played_plan
 from autopar.report.timeline import UPDATE, Track
-from autopar.report.waits import PlayedAction, PlayedRank, played_ranks
+from autopar.report.waits import MAX_RANKS, PlayedAction, PlayedRank, played_ranks
 
 SHARED = Track("network")
 """What ranks share at the end."""

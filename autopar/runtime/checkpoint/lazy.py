@@ -6,8 +6,11 @@ several (one per expert, say), so that tensors can be put together without being
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -174,3 +177,100 @@ def everything(shape: Sequence[int]) -> Region:
 
 def _empty(place: Region, dtype: torch.dtype) -> Tensor:
     return torch.empty([s.stop - s.start for s in place], dtype=dtype)
+
+
+# The tensors of a checkpoint in safetensors files, none of them read yet.
+
+_INDEX = ".safetensors.index.json"
+_DTYPES: Mapping[str, torch.dtype] = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
+    "I32": torch.int32, "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64, "U16": torch.uint16,
+    "U32": torch.uint32, "U64": torch.uint64, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+_PACKED = "F4"
+"""Counted by the element in files; torch has two in a byte, along the last dim."""
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> dict[str, Lazy]:
+    """Every tensor of a safetensors file, or of a directory of them, by its name.
+
+    A directory has an index (`*.safetensors.index.json`), which says which file has which tensor,
+    or else all its `*.safetensors` files are taken. WeightsError if there is nothing there, if a
+    file is missing or damaged, or if two files have a tensor of one name.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise WeightsError(
+            f"weights is a {type(path).__name__}: give the path of a safetensors file, or of a "
+            "directory of them; a state dict goes into the model before autopar.compile"
+        )
+    root = Path(path)
+    if not root.exists():
+        raise WeightsError(f"weights: there is no file or directory {root}")
+    expected: Mapping[str, str] | None = None
+    if root.is_dir():
+        files, expected = _files(root)
+    else:
+        files = [root]
+    found: dict[str, Lazy] = {}
+    for file in files:
+        for name, tensor in _open(file).items():
+            if expected is not None and expected.get(name) != file.name:
+                continue
+            if name in found:
+                raise WeightsError(f"weights: {name} is in two files of {root}")
+            found[name] = tensor
+    missing = sorted(set(expected or ()) - set(found))
+    if missing:
+        raise WeightsError(
+            f"weights: the index in {root} speaks of {missing[0]}, which its file does not have"
+        )
+    return found
+
+
+def _files(root: Path) -> tuple[list[Path], Mapping[str, str] | None]:
+    """The files of a directory, and what its index says is where."""
+    indices = sorted(root.glob(f"*{_INDEX}"))
+    if len(indices) > 1:
+        raise WeightsError(
+            f"weights: {root} has several indices ({', '.join(i.name for i in indices)}): keep one "
+            "checkpoint per directory"
+        )
+    if indices:
+        try:
+            where = dict(json.loads(indices[0].read_text())["weight_map"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WeightsError(f"weights: cannot read the index {indices[0]}: {error}") from error
+        return [root / name for name in sorted(set(where.values()))], where
+    files = sorted(root.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"weights: there is no safetensors file in {root}")
+    return files, None
+
+
+def _open(path: Path) -> dict[str, Lazy]:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise WeightsError(
+            "weights= needs the package safetensors: pip install 'autopar[hf]'"
+        ) from error
+    if not path.is_file():
+        raise WeightsError(f"weights: {path} is missing, or is no file")
+    try:
+        file: Any = safe_open(path, "pt")
+        return {name: _lazy(file, name, path) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"weights: cannot read {path}: {error}") from error
+
+
+def _lazy(file: Any, name: str, path: Path) -> Lazy:
+    head = file.get_slice(name)
+    kind, shape = head.get_dtype(), tuple(head.get_shape())
+    if kind in _DTYPES:
+        return Stored(file, name, shape, _DTYPES[kind])
+    if kind == _PACKED and shape and shape[-1] % 2 == 0:
+        return Packed(file, name, (*shape[:-1], shape[-1] // 2))
+    return Unreadable(str(path), name, shape, kind)

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from autopar.errors import WeightsError, listed
 from autopar.runtime.checkpoint.initialise import Initialiser
-from autopar.runtime.checkpoint.lazy import Lazy, Region, everything
-from autopar.runtime.checkpoint.load_hooks import as_loaded
-from autopar.runtime.checkpoint.safetensors_files import open_checkpoint
+from autopar.runtime.checkpoint.lazy import Lazy, Region, everything, open_checkpoint
+from autopar.runtime.checkpoint.renaming import as_loaded
 
 
 class Source(Protocol):
@@ -105,7 +104,7 @@ def _checkpoint(
     unexpected_is_fine: frozenset[str] = frozenset()
     library = sys.modules.get("transformers.modeling_utils")
     if library is not None and isinstance(model, library.PreTrainedModel):
-        from autopar.runtime.checkpoint.transformers_checkpoint import ignorable, renamed_tensors
+        from autopar.runtime.checkpoint.renaming import ignorable, renamed_tensors
 
         stored, unexpected_is_fine = renamed_tensors(model, stored), ignorable(model, stored)
     else:

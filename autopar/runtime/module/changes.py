@@ -45,22 +45,20 @@ from autopar.runtime.dtensor_private import (
 )
 from autopar.runtime.module.metrics import know_metrics
 from autopar.runtime.module.readings import know_readings
-from autopar.runtime.module.stored import (
+from autopar.runtime.module.writes import (
     add_meshes,
+    changed_shape,
+    computed_into,
+    drawn_whole,
     equal_everywhere,
     everywhere,
     is_beside,
     is_ours,
     is_simple,
     is_stored,
+    on_all_ranks,
     replicated_beside,
     values_of_rank_0,
-)
-from autopar.runtime.module.writes import (
-    changed_shape,
-    computed_into,
-    drawn_whole,
-    on_all_ranks,
     written_by_element,
 )
 from autopar.runtime.op_schemas import (
@@ -73,7 +71,6 @@ from autopar.runtime.op_schemas import (
 )
 from autopar.runtime.process.alone import is_in_shards, jointly, whole_alone
 from autopar.runtime.process.beside import rows_differ
-from autopar.runtime.process.composites import know_composites
 from autopar.runtime.process.origins import count_changes, note
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all
 from autopar.runtime.process.proven import (
@@ -81,6 +78,7 @@ from autopar.runtime.process.proven import (
     for_shards,
     is_by_element,
     is_proven,
+    know_composites,
     takes_replicated,
 )
 from autopar.runtime.program.reads_whole import check_derivatives_of

@@ -34,9 +34,9 @@ from autopar.runtime.module.identity import supersede
 from autopar.runtime.module.optimizers import mark
 from autopar.runtime.ops.host_copies import copy_on_host
 from autopar.runtime.process.alone import know_ranks
-from autopar.runtime.process.byte_messages import broadcast, know_bytes
 from autopar.runtime.process.layouts import check_states
 from autopar.runtime.process.moves import moves
+from autopar.runtime.process.own_group import broadcast, know_bytes
 from autopar.runtime.process.part_tensors import know_numbers
 from autopar.runtime.process.world import ParamPlace, World
 from autopar.runtime.program.guards import is_state

@@ -2,18 +2,95 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.runtime.checkpoint.files import write_whole
-from autopar.runtime.dtensor_private import take_over_readings
+from autopar.runtime.dtensor_private import take_over_pickling, take_over_readings
 from autopar.runtime.process.alone import is_in_shards
 from autopar.runtime.program.reads_whole import storage_of_piece
 from autopar.runtime.program.sharded import whole_of
+
+# Files that a script writes itself: they hold whole tensors of what ranks have in shards.
+#
+# `torch.save` and `save_file` of safetensors, which peft and others save by, take the state dict of
+# a compiled model as that of a plain one. A collective call of all ranks, each of which writes.
+# Where all write to one path, as a script of one device does, what is there is at any time the file
+# of one of them: a rank that reads it while others write finds no part of one.
+# `tests/runtime/test_files.py` holds what is relied on of safetensors' internals.
+
+_WholeOf = Callable[[DTensor], Tensor | None]
+"""All of a DTensor, plain; None of one that is not the concern of autopar."""
+
+
+def write_whole(
+    whole: _WholeOf, storage_of: Callable[[Tensor, DTensor], torch.UntypedStorage]
+) -> None:
+    """From now on DTensors are `whole` in files, and those that `torch.save` writes to a path take
+    the place of another when they are complete. `storage_of` a piece is that of a DTensor."""
+    take_over_pickling(whole, storage_of)
+    torch.save = in_one_piece(torch.save)
+    try:
+        from safetensors import torch as library
+    except ImportError:
+        return
+    module: Any = library
+    for name in _TAKERS:
+        if hasattr(module, name):
+            setattr(module, name, _taking(getattr(module, name), whole))
+
+
+def in_one_piece(save: Callable[..., None]) -> Callable[..., None]:
+    """`torch.save` that writes beside the path that it is given, under the same name (which is part
+    of what it writes), and puts that in the place of what was there."""
+
+    @wraps(save)
+    def save_beside(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        is_path = isinstance(f, str | os.PathLike)
+        path = Path(os.path.realpath(f)) if is_path else None
+        if path is None or not path.parent.is_dir() or (path.exists() and not path.is_file()):
+            return save(obj, f, *args, **kwargs)
+        try:
+            folder = tempfile.mkdtemp(prefix=".saving", dir=path.parent)
+        except OSError:  # the folder may not be written to, though the file may
+            return save(obj, f, *args, **kwargs)
+        try:
+            beside = Path(folder, path.name)
+            save(obj, beside, *args, **kwargs)
+            if path.exists():
+                shutil.copymode(path, beside)
+            beside.replace(path)
+        finally:
+            shutil.rmtree(folder)
+
+    return save_beside
+
+
+_TAKERS = ("_flatten", "_flatten_as_ptr")
+"""What safetensors hands the tensors of a file to, in one release or another."""
+
+
+def _taking(plain: Callable[..., Any], whole: _WholeOf) -> Callable[..., Any]:
+    @wraps(plain)
+    def take(tensors: Any, *args: Any) -> Any:
+        if isinstance(tensors, dict):
+            tensors = {name: _entire(x, whole) for name, x in tensors.items()}
+        return plain(tensors, *args)
+
+    return take
+
+
+def _entire(x: Any, whole: _WholeOf) -> Any:
+    found = whole(x) if isinstance(x, DTensor) else None
+    return x if found is None else found.detach().contiguous()
 
 
 def know_readings(is_ours: Callable[[Any], bool]) -> None:

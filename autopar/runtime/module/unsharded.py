@@ -20,10 +20,9 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import AutoparError
 from autopar.runtime.dtensor_private import cut_piece
 from autopar.runtime.process.agreement import make_agreement
-from autopar.runtime.process.byte_messages import broadcast
 from autopar.runtime.process.digests import digest_values
 from autopar.runtime.process.inputs import Inputs
-from autopar.runtime.process.own_group import own_group
+from autopar.runtime.process.own_group import broadcast, own_group
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import flatten, map_tensors
 

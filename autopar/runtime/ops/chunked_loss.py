@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.ir.loss_chunks import chunk_rows
+from autopar.ir.passes.loss_chunks import chunk_rows
 from autopar.runtime.ops.operators import operator
 
 ELSEWHERE = -(2**63) + 1

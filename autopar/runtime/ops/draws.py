@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.ir.draws import STATE_BYTES
+from autopar.ir.passes.recompute import STATE_BYTES
 from autopar.runtime.generators import generator_state, replayed
 from autopar.runtime.op_schemas import signature_of
 from autopar.runtime.ops.operators import Operator

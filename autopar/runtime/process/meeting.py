@@ -26,6 +26,7 @@ from torch import Tensor, fx
 
 from autopar.errors import PlanMismatchError, RankError
 from autopar.ir.grouping import grouped
+from autopar.runtime.generators import Drawing
 from autopar.runtime.process.agreement import Agreement, at_line
 from autopar.runtime.process.beside import Beside
 from autopar.runtime.process.brought import (
@@ -41,7 +42,6 @@ from autopar.runtime.process.brought import (
     Brought,
 )
 from autopar.runtime.process.digests import BatchDigest
-from autopar.runtime.process.drawing import Drawing
 from autopar.runtime.process.roll import Roll, RollPlace, guilty, is_lost_peer
 from autopar.runtime.process.rows import row_shapes
 from autopar.runtime.process.spots import of_error, waiting_collective

@@ -30,9 +30,8 @@ from autopar.runtime.dtensor_private import (
     take_over_whole_tensors,
 )
 from autopar.runtime.op_schemas import written_by
-from autopar.runtime.process.byte_messages import broadcast, bytes_behind, unpacked
 from autopar.runtime.process.origins import count_changes
-from autopar.runtime.process.own_group import own_group
+from autopar.runtime.process.own_group import broadcast, bytes_behind, own_group, unpacked
 from autopar.runtime.process.proven import adds_up, is_any_uneven
 from autopar.runtime.torch_private import map_tensors
 

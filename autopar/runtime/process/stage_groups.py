@@ -23,7 +23,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.structure import Stage
 from autopar.runtime.dtensor_private import is_of
-from autopar.runtime.process.byte_messages import as_bytes
+from autopar.runtime.process.own_group import as_bytes
 from autopar.runtime.process.part_tensors import know
 from autopar.runtime.process.world import Groups, ParamPlace, World, make_groups, param_placements
 from autopar.runtime.torch_private import backend_of_two, limit_waiting

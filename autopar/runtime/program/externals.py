@@ -8,17 +8,18 @@ globals, known by numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 from torch.overrides import TorchFunctionMode
 
 from autopar.errors import AutoparError
-from autopar.runtime.process.part_tensors import is_of_some_ranks
+from autopar.runtime.process.part_tensors import is_of_some_ranks, of_rank_0
 from autopar.runtime.program.sharded import ShardedOutput
 from autopar.runtime.torch_private import is_transformed
 
@@ -96,3 +97,26 @@ class Substitutes(TorchFunctionMode):
         if self._met is not None and kind in _KINDS and x.requires_grad and not is_transformed(x):
             self._met(x)
         return x
+
+
+# What forward found in a list, a dict, a closure or a global, as rank 0 has it: ranks may have
+# drawn other values.
+
+
+def share_constants(gm: fx.GraphModule, device: torch.device) -> None:
+    """Give the tensors that `gm` holds the values that rank 0 has, as parameters and buffers have
+    them. A collective call; it goes by way of `device`."""
+    for name in dict.fromkeys(str(node.target) for node in gm.graph.find_nodes(op="get_attr")):
+        value: Any = getattr(gm, name, None)
+        if type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided:
+            same = of_rank_0(value.detach().to(device)).to(value.device)
+            delattr(gm, name)
+            gm.register_buffer(name, same)
+
+
+def share_externals(tensors: Iterable[Tensor], device: torch.device) -> None:
+    """The same of the script's tensors that have a gradient, which stay the objects they are; what
+    was computed from others is left alone, and compared in each call. A collective call."""
+    for x in tensors:
+        if type(x) in (Tensor, nn.Parameter) and x.is_leaf and x.layout == torch.strided:
+            x.data.copy_(of_rank_0(x.detach().to(device)))

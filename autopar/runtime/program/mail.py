@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from autopar.ir.graph import Phase
+from autopar.ir.passes.stages import StageLink
 from autopar.ir.pipeline import Action, Pass, answers
-from autopar.ir.stages import StageLink
 
 RANDOM = "the state of random numbers"
 """What stands for a tensor's name where a stage hands on what the next one draws from: once, of the

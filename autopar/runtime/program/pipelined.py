@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autopar.ir.passes.stages import StageLink
 from autopar.ir.pipeline import Action, ActionTable, Pass
-from autopar.ir.stages import StageLink
-from autopar.runtime.process.byte_messages import broadcast
 from autopar.runtime.process.meeting import Meeting
+from autopar.runtime.process.own_group import broadcast
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.mail import RANDOM, Channels, Exchanges, Mail, RankLinks
 from autopar.runtime.program.program import Program

@@ -53,9 +53,9 @@ class Program:
     `is_proportional`.
 
     Those of a stage of a pipeline have `received:NAME` among their inputs, and `sent:STAGE:NAME`
-    among their outputs, of tensors of the whole step (`ir.stages`). Where its backward comes in two
-    parts, `weights` is the second: the first hands it what it takes as further `saved:K`, and it
-    has the gradients.
+    among their outputs, of tensors of the whole step (`ir.passes.stages`). Where its backward comes
+    in two parts, `weights` is the second: the first hands it what it takes as further `saved:K`,
+    and it has the gradients.
     """
 
     forward: fx.GraphModule

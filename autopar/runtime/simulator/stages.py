@@ -11,8 +11,9 @@ from torch import Tensor
 
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph, Node, Phase
+from autopar.ir.own_ops import RECEIVE, SEND
+from autopar.ir.passes.stages import StageLink, link_of
 from autopar.ir.pipeline import ActionTable, Pass, hops_in_line, play_table
-from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
 from autopar.plans.layout import Layout
 from autopar.plans.structure import Stage
 from autopar.runtime.program.program import Program

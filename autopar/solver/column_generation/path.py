@@ -28,14 +28,17 @@ from autopar.ir.problem import BoolArray, FloatArray, Flow, IntArray, Problem
 from autopar.solver import exact
 from autopar.solver.clock import Clock
 from autopar.solver.column_generation.passing import PROGRESS, Passing, memory_prices, unpriced
-from autopar.solver.column_generation.potentials import no_potentials, potentials
-from autopar.solver.column_generation.relays import relay
-from autopar.solver.column_generation.ways_weighed import distances_weighed
-from autopar.solver.distances import all_distances
+from autopar.solver.column_generation.relays import (
+    distances_weighed,
+    no_potentials,
+    potentials,
+    relay,
+)
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
 from autopar.solver.memory import total_usages
-from autopar.solver.reductions.tables import keep_choices
+from autopar.solver.pairwise.tables import keep_choices
+from autopar.solver.routing import all_distances
 from autopar.solver.search import Progress, Search
 from autopar.solver.ways import shortest_ways
 from autopar.solver.windows import first_shares, weighed

@@ -4,7 +4,7 @@ A flow with one commodity is a table of shortest distances between two nodes. Wi
 node of its own, the state in which the two part: from there on nothing is shared, so that three
 tables say exactly what the flow costs. With more, the cost of every arc is split among the
 commodities and each is a table of its own: a lower bound whatever the split, which follows the
-prices of the commodities (`potentials`).
+prices of the commodities.
 """
 
 from __future__ import annotations
@@ -15,12 +15,130 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, FloatArray, Flow, IntArray, Problem
-from autopar.solver.column_generation.potentials import Potentials
-from autopar.solver.distances import shortest_distances
-from autopar.solver.ilp import distinct_sinks
+from autopar.solver.ilp import Model, distinct_sinks
+from autopar.solver.pairwise.compiling import compiled
+from autopar.solver.pairwise.contract import Contracted
 from autopar.solver.pairwise.core import Core, lay_out
-from autopar.solver.reductions.contract import Contracted
-from autopar.solver.reductions.tables import Tables, added
+from autopar.solver.pairwise.tables import Tables, added
+from autopar.solver.routing import shortest_distances
+
+# What a flow charges those who use it, and credits the one who makes it, per state.
+#
+# In the relaxation, a commodity of a flow has a price at every state: a sink pays it, the source
+# gets it, and over an arc it rises by at most the part of the arc's cost that falls to the
+# commodity. The duals of the master's balances are such prices, but only for states of its ways.
+# Prices of other states are open between two: a sink would pay no more than a way from a known
+# state costs, a source would get no less than a way on to one saves. Message passing starts from
+# the middle, which rises over no arc by more than that costs, as both of them do (it raises the
+# bound further, and sooner, than from the one for sinks and the other for sources), and settles
+# them.
+
+Potentials = tuple[tuple[FloatArray, ...], ...]
+"""Per flow and commodity, in the order of `distinct_sinks`, the price at each state."""
+
+
+def no_potentials(problem: Problem) -> Potentials:
+    """All prices zero."""
+    return tuple(
+        (np.zeros(len(flow.states)),) * len(distinct_sinks(flow)) for flow in problem.flows
+    )
+
+
+def potentials(
+    problem: Problem,
+    kept: Sequence[IntArray],
+    model: Model,
+    row_duals: FloatArray,
+    distances: Sequence[IntArray],
+) -> Potentials:
+    """The prices, for the flows of `problem`, that `row_duals` (in units of the cost) stand for;
+    `model` is of the master, `problem` with the choices `kept`.
+
+    Sinks of one node that ask alike there are one commodity of the master, though they may be two
+    of the problem: the first bears the price.
+    """
+    found: list[tuple[FloatArray, ...]] = []
+    for flow, balances, distance in zip(problem.flows, model.balances, distances, strict=True):
+        left: dict[tuple[int, bytes], IntArray] = {}
+        for node, states in distinct_sinks(flow):
+            key = (node, states[kept[node]].tobytes())
+            if key not in left:
+                left[key] = balances[len(left)]
+        of_flow: list[FloatArray] = []
+        for node, states in distinct_sinks(flow):
+            state = states[kept[node]]
+            rows = left.pop((node, state.tobytes()), np.full(len(flow.states), -1))
+            of_flow.append(_potential(rows, row_duals, distance))
+        found.append(tuple(of_flow))
+    return tuple(found)
+
+
+def _potential(rows: IntArray, row_duals: FloatArray, distance: IntArray) -> FloatArray:
+    known = np.flatnonzero(rows >= 0)
+    if not len(known):
+        return np.zeros(len(rows))
+    price: FloatArray = -row_duals[rows[known]]
+    way: FloatArray = np.where(distance >= FORBIDDEN, np.inf, distance.astype(np.float64))
+    most: FloatArray = (price[:, None] + way[known]).min(axis=0)
+    least: FloatArray = (price[None, :] - way[:, known]).max(axis=1)
+    most = np.where(np.isfinite(most), most, least)
+    least = np.where(np.isfinite(least), least, most)
+    reached = np.isfinite(most)
+    return np.where(
+        reached, (np.where(reached, most, 0.0) + np.where(reached, least, 0.0)) / 2, 0.0
+    )
+
+
+# What ways of tensors cost where the savings of windows are taken off arcs (`windows.weighed`).
+#
+# A tensor takes a fastest way by the costs that arcs have. By what is left of them after savings,
+# slower ways may be cheaper: a bound on plans that take them would be one of plans that there are
+# not (three axes of 8x8x8 devices, Llama-8B: 3 % below the relaxation).
+
+# Inside compiled functions numpy's scalars are Python's.
+# pyright: reportReturnType=none, reportArgumentType=none
+
+
+def distances_weighed(flows: Sequence[Flow], weighed: Sequence[Flow]) -> list[IntArray]:
+    """Per flow and from state to state, the least that a fastest way comes to by the costs that
+    arcs have in `weighed`, which are not below 0; `FORBIDDEN` where there is no way."""
+    known: dict[tuple[int, bytes, bytes, bytes, bytes], IntArray] = {}
+    found: list[IntArray] = []
+    for flow, other in zip(flows, weighed, strict=True):
+        ends = (len(flow.states), flow.tails.tobytes(), flow.heads.tobytes())
+        key = (*ends, flow.costs.tobytes(), other.costs.tobytes())
+        if key not in known:
+            arcs = (flow.tails, flow.heads, flow.costs, other.costs)
+            known[key] = _least_of_fastest(len(flow.states), *arcs)
+        found.append(known[key])
+    return found
+
+
+@compiled
+def _least_of_fastest(
+    size: int, tails: IntArray, heads: IntArray, costs: IntArray, weighed: IntArray
+) -> IntArray:
+    """Floyd and Warshall's recursion on pairs of costs, of which the first that differs counts."""
+    first = np.full((size, size), FORBIDDEN)
+    second = np.full((size, size), FORBIDDEN)
+    for state in range(size):
+        first[state, state] = second[state, state] = 0
+    for a in range(len(tails)):
+        i, j = tails[a], heads[a]
+        is_less = costs[a] < first[i, j]
+        if is_less or (costs[a] == first[i, j] and weighed[a] < second[i, j]):
+            first[i, j], second[i, j] = costs[a], weighed[a]
+    for middle in range(size):
+        for i in range(size):
+            if first[i, middle] >= FORBIDDEN:
+                continue
+            for j in range(size):
+                way = first[i, middle] + first[middle, j]
+                least = second[i, middle] + second[middle, j]
+                if way < first[i, j] or (way == first[i, j] and least < second[i, j]):
+                    first[i, j], second[i, j] = way, least
+    return np.where(first >= FORBIDDEN, FORBIDDEN, second)
+
 
 _ROUNDING = 1e-12
 

@@ -1,0 +1,1 @@
+"""Problems without flows that are too big for an integer program. `path` is the door."""

@@ -1,7 +1,7 @@
 """Message passing: a bound and plans for problems without flows that are too big for the program.
 
 The problem is contracted and laid out in arrays. Then, in rounds of fixed length, one thread raises
-the bound (`ascent`) while another makes plans and changes them (`improving`) under the prices and
+the bound (`ascent`) while another makes plans and changes them (`plans`) under the prices and
 messages of the round before; when the bound has settled, both make plans. The clock can only end
 the rounds, so without a limit the answer depends on the problem alone.
 """
@@ -9,21 +9,62 @@ the rounds, so without a limit the answer depends on the problem alone.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+
+import numpy as np
 
 from autopar.ir.problem import Conflict, Problem
 from autopar.solver.clock import Clock
+from autopar.solver.loops import TINY_NODES, tiny_problem
 from autopar.solver.memory import maximal_times, peak_conflict, total_usages
-from autopar.solver.message_passing.ascent import Ascent
-from autopar.solver.message_passing.improving import Improver
-from autopar.solver.message_passing.infeasible import Shortage, find_shortage
-from autopar.solver.message_passing.plans import FoundPlan
-from autopar.solver.message_passing.slack import without_slack
-from autopar.solver.pairwise.bound import Guide, certify
+from autopar.solver.message_passing.ascent import Ascent, Shortage, find_shortage
+from autopar.solver.message_passing.plans import Dive, FoundPlan, Improver, Planner
+from autopar.solver.pairwise.bound import Guide, MemoryPrices, certify
+from autopar.solver.pairwise.contract import contract
 from autopar.solver.pairwise.core import Core, lay_out
-from autopar.solver.pairwise.memory import MemoryPrices
-from autopar.solver.reductions.contract import contract
 from autopar.solver.search import Progress
+
+# Memory that cannot exceed the limit: usages that matter at no time.
+#
+# A time at which even the largest choices together keep the limit says nothing about a plan, and a
+# usage that is live at such times only is as good as none. What takes no memory can be eliminated
+# (`contract`), and is no burden to prices.
+
+
+def without_slack(problem: Problem) -> Problem:
+    """`problem` with the usages alone that are live at a time that some plan could overfill.
+
+    Exact: the same plans keep the limit, and cost the same.
+    """
+    if problem.usage_limit is None:
+        return problem
+    times = maximal_times(problem)
+    spans = [
+        [np.searchsorted(times, (usage.start, usage.stop)).tolist() for usage in usages]
+        for usages in problem.usages
+    ]
+    change = [0] * (len(times) + 1)
+    for usages, placed in zip(problem.usages, spans, strict=True):
+        for usage, (start, stop) in zip(usages, placed, strict=True):
+            if start < stop:
+                most = int(usage.amounts.max())
+                change[start] += most
+                change[stop] -= most
+    limits = map(problem.limit_at, times.tolist())
+    tight = [used > limit for used, limit in zip(accumulate(change[:-1]), limits, strict=True)]
+    before = list(accumulate(tight, initial=0))
+    kept = tuple(
+        tuple(
+            usage
+            for usage, (start, stop) in zip(usages, placed, strict=True)
+            if start < stop and before[stop] > before[start]
+        )
+        for usages, placed in zip(problem.usages, spans, strict=True)
+    )
+    return replace(problem, usages=kept)
+
 
 _FIRST_STEPS, _STEPS = 40, 100
 """Steps of the prices before the first round and in each: about as long as a round of plans."""
@@ -160,3 +201,21 @@ class _Work:
             self.bound = max(self.bound, certify(self.core, self.memory, guide))
         cost = f"{self._cost(self.best)}" if self.best is not None else "none"
         self.progress(f"round {self.rounds}: plan {cost}, bound {self.bound}")
+
+
+@cache
+def ready_message_passing() -> None:
+    """What `message_passing` calls is compiled."""
+    stated = tiny_problem()
+    core = lay_out(stated, contract(stated, Clock(0.0)))
+    memory = MemoryPrices(core)
+    ascent = Ascent(core, memory)
+    ascent.advance()
+    guide = ascent.best
+    certify(core, memory, guide)
+    planner = Planner(core, memory)
+    start, free = np.zeros(TINY_NODES, dtype=np.int64), np.ones(TINY_NODES, dtype=np.bool_)
+    *_, plan = planner.dive(start, free, guide, guide.multipliers, Dive())
+    planner.walk(
+        plan, memory.prices(guide.multipliers), np.ones(1), np.arange(TINY_NODES), 1, TINY_NODES
+    )

@@ -1,4 +1,4 @@
-"""Plans of the core: dives under prices for memory, and what they cost.
+"""Plans of the core: dives under prices for memory, and changes of them that get better.
 
 A dive passes messages over the nodes that are free, fixes the tenth of them whose choice is the
 clearest, and goes on with the rest, with prices following what the plan takes. Prices and messages
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.ir.problem import BoolArray, FloatArray, IntArray
+from autopar.ir.problem import FORBIDDEN, BoolArray, FloatArray, IntArray
+from autopar.solver.clock import Clock
 from autopar.solver.message_passing import tree_moves
 from autopar.solver.message_passing.ascent import moved
 from autopar.solver.pairwise import kernels
-from autopar.solver.pairwise.bound import Guide
+from autopar.solver.pairwise.bound import Guide, MemoryPrices
 from autopar.solver.pairwise.core import Core
-from autopar.solver.pairwise.memory import MemoryPrices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,3 +112,207 @@ class Planner:
             self._cost, prices, tree, size, choice, factors,
         )  # fmt: skip
         return self.price(choice)
+
+
+# Plans that get better: a first one that fits, then changes of it, then fresh ones.
+#
+# A *dive* decides nodes again under the prices and messages of the bound, and sees far; *moves* of
+# trees are exact on each tree with everything else fixed, keep the limit, and see a few nodes.
+# Dives alone leave most of what they cost to be found by moves, and moves alone end where nothing
+# near is better; so every dive is followed by moves around what it decided.
+
+_TRIALS = 20
+_CYCLE, _FRESH, _BEST_AT = 10, 3, 7
+"""Of every cycle of rounds, the first make new plans, those after them change the best of these,
+and the last the best of all."""
+_MAY_RESTART, _NEWS = 5, 0.02
+"""From this round of a cycle on, a bound that has risen by such a part starts a new cycle."""
+_FRESH_FACTORS, _PLAIN = (1.0, 1.02, 0.98, 1.05, 1.2, 1.1), 3
+"""Factors on the prices for new plans; when all had their turn so often, prices are noisy too."""
+_FIRST_DIVES, _EAGER = 12, 4.0
+"""New plans in a round until one fits; from each to the next, prices rise faster by this factor."""
+_REPAIRS, _DEARER, _GROWTH = 20, 0.002, 1.3
+"""Rises of the prices where a plan takes too much, the part of the bound that the first is worth,
+and how much more the next is."""
+_PARTS = (0.01, 0.03, 0.1, 0.3)
+_LEAST_PART = 20
+"""Parts of the nodes that are decided again, and the fewest nodes."""
+_NOISE, _FRESH_NOISE = (0.5, 1.5), (0.9, 1.1)
+_FACTORS = (0.7, 0.9, 1.0, 1.1)
+_DIVES = (
+    Dive(0.1, 2, 0.0003),
+    Dive(0.3, 1, 0.0003),
+    Dive(0.1, 2, 0.003),
+    Dive(0.3, 1, 0.0),
+)
+_FACTORS_THAT_FIT = np.array([0.0, 0.5, 1.0, 1.0, 2.0])
+_FACTORS_THAT_DO_NOT = 4 * _FACTORS_THAT_FIT
+"""Factors on the prices of memory for moves of a plan within the limit, and of one above it."""
+_TREES = (10, 40, 200, 1000)
+"""How many nodes trees have."""
+_LEAST_MOVES = 20
+_DESCENTS = 50
+_GAIN = 5e-4
+"""Moves of all nodes go on while they lower the cost by such a part."""
+
+
+class Improver:
+    """One line of plans, with random numbers of its own."""
+
+    def __init__(self, core: Core, memory: MemoryPrices, clock: Clock, seed: int) -> None:
+        self.core = core
+        self.memory = memory
+        self.clock = clock
+        self.seed = seed
+        self.planner = Planner(core, memory, seed)
+        self.best: FoundPlan | None = None
+        self._current: FoundPlan | None = None
+        self._phase = 0
+        self._made = seed
+        self._outdated_at = float("-inf")
+
+    def improve(self, guide: Guide, known: FoundPlan | None) -> None:
+        """One round of work under the prices and messages of `guide`; `known` is the best plan of
+        all lines."""
+        self.best = known
+        if known is None:
+            self._find_plan(guide)
+            return
+        if guide.bound > self._outdated_at and self._phase >= _MAY_RESTART:
+            self._phase = 0
+        phase = self._phase
+        self._phase = (phase + 1) % _CYCLE
+        if phase < _FRESH:
+            if phase == 0:
+                self._current = None
+                self._outdated_at = guide.bound + _NEWS * abs(guide.bound)
+            self._make_fresh(guide)
+            return
+        if self._current is None or phase == _BEST_AT:
+            self._current = known
+        for _ in range(_TRIALS):
+            if self.clock.expired:
+                return
+            self._change_part(self._current, guide)
+
+    def improve_more(self, guide: Guide) -> None:
+        """A change of the best plan beside a round's work, while another line is at its own."""
+        if self.best is None:
+            self._find_plan(guide)
+        else:
+            self._change_part(self.best, guide)
+
+    def _find_plan(self, guide: Guide) -> None:
+        """Plans from nothing until one fits, each more eager to than the one before."""
+        for attempt in range(_FIRST_DIVES):
+            self._new_plan(guide, guide.multipliers, _DEARER * _EAGER**attempt)
+            if self.best is not None or self.clock.expired:
+                return
+
+    def _make_fresh(self, guide: Guide) -> None:
+        """A plan that owes nothing to the best one, made under the prices of now."""
+        multipliers = guide.multipliers * _FRESH_FACTORS[self._made % len(_FRESH_FACTORS)]
+        if self._made >= _PLAIN * len(_FRESH_FACTORS):
+            multipliers = multipliers * self.planner.random.uniform(
+                *_FRESH_NOISE, self.core.num_times
+            )
+        self._made += 1
+        plan = self._new_plan(guide, multipliers, _DEARER)
+        if plan.fits and plan.cost < FORBIDDEN:
+            self._descend(plan, self.memory.prices(guide.multipliers))
+
+    def _new_plan(self, guide: Guide, multipliers: FloatArray, dearer: float) -> FoundPlan:
+        """A dive over everything, then moves until the plan is allowed, at prices that rise where
+        too much is taken; at first by what raises the bound by a part of `dearer`."""
+        everything = np.ones(self.core.num_nodes, dtype=np.bool_)
+        start = np.zeros(self.core.num_nodes, dtype=np.int64)
+        *on_the_way, plan = self.planner.dive(start, everything, guide, multipliers, _DIVES[0])
+        for earlier in on_the_way:
+            self._offer(earlier)
+        worth = dearer * guide.unit / max(1, self.core.limit)
+        for _ in range(_REPAIRS):
+            if (plan.fits and plan.cost < FORBIDDEN) or self.clock.expired:
+                break
+            if not plan.fits:
+                over = np.maximum(plan.excess, 0.0)
+                multipliers = multipliers + worth * float(over.max()) / float(over @ over) * over
+                worth *= _GROWTH
+            plan = self._move_all(plan, self.memory.prices(multipliers))
+        self._offer(plan)
+        return plan
+
+    def _descend(self, plan: FoundPlan, prices: FloatArray) -> FoundPlan:
+        """`plan`, which fits, after moves of trees everywhere, for as long as they help."""
+        for _ in range(_DESCENTS):
+            if self.clock.expired:
+                break
+            before = plan.cost
+            plan = self._move_all(plan, prices)
+            self._offer(plan)
+            if before - plan.cost <= _GAIN * abs(plan.cost):
+                break
+        return plan
+
+    def _move_all(self, plan: FoundPlan, prices: FloatArray) -> FoundPlan:
+        everywhere = np.arange(self.core.num_nodes)
+        for tree in _TREES:
+            plan = self._move(plan, prices, everywhere, tree)
+        return plan
+
+    def _move(self, plan: FoundPlan, prices: FloatArray, starts: IntArray, tree: int) -> FoundPlan:
+        moves = max(_LEAST_MOVES, len(starts) // tree)
+        factors = _FACTORS_THAT_FIT if plan.fits else _FACTORS_THAT_DO_NOT
+        return self.planner.walk(plan, prices, factors, starts, moves, tree)
+
+    def _change_part(self, plan: FoundPlan, guide: Guide) -> None:
+        draw = self.planner.random
+        size = max(_LEAST_PART, int(self.core.num_nodes * draw.choice(_PARTS)))
+        factor = draw.choice(_FACTORS)
+        if draw.random() < 0.5:
+            factor = factor * draw.uniform(*_NOISE, self.core.num_times)
+        how = _DIVES[int(draw.integers(len(_DIVES)))]
+        part = self._some_nodes(min(size, self.core.num_nodes))
+        *on_the_way, plan = self.planner.dive(
+            plan.choice, part, guide, guide.multipliers * factor, how
+        )
+        for earlier in on_the_way:
+            self._offer(earlier)
+        prices, starts = self.memory.prices(guide.multipliers), np.flatnonzero(part)
+        for tree in _TREES:
+            plan = self._move(plan, prices, starts, tree)
+        self._offer(plan)
+
+    def _offer(self, plan: FoundPlan) -> None:
+        if not plan.fits or plan.cost >= FORBIDDEN:
+            return
+        if self._current is None or plan.cost < self._current.cost:
+            self._current = plan
+        if self.best is None or plan.cost < self.best.cost:
+            self.best = plan
+
+    def _some_nodes(self, size: int) -> BoolArray:
+        """A stretch of `size` nodes in order, or as many around one."""
+        core, draw = self.core, self.planner.random
+        picked = np.zeros(core.num_nodes, dtype=np.bool_)
+        if draw.random() < 0.5:
+            begin = int(draw.integers(core.num_nodes - size + 1))
+            picked[begin : begin + size] = True
+            return picked
+        found = [int(draw.integers(core.num_nodes))]
+        picked[found[0]] = True
+        for node in found:
+            for other in self._neighbours(node):
+                if len(found) < size and not picked[other]:
+                    picked[other] = True
+                    found.append(other)
+            if len(found) >= size:
+                break
+        return picked
+
+    def _neighbours(self, node: int) -> list[int]:
+        """Up to 20 of the neighbours of `node`, in random order."""
+        core = self.core
+        edges = core.near_edge[core.near_first[node] : core.near_first[node + 1]]
+        others: IntArray = core.source[edges] + core.target[edges] - node
+        self.planner.random.shuffle(others)
+        return others[:20].tolist()

@@ -1,0 +1,140 @@
+"""What a stored plan could be otherwise: its problem stated again from the model, and solved with
+one thing changed.
+
+What a plan does not hold is asked for: the model, and the cluster if no preset has its name. What
+it does hold is compared: the model must be the one that was planned, and the step that comes out is
+held against the plan's.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import replace
+from functools import partial
+
+from autopar.cluster.profile import Profile
+from autopar.compile import plan_call
+from autopar.driver.asking import (
+    ask_for,
+    call_on,
+    checked_plan,
+    describe_cluster,
+    planned_gradients,
+)
+from autopar.driver.explain.what_if import GIB, Explainer, make_explainer
+from autopar.errors import OtherStepWarning
+from autopar.ir.mesh import Cluster
+from autopar.ir.patterns import expand
+from autopar.ir.units import format_ns
+from autopar.plans.explanation import Benefit, Explanation
+from autopar.plans.plan import Plan
+from autopar.plans.recorded import cluster_of, options_of
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import ConstraintOptions
+from autopar.report.explained import stage_having
+from autopar.report.reasons import Reasons, reasons
+from autopar.runtime.module.building import Built
+from autopar.solver.search import Progress, silent
+
+MAX_SUBJECTS = 4
+"""How many tensors of one name are looked at, where their decisions differ."""
+
+
+def explain_plan(
+    plan: Plan,
+    name: str,
+    built: Built,
+    *,
+    cluster: Cluster | str | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    imposed: ConstraintOptions | None = None,
+    stage: int | None = None,
+    progress: Progress | None = None,
+) -> Reasons:
+    """`report.reasons.reasons` of `name`, with its alternatives, each at what a step would take if
+    all else adapted, and what 1 GiB more memory, or twice the bandwidth of each mesh axis, would
+    buy. `built` is the model that was planned, and its inputs. Of a plan in stages the name is
+    looked at in `stage`, or the one that has it; the other stages stay as they are, and the step is
+    simulated again.
+
+    PlanError if several stages have the name and none is given; PlanMismatchError if it is for
+    another model; ClusterError if the cluster must be given; ConstraintError if what was imposed
+    must be. An `OtherStepWarning` says what differs where the problem as it is stated now has
+    another best step than the plan.
+    """
+    said = progress or silent
+    has_name = stage_having(plan, name, stage)
+    found = reasons(has_name, name)
+    described = describe_cluster(cluster_of(plan) if cluster is None else cluster, profile)
+    options = options_of(plan, imposed)
+    explainer = _explainer(plan, built, described, options, said, has_name.number)
+    alternatives: list[Explanation] = []
+    for each in _subjects(found, name):
+        said(f"looking at the alternatives of {each}")
+        alternatives.append(explainer.alternatives(each))
+    return replace(found, alternatives=tuple(alternatives), benefits=_benefits(explainer, said))
+
+
+def _subjects(found: Reasons, name: str) -> tuple[str, ...]:
+    """What `Explainer.alternatives` is asked for; of identical parameters, one."""
+    if found.kind == "module":
+        return (name,)
+    names = [decision.name for decision in found.decisions[:MAX_SUBJECTS]]
+    return tuple(expand(each.partition(", ")[0])[0] if "{" in each else each for each in names)
+
+
+def _explainer(
+    plan: Plan, built: Built, cluster: Cluster, options: Options, said: Progress, stage: int
+) -> Explainer:
+    said("tracing the model")
+    call = call_on(built.model, built.inputs, options, planned_gradients(plan.structure))
+    traced, _ = plan_call(call, partial(checked_plan, plan))
+    said("solving the plan's problem again")
+    explainer = make_explainer(ask_for(call, traced, cluster, options), stage)
+    _compare(plan, explainer, cluster)
+    return explainer
+
+
+def _benefits(explainer: Explainer, said: Progress) -> tuple[Benefit, ...]:
+    said("looking at what more memory would buy")
+    found = [explainer.more_memory(GIB)]
+    if len(explainer.place.step.stages) > 1:
+        for link in dict.fromkeys(level.link.name for level in explainer.cluster.levels):
+            said(f"looking at what a faster {link} would buy")
+            found.append(explainer.faster_link(link))
+        return tuple(found)
+    for axis in explainer.best.mesh.names:
+        said(f"looking at what a faster link of {axis} would buy")
+        found.append(explainer.faster_axis(axis))
+    return tuple(found)
+
+
+def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
+    step = explainer.place.step
+    now, then = explainer.best.estimates, plan.stages[0].estimates
+    now_ns, then_ns = (
+        [stage.modelled_ns for stage in each.stages] for each in (step.estimates, plan.estimates)
+    )
+    if now_ns == then_ns:
+        return
+    differing = [
+        f"{what} {old} in the plan, {new} now"
+        for what, old, new in (
+            ("cluster", plan.structure.cluster, cluster.name),
+            ("rates", then.cluster, now.cluster),
+        )
+        if old != new
+    ]
+    reason = "; ".join(differing) or (
+        "the cluster is the same: the plan was not solved to the end, imposed on otherwise, or "
+        "made by another version of autopar"
+    )
+    warnings.warn(
+        OtherStepWarning(
+            f"as modelled, the best plan takes {format_ns(sum(now_ns))} as it is priced now, and "
+            f"the stored one {format_ns(sum(then_ns))}: what follows is about "
+            f"the former ({reason})"
+        ),
+        stacklevel=3,
+    )

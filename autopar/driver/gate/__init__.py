@@ -1,0 +1,1 @@
+"""The gate: golden plans, made again and compared."""

@@ -1,0 +1,149 @@
+"""Golden plans: planned again, compared, and written anew if that is asked for.
+
+Each plan is made in a process of its own, forked from one that has imported torch: targets of one
+name do not get in each other's way, and one that crashes ends alone. What the process finds is
+judged here, where nothing of a target is imported.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autopar.driver.gate.golden_worker import Replanned, serve
+from autopar.driver.gate.recipe import PLAN_SUFFIX, Recipe, cluster_file, golden_of, read_recipe
+from autopar.errors import AutoparError, PlanError, RecipeError
+from autopar.ir.units import format_percent
+from autopar.plans.plan import Plan
+from autopar.report.checks import CheckOutcome
+from autopar.report.difference import compare
+from autopar.report.verdict import SAME, Bounds, judge
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What is asked of a check. `cache` is a folder of plans made before, or None. With `update`,
+    `bounds` play no part: what differs by what counts for a golden plan is written anew."""
+
+    update: bool = False
+    allow_gap: bool = False
+    bounds: Bounds | None = None
+    cache: Path | None = None
+    num_processes: int = 1
+
+
+def find_recipes(places: Iterable[str]) -> tuple[Path, ...]:
+    """The TOML files in folders, or files that are given as such, in order of their names.
+
+    Files that others name as their cluster are none of them. RecipeError for what is not there, for
+    a folder without any, and for a plan that no TOML file makes.
+    """
+    found: dict[Path, None] = {}
+    for place in map(Path, places):
+        if place.suffix == ".toml" and place.is_file():
+            found[place] = None
+            continue
+        if not place.is_dir():
+            raise RecipeError(f"{place} is no folder of golden plans, and no .toml file")
+        files = sorted(place.glob("*.toml"))
+        clusters = {cluster_file(path) for path in files}
+        recipes = [path for path in files if path.resolve() not in clusters]
+        if not recipes:
+            raise RecipeError(f"{place} has no .toml file that says how a plan is made")
+        plans = {golden_of(path) for path in recipes}
+        for stray in sorted(set(place.glob("*" + PLAN_SUFFIX)) - plans):
+            name = stray.name.removesuffix(PLAN_SUFFIX)
+            raise RecipeError(
+                f"{stray}: there is no {name}.toml beside it; delete it, or write one"
+            )
+        found |= dict.fromkeys(recipes)
+    return tuple(found)
+
+
+def run_all(
+    paths: Sequence[Path], asked: Check, told: Callable[[CheckOutcome], None]
+) -> list[CheckOutcome]:
+    """The outcomes of all recipes, in order; `told` is called with each as soon as it is there."""
+    with ThreadPoolExecutor(max(1, asked.num_processes)) as pool:
+        futures = {pool.submit(_check, path, asked): k for k, path in enumerate(paths)}
+        found: dict[int, CheckOutcome] = {}
+        try:
+            for future in as_completed(futures):
+                outcome = future.result()
+                found[futures[future]] = outcome
+                told(outcome)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [found[k] for k in range(len(paths))]
+
+
+def _check(path: Path, asked: Check) -> CheckOutcome:
+    name = path.with_suffix("").as_posix()
+    made = Replanned()
+    try:
+        recipe = read_recipe(path)
+        made = _in_process(recipe, asked.cache)
+        if made.error:
+            outcome = CheckOutcome(name, "error", made.error)
+        else:
+            outcome = _compared(name, recipe.golden, Plan.from_bytes(made.plan, name), asked)
+    except (AutoparError, OSError) as error:
+        outcome = CheckOutcome(name, "error", str(error))
+    return replace(outcome, from_cache=made.from_cache, warnings=made.warnings)
+
+
+def _in_process(recipe: Recipe, cache: Path | None) -> Replanned:
+    _PROCESSES.set_forkserver_preload(["autopar.driver.api"])
+    receiver, sender = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=serve, args=(sender, recipe, cache), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        made: Replanned = receiver.recv()
+    except EOFError:
+        process.join()
+        return Replanned(error=f"the process that planned it ended with status {process.exitcode}")
+    finally:
+        receiver.close()
+    process.join()
+    return made
+
+
+def _compared(name: str, golden: Path, plan: Plan, asked: Check) -> CheckOutcome:
+    try:
+        old = Plan.load(golden) if golden.exists() else None
+    except PlanError:
+        if not asked.update:
+            raise
+        old = None
+    if old is None:
+        if not asked.update:
+            return CheckOutcome(name, "missing", f"there is no {golden.name}: --update makes it")
+        write_golden(plan, golden, asked.allow_gap)
+        return CheckOutcome(name, "made", step_ns=plan.estimates.step_ns)
+    verdict = judge(compare(old, plan), None if asked.update else asked.bounds)
+    if verdict.status == SAME:
+        return CheckOutcome(name, "same", verdict=verdict, step_ns=plan.estimates.step_ns)
+    if asked.update:
+        write_golden(plan, golden, asked.allow_gap)
+    status = "updated" if asked.update else "different"
+    return CheckOutcome(name, status, verdict=verdict, step_ns=plan.estimates.step_ns)
+
+
+def write_golden(plan: Plan, golden: Path, allow_gap: bool) -> None:
+    """Save a golden plan. PlanError if it is not proven optimal, unless a gap is allowed."""
+    if not (plan.provenance.is_proven or allow_gap):
+        gap = format_percent(plan.provenance.gap_ppm / 1e6)
+        raise PlanError(
+            f"{golden.name} is not written: its plan is not proven optimal (gap {gap}), and "
+            "another one may be found next time. Leave out search.time_limit, or allow a gap: "
+            "allow_gap=True in a test, --allow-gap for autopar check"
+        )
+    golden.parent.mkdir(parents=True, exist_ok=True)
+    plan.save(golden)

@@ -1,0 +1,82 @@
+"""A golden plan made again, in a process of its own: this alone runs the target's code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autopar.driver.gate import plan_cache
+from autopar.driver.gate.recipe import Recipe
+from autopar.driver.target import load_target
+from autopar.errors import AutoparWarning, sentence
+from autopar.ir.fingerprint import fingerprint
+from autopar.plans.plan import Plan
+
+if TYPE_CHECKING:
+    from autopar.tracer import Traced
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """A plan as a file has it, or the reason why there is none."""
+
+    plan: bytes = b""
+    error: str = ""
+    from_cache: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def serve(connection: Connection, recipe: Recipe, cache: Path | None) -> None:
+    """Send what `make` finds. Whatever the target prints goes to standard error: the result of
+    the command is alone on standard output."""
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    connection.send(make(recipe, cache))
+    connection.close()
+
+
+def make(recipe: Recipe, cache: Path | None) -> Replanned:
+    """The plan of `recipe`. It is traced in any case, so that a change of the model shows; it is
+    solved unless `cache` has the plan."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", AutoparWarning)
+        try:
+            plan, from_cache = _plan(recipe, cache)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            return Replanned(error=sentence(error))
+    said = dict.fromkeys(str(w.message) for w in heard if issubclass(w.category, AutoparWarning))
+    return Replanned(plan.to_bytes(), from_cache=from_cache, warnings=tuple(said))
+
+
+def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
+    os.chdir(recipe.root)
+    sys.path.insert(0, str(recipe.root))
+    from autopar.compile import plan_call
+    from autopar.driver.asking import answer, ask_for, call_on, check_outputs, describe_cluster
+    from autopar.runtime.module.building import build
+
+    built = build(load_target(recipe.target), recipe.global_batch, on_meta=True)
+    cluster = describe_cluster(recipe.cluster, recipe.profile)
+    call, known = call_on(built.model, built.inputs, recipe.options), False
+
+    def find(traced: Traced) -> Plan:
+        nonlocal known
+        check_outputs(traced, recipe.options)
+        asked = ask_for(call, traced, cluster, recipe.options)
+        digest = asked.digest()
+        kept = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
+        if kept is not None:
+            known = True
+            return kept
+        plan = answer(asked, lambda _: None)
+        if cache:
+            plan_cache.keep(cache, digest, plan)
+        return plan
+
+    _, plan = plan_call(call, find)
+    return plan, known

@@ -1,0 +1,99 @@
+"""To ask for more never gives a longer step.
+
+Plans are chosen by the step as modelled, and predicted by the step as simulated: what only widens a
+search finds one that is as good or better as modelled, and may be longer as simulated. So where a
+plan makes use of what was left open, the best one is found without that too, and the shorter of the
+two is taken. Then the predicted step is never longer than that of a narrower request. Proof, by
+induction over what is left open: if the plan is one of the narrower request as well, it is the best
+of that too, and what is compared with it is no less; if it is not, something that it makes use of
+is not open there, and what was found without that is no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from autopar.driver.search.finding import Finding
+from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail
+from autopar.errors import SolverError
+from autopar.plans.requests.options import AUTO, Options
+from autopar.plans.requests.request import Asked
+
+
+def findings(trail: Trail) -> CandidateSearch[Finding]:
+    """A search for the shortest step, as it is simulated."""
+    return CandidateSearch(trail, cost_ns=lambda found: found.step_ns)
+
+
+class Widened:
+    """What is found for what is asked, and without something that is left open: `for each in
+    widened`, `with widened.attempt() as tried`. A plan that is `known` is to be beaten."""
+
+    def __init__(self, asked: Asked, trail: Trail, known: Finding | None = None) -> None:
+        self._asked, self._trail, self._known = asked, trail, known
+        self._search = findings(trail)
+        self._above: list[tuple[Finding, ...]] = []
+        """What was found for wider requests of each that was tried, the widest first."""
+
+    def __iter__(self) -> Iterator[Asked]:
+        """What is asked, and each narrower request of one whose plan makes use of what is open."""
+        return self._each(self._asked, ())
+
+    def _each(self, asked: Asked, above: tuple[Finding, ...]) -> Iterator[Asked]:
+        self._above.append(above)
+        yield asked
+        tried = self._search.last
+        found = None if tried is None else tried.found
+        if found is None or found is self._known:
+            return
+        for what, options in _narrower(asked.options, found):
+            self._trail(f"{what}: looking for the best plan without")
+            yield from self._each(replace(asked, options=options), (*above, found))
+
+    @contextmanager
+    def attempt(self) -> Generator[CandidateAttempt[Finding]]:
+        """Within it, what is asked is searched for. What the first search raises is raised."""
+        is_first = len(self._above) == 1
+        tried = self._search.attempt(rank=len(self._above))
+        try:
+            if is_first:
+                yield tried
+                self._search.take(tried, None)
+            else:
+                with tried:
+                    yield tried
+        except SolverError as error:
+            # There is a plan: that of a narrower request, which takes too long, is not needed.
+            if is_first:
+                raise
+            self._trail(f"{error}")
+
+    def result(self) -> Finding:
+        """Whichever has the shortest step, with what is known of all plans beside it."""
+        best = self._search.result()
+        if best is self._known:
+            return best
+        for found in reversed(self._above[self._search.rank - 1]):
+            others = (*best.others, *found.beside)
+            best = replace(best.proven(min(best.bound_ns, found.bound_ns)), others=others)
+        return best
+
+
+def _narrower(options: Options, found: Finding) -> Iterator[tuple[str, Options]]:
+    """What is left open that a plan makes use of, and the options without that."""
+    requests = [stage.request for stage in found.stages]
+    # What is open also changes which pipelines are planned.
+    is_staged = len(requests) > 1
+    if options.loss_chunks is None and any(each.loss_chunks > 1 for each in requests):
+        yield "chunks of the loss", replace(options, loss_chunks=1)
+    if options.microbatches is None and len(requests) == 1 and found.microbatches > 1:
+        yield "microbatches", replace(options, microbatches=1)
+    is_hosted = is_staged or any(each.hosted for each in requests)
+    if options.residency == "auto" and options.hosted is None and is_hosted:
+        yield "the host", replace(options, residency="cuda")
+    fewer = {f"{AUTO}:3": AUTO, AUTO: f"{AUTO}:2"}.get(options.mesh)
+    is_fine = any(len(each.mesh.sizes) > 2 for each in requests)
+    if fewer is not None and (is_fine or (is_staged and fewer == AUTO)):
+        yield "a mesh of three axes", replace(options, mesh=fewer)

@@ -1,0 +1,138 @@
+"""The best plan on one mesh: in as many microbatches, with the loss in as many chunks, as are best
+where that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+
+from autopar.compile import best_on, check_least
+from autopar.driver.search.incumbent import CandidateSearch, Trail
+from autopar.driver.search.open_counts import (
+    chunk_ladder,
+    in_chunks,
+    most_saved_bytes,
+    possible_counts,
+)
+from autopar.errors import InfeasibleError
+from autopar.ir.passes.losses import heads_of
+from autopar.plans.fitting import Beaten, Candidate, bounded
+from autopar.plans.requests.request import PlanRequest
+
+
+def best_on_mesh(
+    request: PlanRequest,
+    trail: Trail,
+    cutoff: int | None = None,
+    *,
+    after: Candidate | None = None,
+) -> Candidate:
+    """`compile.best_on`, with the loss whole, and in chunks as well if memory binds then: chunks
+    take less memory, and more time where scores are computed twice. Of numbers of microbatches that
+    are open, powers of two are tried for as long as memory binds and each is better than the one
+    before: more of them take less memory and never less time. The first plan is found from the one
+    `after` which it comes, in which memory binds, and each from the one before."""
+    forms = _search(request, trail, cutoff)
+    whole: dict[int, Candidate] = {}
+    for in_pieces in _forms(request, forms, trail):
+        with forms.attempt() as form:
+            counts = _search(request, trail, form.needed_ns)
+            first = forms.incumbent or after
+            for here in counts.in_line(_in_microbatches(request, in_pieces)):
+                with counts.attempt() as counted:
+                    chunks = _search(here, trail, counted.needed_ns)
+                    if counts.failures and counts.incumbent is None:
+                        _check_least(_pieces(here, in_pieces)[-1], trail)
+                    if in_pieces:
+                        _check_worth(here, whole, counted.needed_ns)
+                    for each in chunks.in_line(_pieces(here, in_pieces)):
+                        with chunks.attempt(name=each.name) as tried:
+                            start = chunks.incumbent or counts.incumbent or first
+                            if chunks.failures and chunks.incumbent is None:
+                                _check_least(each, trail)
+                            with trail.once(each, tried.needed_ns) as known:
+                                if known.found is None:
+                                    trail(f"solving for {each.name}")
+                                    known.found = best_on(each, trail, tried.needed_ns, after=start)
+                            tried.found = known.found
+                    counted.found = _result(chunks, here)
+                    if not in_pieces:
+                        whole[here.microbatches] = counted.found
+            form.found = _result(counts, request)
+    return _result(forms, request)
+
+
+def _forms(request: PlanRequest, forms: CandidateSearch[Candidate], trail: Trail) -> Iterator[bool]:
+    """Whether the loss is in several pieces: not at first, and then, if memory binds."""
+    yield False
+    tried = forms.last
+    binds = tried is not None and (tried.is_refused or tried.is_tight)
+    if not binds or request.options.loss_chunks is not None or not heads_of(request.graph):
+        return
+    if in_chunks(request).loss_chunks == request.loss_chunks:
+        few = f"chunks_worth {request.options.policy.chunks_worth}"
+        trail.skip(f"{request.name}, the loss in chunks", few)
+        return
+    trail(f"{request.mesh}: with the loss in chunks")
+    yield True
+
+
+def _in_microbatches(request: PlanRequest, in_pieces: bool) -> Iterator[PlanRequest]:
+    """The same in each number of microbatches, as long as the loss can be so."""
+    is_open = request.options.microbatches is None
+    for count in possible_counts(request.graph) if is_open else (request.microbatches,):
+        here = replace(request, microbatches=count)
+        if not _pieces(here, in_pieces):
+            return
+        yield here
+
+
+def _pieces(request: PlanRequest, in_pieces: bool) -> Sequence[PlanRequest]:
+    """The same with the loss in as many chunks as are asked for, or in several numbers of them, few
+    first. What is proven is of those that are tried."""
+    if not in_pieces:
+        return (request,)
+    return [replace(request, loss_chunks=count) for count in chunk_ladder(request)]
+
+
+def _search(request: PlanRequest, trail: Trail, cutoff: int | None) -> CandidateSearch[Candidate]:
+    return CandidateSearch(
+        trail,
+        cost_ns=lambda found: found.solution.objective,
+        bound_ns=lambda found: found.solution.bound,
+        is_tight=lambda found: found.is_tight,
+        cutoff=cutoff,
+        slack=-request.tolerance,
+    )
+
+
+def _result(search: CandidateSearch[Candidate], request: PlanRequest) -> Candidate:
+    best = search.result(request.name)
+    return replace(best, solution=bounded(best.solution, search.least_ns))
+
+
+def _check_least(request: PlanRequest, trail: Trail) -> None:
+    """`compile.check_least`, of a candidate that is not looked at any further."""
+    try:
+        check_least(request)
+    except InfeasibleError as error:
+        trail(f"{request.name}: {error}")
+        trail.note(request.name, "infeasible", reason=f"{error}")
+        raise
+
+
+def _check_worth(
+    request: PlanRequest, whole: Mapping[int, Candidate], least_ns: int | None
+) -> None:
+    """Beaten if a plan with the loss in chunks is not expected to take less than `least_ns`: beside
+    the one with the `whole` loss, in as many microbatches, it saves no more than the memory that is
+    free then is worth."""
+    if least_ns is None or request.microbatches not in whole:
+        return
+    beside = whole[request.microbatches].solution
+    if beside.byte_ns is not None:
+        saved_ns = ceil(beside.byte_ns * most_saved_bytes(request))
+        if beside.objective - saved_ns >= least_ns:
+            bound = max(0, beside.bound - saved_ns)
+            raise Beaten(f"{request.name} in chunks", bound, is_tight=True)

@@ -1,0 +1,100 @@
+"""How many microbatches a plan has, and chunks of its loss, where that is open."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from math import prod
+
+from autopar.errors import MicrobatchError, NotImposedWarning
+from autopar.ir.contractions import batch_atoms
+from autopar.ir.graph import Graph, itemsize
+from autopar.ir.passes.losses import Head, heads_of
+from autopar.ir.passes.microbatches import trains
+from autopar.plans.passes import StepForm, step_graph
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest
+
+
+def dividing(options: Options, graph: Graph) -> Options:
+    """`options` for another call of a model that was planned with them: in as many microbatches as
+    divide its batch, or as many as are best where it cannot be divided at all, which is told."""
+    asked = options.microbatches
+    if asked is None or not (trains(graph) or options.is_staged):
+        return options
+    sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
+    count = next(n for n in range(asked, 0, -1) if all(size % n == 0 for size in sizes))
+    try:
+        step_graph(graph, StepForm(count))
+    except MicrobatchError as error:
+        warnings.warn(NotImposedWarning(f"microbatches={asked}: {error}"), stacklevel=2)
+        return replace(options, microbatches=None)
+    return replace(options, microbatches=count)
+
+
+def possible_counts(graph: Graph) -> tuple[int, ...]:
+    """The powers of two that divide the batch, if the step can be taken in parts at all."""
+    sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
+    found = [1]
+    while trains(graph) and sizes and all(size % (2 * found[-1]) == 0 for size in sizes):
+        found.append(2 * found[-1])
+    try:
+        step_graph(graph, StepForm(min(2, found[-1])))
+    except MicrobatchError:
+        return (1,)
+    return tuple(found)
+
+
+# In how many chunks a loss is worked on, where that is open and may pay.
+#
+# More chunks hold less, and take longer: each launches kernels of its own, and adds up the weight's
+# gradient once more. So few are tried first.
+
+_MANY = 64
+"""More chunks than so many are reached in wide steps."""
+
+
+def chunk_count(request: PlanRequest) -> int:
+    """The most that are of use, a power of two; 1 where that saves little."""
+    heads, limit = heads_of(request.graph), request.memory_limit_bytes
+    policy = request.options.policy
+    parts = request.cluster.num_devices * request.microbatches
+    made = [_made_bytes(head) // parts for head in heads]
+    if sum(made) * policy.chunks_worth < limit or not heads:
+        return 1
+    rows = max(head.product.outputs[0].shape[0] for head in heads) // parts
+    count = 2
+    while max(made) * policy.chunks_smallest > limit * count and rows // count > policy.chunks_rows:
+        count *= 2
+    return count
+
+
+def chunk_ladder(request: PlanRequest) -> tuple[int, ...]:
+    """The counts to try, the last of which is the `chunk_count`; none where that saves little."""
+    count, policy = chunk_count(request), request.options.policy
+    if count == 1:
+        return ()
+    step = policy.chunks_step if count <= _MANY else policy.chunks_wide_step
+    found = (count // step**k for k in reversed(range(policy.chunks_tries)))
+    return tuple(each for each in found if each > 1)
+
+
+def most_saved_bytes(request: PlanRequest) -> int:
+    """What chunks save of a device's memory at the most where all devices share the scores: these,
+    what the loss makes of them, and their gradient."""
+    parts = request.cluster.num_devices * request.microbatches
+    made = (_made_bytes(head, of_loss=2) for head in heads_of(request.graph))
+    return sum(made) // parts
+
+
+def in_chunks(request: PlanRequest) -> PlanRequest:
+    """The same with the loss in as many chunks as are of use, where that is open and saves
+    memory: no other plan holds less."""
+    is_open = request.options.loss_chunks is None
+    return replace(request, loss_chunks=chunk_count(request)) if is_open else request
+
+
+def _made_bytes(head: Head, of_loss: int = 1) -> int:
+    """Bytes of the scores, and of so many tensors that the loss makes of them."""
+    scores, loss = head.product.outputs[0], head.loss.outputs[0]
+    return prod(scores.shape) * (itemsize(scores.dtype) + of_loss * itemsize(loss.dtype))

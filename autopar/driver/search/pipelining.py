@@ -1,0 +1,151 @@
+"""Plans in stages: where to cut, each stage's own plan on its part of the cluster, and the order in
+which the stages work.
+
+For each number of stages and microbatches a few segments of the model are planned, on the meshes of
+a part of the cluster, which gives the mesh, the cuts and about how long the step takes
+(`segment_ways`). Of the best of these each stage is planned, within the memory that its
+microbatches in flight leave (`stage_plans`). The step is that of all stages played together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autopar.cluster.parts import part_of, place_parts
+from autopar.cost_model.pipeline import StageMemory, add_up, device_memory
+from autopar.cost_model.sends import delays, message_bytes, shared_at_end, tied_in
+from autopar.driver.search.finding import Finding
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.narrower import Widened, findings
+from autopar.driver.search.pipeline_shapes import PipelineShape, imposed_on
+from autopar.driver.search.promising_shapes import Promising
+from autopar.driver.search.segment_division import Divided
+from autopar.driver.search.segment_ways import SegmentWays
+from autopar.driver.search.stage_plans import AskedOfRank, plan_stages
+from autopar.ir.passes.stages import Cut
+from autopar.ir.problem import Status
+from autopar.plans.estimates import Delay, Memory
+from autopar.plans.fitting import Candidate
+from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.passes import StepForm, step_graph
+from autopar.plans.pipelines import play_pipeline
+from autopar.plans.requests.request import Asked, Narrowed
+
+
+def search_stages(asked: Asked, trail: Trail, known: Finding | None = None) -> Finding:
+    """The plan in several stages with the shortest step among those that are asked for, if it is
+    shorter than the one that is `known`; else that. StageError if the model cannot be cut so;
+    InfeasibleError if nothing fits in memory."""
+    widened = Widened(asked, trail, known)
+    for each in widened:
+        with widened.attempt() as tried:
+            pipelines = findings(trail)
+            if known is not None:
+                pipelines.offer(known)
+            promising, ways = Promising(each, pipelines), SegmentWays(each, trail)
+            for shape, mesh in promising.to_divide():
+                with promising.dividing(shape) as divided:
+                    known_ns = promising.known_ns()
+                    divided.stages = ways.divided(shape.table, known_ns, mesh, shape.sizes)
+            for shape, stages in promising.to_plan():
+                if stages is None:
+                    with promising.dividing(shape) as divided:
+                        divided.stages = ways.divided(shape.table, sizes=shape.sizes)
+                    continue
+                with pipelines.attempt(name=shape.name) as planned:
+                    planned.found = _Pipeline(each, shape, stages, trail).planned()
+                promising.take(shape, planned.found)
+            tried.found = promising.result(known)
+    return widened.result()
+
+
+class _Pipeline:
+    """One shape, planned."""
+
+    def __init__(self, asked: Asked, shape: PipelineShape, divided: Divided, trail: Trail) -> None:
+        self.asked, self.shape, self.divided, self.trail = asked, shape, divided, trail
+        self.table = shape.table
+        sizes = [mesh.num_devices for mesh in divided.meshes]
+        self.clusters = [part_of(asked.cluster, size) for size in sizes]
+        self.firsts = place_parts(asked.cluster, sizes)
+
+    def planned(self) -> Finding:
+        """The plan with the cuts that were chosen.
+
+        Segments are planned each for itself: what one leaves in shards the next may want whole.
+        Where that takes much longer than was estimated, other choices may do better.
+        """
+        self.trail(f"planning {self.shape.name}")
+        starts, narrowed = self.divided.starts, self.divided.narrowed
+        forms = [
+            StepForm(self.shape.microbatches, Cut(starts, number))
+            for number in range(len(starts) + 1)
+        ]
+        graphs = [step_graph(self.asked.graph, form) for form in forms]
+        choices = findings(self.trail)
+        kept_ns = self.asked.options.policy.estimate_kept * self.divided.step_ns
+        for each in (narrowed, dict.fromkeys(narrowed, ())):
+            if choices.incumbent is not None and choices.incumbent.step_ns <= kept_ns:
+                break
+            if choices.last is not None:
+                self.trail("with other choices than those of segments")
+            with choices.attempt() as tried:
+                ranks = [self._asked_of(rank, each) for rank in range(self.shape.ranks)]
+                tried.found = self._finding(
+                    plan_stages(ranks, graphs, self.table, self._held, self.trail)
+                )
+        return choices.result()
+
+    def _finding(self, found: Sequence[Candidate]) -> Finding:
+        """Its stages, planned, and their step."""
+        table, starts = self.table, self.divided.starts
+        layouts, cluster = _layouts(found), self.asked.cluster
+        sends, tied = self._delays(layouts), tied_in(layouts)
+        shared = shared_at_end(self.asked.graph, tied, table.ranks, cluster, self.firsts)
+        devices = [layout.mesh.num_devices for layout in layouts]
+        stages, held = [each.estimates for each in found], self._held(found)
+        estimates = add_up(table, stages, devices, sends, shared, held, cluster)
+        # Of some stages the strategy has nothing to say.
+        strategy = self.asked.options.strategy
+        told = next(each for each in found if each.request.options.strategy == strategy).request
+        objective_ns = self.divided.objective_ns or estimates.step_ns
+        return Finding(
+            self.asked,
+            tuple(found),
+            estimates,
+            objective_ns,
+            min(self.divided.bound_ns, self.divided.objective_ns),
+            Status.FEASIBLE.value,
+            starts=("", *starts),
+            first_ranks=tuple(self.firsts[table.ranks[stage]] for stage in range(len(found))),
+            schedule=self.shape.stored,
+            rows=self.shape.rows,
+            imposed=(*told.describe_imposed(), *imposed_on(self.asked.options)),
+        )
+
+    def _delays(self, layouts: Sequence[Layout]) -> Sequence[Delay]:
+        firsts = [self.firsts[self.table.ranks[stage]] for stage in range(len(layouts))]
+        return delays(layouts, firsts, self.asked.cluster)
+
+    def _held(self, found: Sequence[Candidate]) -> tuple[Memory, ...]:
+        """What a device of each rank holds where its stages are planned so."""
+        layouts, granule = _layouts(found), self.asked.cluster.device.granule_bytes
+        estimates = [each.estimates for each in found]
+        spans = play_pipeline(self.table, estimates, self._delays(layouts), ()).spans
+        stages = [
+            StageMemory(layout, each.estimates.memory, each.turn_memory, granule)
+            for layout, each in zip(layouts, found, strict=True)
+        ]
+        return device_memory(self.table, stages, spans, message_bytes(layouts, granule))
+
+    def _asked_of(self, rank: int, narrowed: Mapping[str, Narrowed]) -> AskedOfRank:
+        """What is asked of the stages of a rank."""
+        mesh = self.divided.meshes[rank].text
+        options = replace(self.asked.options, mesh=mesh, microbatches=self.shape.microbatches)
+        asked = replace(self.asked, cluster=self.clusters[rank], options=options)
+        return AskedOfRank(asked, narrowed[mesh])
+
+
+def _layouts(found: Sequence[Candidate]) -> list[Layout]:
+    return [parse_layout(each.request.step, each.structure) for each in found]

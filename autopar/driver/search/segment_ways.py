@@ -1,0 +1,217 @@
+"""What the segments of a model take in a pipeline, and how long its stages take then.
+
+Equal segments that follow one another are a sort. A few of each sort are planned as if they were a
+stage, on the meshes of a part of the cluster (`segment_plans`): without a limit of memory, and
+within some where that is needed. From what they take the cuts follow (`segment_division`), in a
+fraction of the time in which a model is planned, however deep it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from autopar.cluster.mesh_shapes import size_of_mesh
+from autopar.cluster.parts import part_of
+from autopar.driver.search.incumbent import CandidateSearch, Trail
+from autopar.driver.search.infeasible_subset import suited
+from autopar.driver.search.meshes import finer_meshes, meshes_of, promising, refined_ns
+from autopar.driver.search.segment_division import Divided, SegmentDivision
+from autopar.driver.search.segment_plans import FreePlans, SegmentPlans
+from autopar.driver.search.segments import SampledStep
+from autopar.errors import StageError, UnsuitedMeshError
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import MESH_OF_RANK, Mesh
+from autopar.ir.passes.microbatches import in_other_microbatches
+from autopar.ir.pipeline import ActionTable, Waiting
+from autopar.plans.fitting import Beaten
+from autopar.plans.passes import StepForm, step_graph
+from autopar.plans.requests.request import Asked, PlanRequest
+
+
+class SegmentWays:
+    """The segments of what is asked for, in any number of microbatches."""
+
+    def __init__(self, asked: Asked, trail: Trail) -> None:
+        self.asked, self.trail = asked, trail
+        self._sampled: dict[bool, SampledStep] = {}
+        self._free = FreePlans()
+
+    def graph(self, microbatches: int) -> Graph:
+        """The whole step, in so many microbatches."""
+        return step_graph(self.asked.graph, StepForm(microbatches))
+
+    def _sample(self, microbatches: int) -> SampledStep:
+        # In more than one they are alike but for their extents.
+        is_whole = microbatches == 1
+        if is_whole not in self._sampled:
+            graph = self.graph(microbatches)
+            self._sampled[is_whole] = SampledStep(graph, self.asked.options.policy)
+        return self._sampled[is_whole]
+
+    def _in(self, graph: Graph, microbatches: int) -> Graph:
+        return in_other_microbatches(graph, self.asked.graph, microbatches)
+
+    def divided(
+        self,
+        table: ActionTable,
+        known_ns: int | None = None,
+        mesh: str = "",
+        sizes: Sequence[int] = (),
+    ) -> Divided:
+        """The best stages for `table` whose ranks share the cluster evenly, on any mesh or a given
+        `mesh`, or on meshes of their own if those are given (`meshes_text`), or have one of so many
+        devices each, if there are `sizes`, on the mesh of that many on which segments take least.
+        Beaten if all that are even are estimated to take `known_ns` or more, InfeasibleError if
+        none fit in memory, StageError if the model cannot be cut so."""
+        if sizes:
+            return self._mixed(table, sizes)
+        sample, text = self._sample(table.microbatches), mesh or self.asked.options.mesh
+        if not self.asked.options.cuts and len(sample.parts) < table.num_stages:
+            raise StageError(
+                f"{table.num_stages} stages are more than the model has parts: {len(sample.parts)}"
+            )
+        if MESH_OF_RANK in text:
+            return self._given(table, text.split(MESH_OF_RANK))
+        part = self._part(table, self.asked.cluster.num_devices // len(table.rows), text)
+        often = sample.least_often(sample.busiest, table)
+        search = CandidateSearch[Divided](
+            self.trail,
+            cost_ns=lambda found: found.step_ns,
+            bound_ns=lambda found: found.bound_ns,
+            fits=lambda found: found.is_within,
+            cutoff=known_ns,
+        )
+        known: dict[tuple[int, ...], float] = {}
+        for on in self._meshes(part, search, known):
+            with search.attempt() as tried:
+                plans, least_ns = part.plans(on), tried.needed_ns
+                try:
+                    plans.plan_free(None if least_ns is None else int(least_ns / often))
+                except Beaten as beaten:
+                    known[on.sizes] = least = int(beaten.bound * often)
+                    raise Beaten(str(on), least) from None
+                division = SegmentDivision(self.asked, sample, table, [plans], self.trail)
+                tried.found = division.divided(least_ns)
+                known[on.sizes] = tried.found.step_ns
+        return search.result(str(table.num_stages))
+
+    def _meshes(
+        self,
+        part: _PartOfCluster,
+        search: CandidateSearch[Divided],
+        known: Mapping[tuple[int, ...], float],
+    ) -> Iterator[Mesh]:
+        """The meshes that are to be tried, one after the other."""
+        yield from search.climb(part.line, part.start)
+        yield from self._refining(part, search.incumbent, known)
+
+    def _refining(
+        self, part: _PartOfCluster, best: Divided | None, known: Mapping[tuple[int, ...], float]
+    ) -> Sequence[Mesh]:
+        """The meshes of three axes that may be worth a look, as for one stage: none where memory
+        binds, and else those that refine meshes near the `best`."""
+        policy = self.asked.options.policy
+        is_few = part.asked.cluster.num_devices < policy.refined_devices
+        if is_few or best is None or best.is_tight or not best.is_within:
+            return ()
+        near = [
+            (refined_ns(mesh, known), mesh)
+            for mesh in finer_meshes(part.asked)
+            if refined_ns(mesh, known) <= best.step_ns * (1 + policy.refined_within)
+        ]
+        return [mesh for _, mesh in sorted(near, key=lambda each: each[0])[: policy.refined_most]]
+
+    def _mixed(self, table: ActionTable, sizes: Sequence[int]) -> Divided:
+        """The best stages for `table` whose ranks have one of so many devices each, on the mesh of
+        that many on which segments take least. InfeasibleError or StageError if there are none."""
+        sample = self._sample(table.microbatches)
+        plans = [self._quickest(table, size) for size in sizes]
+        return SegmentDivision(self.asked, sample, table, plans, self.trail).divided()
+
+    def _given(self, table: ActionTable, texts: Sequence[str]) -> Divided:
+        """The best stages whose ranks have these meshes. ClusterError if they cannot."""
+        sample, distinct = self._sample(table.microbatches), list(dict.fromkeys(texts))
+        plans: list[SegmentPlans] = []
+        for text in distinct:
+            part = self._part(table, size_of_mesh(text), text)
+            plans.append(part.plans(part.line[part.start]))
+            plans[-1].plan_free(None)
+        given = tuple(distinct.index(text) for text in texts)
+        return SegmentDivision(self.asked, sample, table, plans, self.trail, given).divided()
+
+    def _quickest(self, table: ActionTable, size: int) -> SegmentPlans:
+        """Plans of segments on the mesh of so many devices on which the busiest take least.
+        InfeasibleError if nothing can be computed on any."""
+        part, busiest = self._part(table, size, "auto"), self._sample(table.microbatches).busiest
+        search = CandidateSearch[SegmentPlans](
+            self.trail, cost_ns=lambda plans: plans.of_stages[busiest][0].solution.objective
+        )
+        for mesh in search.climb(part.line, part.start):
+            with search.attempt() as tried:
+                plans = part.plans(mesh)
+                plans.plan_free(tried.needed_ns)
+                tried.found = plans
+        return search.result()
+
+    def _part(self, table: ActionTable, size: int, mesh: str) -> _PartOfCluster:
+        """Segments on the meshes that parts of so many devices have, or one of them."""
+        sample = self._sample(table.microbatches)
+        graphs = [self._in(graph, table.microbatches) for graph in sample.stages]
+        options = replace(
+            self.asked.options, microbatches=table.microbatches, loss_chunks=1, mesh=mesh
+        )
+        cluster = part_of(self.asked.cluster, size)
+        asked = replace(
+            self.asked, graph=graphs[sample.busiest], cluster=cluster, options=options
+        ).while_waiting(_most(table), is_split=table.is_split)
+        if self.asked.options.rank_meshes:
+            (only,) = meshes_of(cluster, options)
+            asked = asked.standing_for(asked.graph, only)
+        return _PartOfCluster(asked, sample, table, graphs, self._free, self.trail)
+
+
+class _PartOfCluster:
+    """Segments, as `graphs` of stages, on a part of the cluster, whose meshes are in a `line`."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        sample: SampledStep,
+        table: ActionTable,
+        graphs: Sequence[Graph],
+        free: FreePlans,
+        trail: Trail,
+    ) -> None:
+        self.asked, self.sample, self.table = asked, sample, table
+        self.graphs, self.free, self.trail = graphs, free, trail
+        requests = suited(asked, meshes_of(asked.cluster, asked.options))
+        self.line = sorted((request.mesh for request in requests), key=_place)
+        self.start = self.line.index(requests[promising(requests)[0]].mesh)
+        """The place of the mesh that is likely to be good."""
+
+    def plans(self, mesh: Mesh) -> SegmentPlans:
+        """Those on a mesh, none of which is made yet."""
+        each = [_on(self.asked.standing_for(graph, mesh), mesh) for graph in self.graphs]
+        return SegmentPlans(self.sample, self.table, each, self.free, self.trail)
+
+
+def _place(mesh: Mesh) -> tuple[int, ...]:
+    """Where a mesh is in a line of those of equal size: by the size of its last axis, so that
+    neighbours differ in little; the largest first, as less of it is the likelier to be better."""
+    last = mesh.sizes[-1] if len(mesh.sizes) > 1 else 1
+    return len(mesh.sizes) > 2, -last, *mesh.sizes
+
+
+def _on(asked: Asked, mesh: Mesh) -> PlanRequest:
+    """What is asked of segments, whatever the strategy if that has nothing to say of them."""
+    try:
+        return asked.on(mesh)
+    except UnsuitedMeshError:
+        return replace(asked, options=replace(asked.options, strategy="")).on(mesh)
+
+
+def _most(table: ActionTable) -> tuple[Waiting, ...]:
+    """How many other microbatches wait in any stage of a table, at most."""
+    found = [each for stage in range(table.num_stages) for each in table.others(stage)]
+    return (Waiting(max(w.backward for w in found), max(w.weights for w in found)),)

@@ -1,0 +1,207 @@
+"""The segments of a step: where it may be cut into stages, and which segments are alike.
+
+A segment is one of a list of modules (`layers.3`), or another module that uses parameters
+(`embed_tokens`, `norm` and `lm_head`), with all that follows until the next. What forward changes,
+running statistics say, is read and changed within one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby
+
+from autopar.errors import StageError
+from autopar.ir.blocks import place_of
+from autopar.ir.graph import Graph, Node, Phase, Role
+from autopar.ir.passes.stage_homes import belongs_nowhere, forward_readers, is_of_parameters
+from autopar.ir.passes.stages import first_ops, in_stages
+from autopar.ir.pipeline import ActionTable
+from autopar.plans.requests.matching import general
+from autopar.plans.requests.policy import Policy
+from autopar.rules.work import flops
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The ops of forward from node `start` on, which begin with those of `module`."""
+
+    module: str
+    start: int
+
+
+def segments(graph: Graph) -> tuple[Segment, ...]:
+    """All of them, in the order in which forward computes them: one of the whole, without a module,
+    where no module begins one."""
+    ops = [
+        node
+        for node in graph.with_role(Role.OP)
+        if node.phase is Phase.FORWARD and not node.view and not belongs_nowhere(graph, node)
+    ]
+    learned = {n.module for n in ops if any(is_of_parameters(graph, ref) for ref in n.inputs)}
+    begins = first_ops(graph)
+    found: list[Segment] = []
+    seen, last = set[str](), -1
+    for node in ops:
+        listed, module = place_of(node.module)
+        if module and module not in seen and (listed or module in learned):
+            seen.add(module)
+            # A module may use parameters of its own after others within it: it began with those.
+            if not found or begins[module] > last:
+                found.append(Segment(module, node.index if found else 0))
+        last = node.index
+    if not found:
+        return (Segment("", 0),)
+    changes = [*_changes(graph)]
+    return tuple(
+        each for each in found if not any(first < each.start <= last for first, last in changes)
+    )
+
+
+def _changes(graph: Graph) -> Iterator[tuple[int, int]]:
+    """The first op of forward that reads something that forward changes, and the one that makes
+    what it becomes."""
+    made = {n.target: n.inputs[0].node for n in graph.with_role(Role.MUTATION, Role.UPDATE)}
+    if not made:
+        return
+    held = graph.with_role(Role.BUFFER, Role.PARAM)
+    names = {n.index: n.target for n in held if n.target in made}
+    first = dict(made)
+    for node in graph.with_role(Role.OP):
+        for name in (names[ref.node] for ref in node.inputs if ref.node in names):
+            first[name] = min(first[name], node.index)
+    yield from ((first[name], last) for name, last in made.items())
+
+
+# The segments of a step, by sort, with a few of each as a stage of their own.
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """`count` equal segments that follow one another; each takes `share` of what stage number
+    `stage` takes."""
+
+    count: int
+    stage: int
+    share: float
+
+
+class SampledStep:
+    """A step in microbatches: its `parts`, the `sorts` of them in order, and a few of each sort as
+    `stages`. Where no stage can begin, none of the `parts` does. StageError if it can be cut
+    nowhere."""
+
+    def __init__(self, graph: Graph, policy: Policy) -> None:
+        self.graph, self.parts, self.policy = graph, segments(graph), policy
+        self.sorts: tuple[Sort, ...] = ()
+        self.stages: list[Graph] = []
+        try:
+            self._sample()
+        except StageError:
+            starts = [part.start for part in self.parts[1:]]
+            impossible = {start for start in starts if not _can_begin(graph, start)}
+            if not impossible or len(impossible) == len(starts):
+                raise
+            self.parts = tuple(part for part in self.parts if part.start not in impossible)
+            self._sample()
+
+    def _sample(self) -> None:
+        runs = [len([*run]) for _, run in groupby(self._kinds())]
+        ends = accumulate(runs)
+        groups = [range(end - count, end) for end, count in zip(ends, runs, strict=True)]
+        self.sorts, planned = self._sorts(groups)
+        starts = {at for part in planned for at in (part.start, part.stop)}
+        cuts = sorted(starts - {0, len(self.parts)})
+        stages = in_stages(self.graph, [self.parts[at].start for at in cuts])
+        self.stages = [stages[[0, *cuts].index(part.start)] for part in planned]
+
+    def _kinds(self) -> Iterator[object]:
+        """What equal segments have in common."""
+        ops: list[list[object]] = [[] for _ in self.parts]
+        for at, node in self._own_ops():
+            ops[at].append((node.op, node.outputs))
+        for part, done in zip(self.parts, ops, strict=True):
+            yield general(part.module), tuple(done)
+
+    def _own_ops(self) -> Iterator[tuple[int, Node]]:
+        """The ops of forward that belong to a segment, with its number."""
+        at = 0
+        for node in self.graph.with_role(Role.OP):
+            while at + 1 < len(self.parts) and node.index >= self.parts[at + 1].start:
+                at += 1
+            is_forward = node.phase is Phase.FORWARD and not node.view
+            if is_forward and not belongs_nowhere(self.graph, node):
+                yield at, node
+
+    @cached_property
+    def work(self) -> list[float]:
+        """Floating-point operations of each segment, forward, of a microbatch."""
+        found = [0.0] * len(self.parts)
+        for at, node in self._own_ops():
+            found[at] += flops(node, self.graph)
+        return found
+
+    def _sorts(self, groups: Sequence[range]) -> tuple[tuple[Sort, ...], list[range]]:
+        """The sorts, and the segments that are planned as stages."""
+        if len(groups) <= self.policy.segments_stages:
+            planned = [group[: self.policy.segments_of_sort] for group in groups]
+            pairs = zip(groups, planned, strict=True)
+            return tuple(Sort(len(g), k, 1 / len(p)) for k, (g, p) in enumerate(pairs)), planned
+        total, so_far = sum(self.work), 0.0
+        bundles: dict[int, list[range]] = {}
+        for group in groups:
+            bundles.setdefault(int(so_far / total * self.policy.segments_stages), []).append(group)
+            so_far += sum(self.work[k] for k in group)
+        planned = [range(found[0].start, found[-1].stop) for found in bundles.values()]
+        done = [sum(self.work[k] for k in part) for part in planned]
+        return tuple(
+            Sort(len(g), k, self.work[g.start] / done[k])
+            for k, found in enumerate(bundles.values())
+            for g in found
+        ), planned
+
+    @cached_property
+    def shared(self) -> Mapping[str, tuple[int, ...]]:
+        """The weights that are used by several segments, with the numbers of these."""
+        readers = forward_readers(self.graph, [part.start for part in self.parts[1:]])
+        found = {
+            node.target: tuple(sorted(readers.get(node.index, ())))
+            for node in self.graph.with_role(Role.PARAM)
+        }
+        return {name: segments for name, segments in found.items() if len(segments) > 1}
+
+    @cached_property
+    def tied(self) -> Mapping[str, tuple[int, ...]]:
+        """Those of the `shared` weights that are trained."""
+        trained = {node.target for node in self.graph.with_role(Role.GRAD)}
+        return {name: found for name, found in self.shared.items() if name in trained}
+
+    @cached_property
+    def busiest(self) -> int:
+        """The stage whose sorts do most of the work."""
+        done, first = [0.0] * len(self.stages), 0
+        for sort in self.sorts:
+            done[sort.stage] += sum(self.work[first : first + sort.count])
+            first += sort.count
+        return done.index(max(done))
+
+    def often(self, stage: int) -> float:
+        """How often what a stage takes is taken by all segments of its sorts."""
+        return sum(sort.count * sort.share for sort in self.sorts if sort.stage == stage)
+
+    def least_often(self, stage: int, table: ActionTable) -> float:
+        """How many times as long as `stage` takes for all microbatches a step takes at least, if
+        what it does once is little beside that: what all its segments take, shared evenly."""
+        ranks = len(table.rows)
+        once = ranks / table.num_stages / table.microbatches
+        return self.often(stage) * ((1 - once) / ranks + once)
+
+
+def _can_begin(graph: Graph, start: int) -> bool:
+    """Whether a stage can begin at an op."""
+    try:
+        in_stages(graph, [start])
+    except StageError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""The best plan in one stage or in several, as many as are asked for. Where nobody has said how
+many microbatches or stages there are to be: one, unless that does not fit in memory, or its devices
+wait for each other, or do the same work, for long, and several stages take less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.driver.search.finding import Finding
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.meshes import explaining, survey
+from autopar.driver.search.narrower import Widened
+from autopar.driver.search.open_counts import possible_counts
+from autopar.driver.search.pipelining import search_stages
+from autopar.errors import ClusterError, InfeasibleError, SolverError, StageError
+from autopar.ir.passes.microbatches import trains
+from autopar.ir.units import format_ns
+from autopar.plans.estimates import LARGE_WAIT
+from autopar.plans.provenance import FRAGILE, IN_STAGES
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import Asked
+
+
+def best_of_all(asked: Asked, trail: Trail) -> Finding:
+    """The best plan, in as many stages as are asked for. Where nobody has said how many: in one
+    stage, in microbatches only if it does not fit in memory else, or in several: where their number
+    is open, if that takes less; where nobody asks for stages, if one does not fit, or is hindered
+    and they take less by more than prices err. InfeasibleError, with what would do, if none fits.
+
+    What is looked at where nobody asks for stages is looked at where their number is open: to ask
+    for more never gives a longer step.
+    """
+    if asked.options.is_staged and not asked.options.is_number_of_stages_open:
+        return search_stages(asked, trail)
+    is_asked = asked.options.stages is None
+    one = replace(asked, options=_of_one_stage(asked.options)) if is_asked else asked
+    is_open = is_asked or one.options.stages_if_needed
+    is_open = is_open and trains(asked.graph) and asked.cluster.num_devices > 1
+    # With a margin, meshes are not cut off before they are known to make the plan no fragile one.
+    margin = FRAGILE if one.options.margin else 0.0
+    widened = Widened(one, trail)
+    try:
+        for each in widened:
+            with widened.attempt() as tried:
+                try:
+                    tried.found = survey(each, trail, margin=margin)
+                except InfeasibleError as why:
+                    tried.found = survey(_in_more_parts(each, why, trail), trail, margin=margin)
+        plain = widened.result()
+    except (InfeasibleError, ClusterError) as why:
+        if is_open:
+            trail(f"{why}; looking for stages, each of which holds its own part")
+            staged = _in_stages(asked, trail)
+            if isinstance(staged, Finding):
+                return staged
+        with explaining(one, trail):
+            raise
+    if is_open and not is_asked and not is_hindered(plain):
+        trail.skip("several stages", f"hindered_ns {asked.options.policy.hindered_ns}")
+        return plain
+    if not is_open:
+        return plain
+    if not is_asked:
+        trail("devices wait, or do the same work, for long; looking for stages, which send less")
+    staged = _in_stages(asked, trail, plain)
+    worth = 1 if is_asked else 1 - asked.options.policy.prices_err
+    told = staged if isinstance(staged, str) else f"the best take {format_ns(staged.step_ns)}"
+    if isinstance(staged, str) or staged.step_ns >= worth * plain.step_ns:
+        statistics = {**plain.statistics, IN_STAGES: told}
+        more = () if isinstance(staged, str) else staged.beside
+        return replace(plain, statistics=statistics, others=(*plain.others, *more))
+    return replace(staged, others=(*staged.others, *plain.beside))
+
+
+def _of_one_stage(options: Options) -> Options:
+    """What is asked, of one stage: of microbatches as where nobody asks for stages."""
+    unsaid = options.given.microbatches is None
+    count = 1 if unsaid else options.microbatches
+    return replace(options, stages=1, microbatches=count, microbatches_if_needed=unsaid)
+
+
+def is_hindered(found: Finding) -> bool:
+    """Whether a plan in one stage loses much of its step, for long enough: beyond what its ops take
+    where each is shared in the way that is best for it alone, and nothing is sent."""
+    lost_ns = found.step_ns - sum(int(costs.min()) for costs in found.only.problem.costs)
+    return lost_ns > max(LARGE_WAIT * found.step_ns, found.asked.options.policy.hindered_ns)
+
+
+def _in_more_parts(asked: Asked, why: InfeasibleError, trail: Trail) -> Asked:
+    """The same in as many microbatches as it takes, where nobody has said how many; else it raises
+    `why` there is no plan."""
+    options = asked.options
+    if not options.microbatches_if_needed or len(possible_counts(asked.graph)) == 1:
+        raise why
+    trail(f"{why}; looking for microbatches, which take less memory")
+    return replace(asked, options=replace(options, microbatches=None))
+
+
+def _in_stages(asked: Asked, trail: Trail, plain: Finding | None = None) -> Finding | str:
+    """The best plan in several stages, if there is one and the `plain` one is not as good; else why
+    there is not."""
+    count = asked.options.microbatches if asked.options.stages is None else None
+    options = replace(asked.options, stages=None, microbatches=count, stages_if_needed=False)
+    try:
+        found = search_stages(replace(asked, options=options), trail, plain)
+    except (ClusterError, InfeasibleError, StageError, SolverError) as error:
+        trail(f"{error}")
+        return "what they take is not known" if isinstance(error, SolverError) else "none is better"
+    return "none is better" if found is plain else found

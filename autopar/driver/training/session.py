@@ -1,0 +1,398 @@
+"""The session of a training process: what was asked of `autopar.compile`, and how a call's program
+is made by all ranks together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+
+from autopar.cluster.parsing import parse_cluster
+from autopar.compile import Compiled, ModelCall, compile_call
+from autopar.driver.asking import answer, ask_for, check_outputs, planned_gradients
+from autopar.driver.search.meshes import summary
+from autopar.driver.search.open_counts import dividing
+from autopar.driver.training.binding import (
+    AllGroups,
+    bound_step,
+    check_homes,
+    check_stored,
+    make_all_groups,
+    stored_places,
+)
+from autopar.driver.training.progress import StepProgress
+from autopar.driver.verify import check_call
+from autopar.errors import (
+    AutoparError,
+    ConstraintError,
+    InfeasibleError,
+    NotImposedWarning,
+    UndividedBatchError,
+)
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.graph import Role
+from autopar.ir.input_sharding import with_handed
+from autopar.ir.mesh import Cluster
+from autopar.ir.sharding import Handed, Sharding
+from autopar.ir.version import __version__
+from autopar.plans.compatibility import check_fit
+from autopar.plans.layout import starts_in
+from autopar.plans.plan import Plan
+from autopar.plans.requests.constraints import Constraint
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.strategies import STORAGE
+from autopar.plans.structure import Structure
+from autopar.runtime.checkpoint.weights import Sources
+from autopar.runtime.module import params
+from autopar.runtime.module.made import Executable, Signature, external_tensors
+from autopar.runtime.process.agreement import Agreement, make_agreement
+from autopar.runtime.process.digests import BATCH, digest_params, digest_values, modes
+from autopar.runtime.process.stage_groups import StageGroups
+from autopar.runtime.process.world import ParamPlace, World
+from autopar.runtime.program.binding import input_pieces, results, row_results, sequence_results
+from autopar.runtime.program.externals import share_constants, share_externals
+from autopar.runtime.program.meter import Meter
+from autopar.runtime.program.program import Program
+from autopar.runtime.program.random import DefaultRandom, SharedRandom, draws
+from autopar.runtime.torch_private import flatten
+from autopar.tracer import Traced, only_losses
+
+_NEW = "parameters that are new to the model"
+_TOPICS = {"trace": "what to compile", "rewrite": "the plan"}
+"""What ranks agree on after a stage of the flow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked `compile` for."""
+
+    plan: Plan | None
+    cluster: Cluster | None
+    options: Options
+    backend: str
+    sources: Sources = field(default_factory=Sources)
+    plain: bool = False
+    """Parameters stay as they are, whole on every rank: `options` must say so."""
+    verify: bool = False
+    """Compare every program with eager before it runs."""
+
+    def facts(self, model: nn.Module) -> dict[str, str]:
+        """What ranks compare before the parameters are handed out."""
+        return {
+            "autopar": __version__,
+            "torch": str(torch.__version__),
+            "model": type(model).__name__,
+            "parameters": digest_params(model),
+            "plan": self.plan.digest if self.plan else "none",
+            "cluster": self.cluster.name if self.cluster else "none",
+            "verify": str(self.verify),
+            "weights": self.sources.digest,
+            **{f.name: str(getattr(self.options, f.name)) for f in fields(Options) if f.compare},
+            "backend": self.backend,
+        }
+
+
+@dataclass(slots=True)
+class ModelFamily:
+    """What a model and its copies have in common: the first program of any of them decides how the
+    parameters of all are stored, and an optimizer of averages finds each beside its like."""
+
+    models: list[ref[nn.Module]]
+    is_first: bool = True
+    groups: AllGroups | None = None
+    storage: dict[str, Sharding] = field(default_factory=dict[str, Sharding])
+    """How the first program stores each parameter; the others must do the same."""
+    places: Mapping[str, ParamPlace] = field(default_factory=dict[str, ParamPlace])
+    """Where that is."""
+    hosted: tuple[str, ...] = ()
+    """The parameters that live on the host."""
+    structure: Structure | None = None
+    """The decisions for the first program."""
+    plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
+    """The plans made so far, by the graph they are for."""
+
+
+@dataclass(slots=True)
+class Builder:
+    """Makes the program for a call, on all ranks together."""
+
+    model: nn.Module
+    world: World
+    request: Request
+    random: DefaultRandom
+    family: ModelFamily = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.family = ModelFamily([ref(self.model)])
+
+    def copied(self, model: nn.Module) -> Builder:
+        """The same for a copy of the model."""
+        copy = replace(self, model=model)
+        self.family.models.append(ref(model))
+        copy.family = self.family
+        return copy
+
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        signature: Signature,
+        groups: AllGroups | None,
+        differentiable: frozenset[str],
+    ) -> Executable:
+        groups = self.family.groups or groups
+        agreement = make_agreement(self.world)
+        if self.world.size > 1 and not self.request.plain:
+            self._adopt(agreement)
+        progress = StepProgress(quiet=self.world.rank != 0)
+        call = self._call(args, kwargs, signature, differentiable)
+
+        def stage(name: str) -> AbstractContextManager[None]:
+            progress.phase(name)
+            return agreement.telling(_TOPICS[name])
+
+        def find(traced: Traced) -> Plan:
+            with agreement.telling(_TOPICS["trace"]):
+                if self.family.is_first:
+                    check_outputs(traced, call.options)
+                mark = fingerprint(traced.graph)
+                stored = self._stored(traced, mark)
+                values = digest_values(flatten((args, kwargs))[0])
+            facts = {"graph of the model": mark, BATCH: values}
+            agreement.agree(_TOPICS["trace"], facts | signature.facts() | modes(self.model))
+            if self.world.size > 1:
+                share_constants(traced.gm, self.world.device)
+                externals = external_tensors(self.model, traced.graph, traced.externals)
+                share_externals(externals.values(), self.world.device)
+            progress.phase("plan")
+            return stored or self._plan(agreement, call, traced, groups, progress)
+
+        try:
+            compiled = compile_call(call, find, stage)
+            agreement.agree(_TOPICS["rewrite"], {"plan": compiled.plan.digest})
+            random = self._random(agreement, compiled.programs)
+            with agreement.telling("the parameters as stored"):
+                executable = self._bind(compiled, signature, groups, random)
+            agreement.agree("the parameters as stored", {})
+            plan = compiled.plan
+            self.family.is_first, self.family.groups = False, executable.groups
+            self.family.plans[plan.structure.fingerprint] = plan
+            if self.request.verify:
+                progress.phase("verify")
+                check_call(compiled, call, self.world.rank, agreement.share)
+        except BaseException:
+            progress.close()
+            raise
+        name, mesh = plan.structure.model, plan.structure.mesh_text
+        progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
+        return executable
+
+    def _adopt(self, agreement: Agreement) -> None:
+        """Parameters that are new to the model."""
+        new = params.newcomers(self.model, self.world, self.family.places)
+        with agreement.telling(_NEW):
+            names = [name for name, _ in self.model.named_parameters()]
+            unknown = [n for n in names if n in new or n not in self.family.places]
+            if unknown and isinstance(self.family.groups, StageGroups):
+                raise AutoparError(
+                    f"parameter {unknown[0]} is new to the model, or took the place of "
+                    "another, and a model in stages takes no new ones after its first call: change "
+                    "the model before that, compile the changed one, or compile it with "
+                    "pipeline.stages=1"
+                )
+        agreement.agree(_NEW, {"new parameters": ", ".join(new) or "none"})
+        params.adopt(self.model, self.world, new)
+
+    def _call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        signature: Signature,
+        differentiable: frozenset[str],
+    ) -> ModelCall:
+        plan = self.request.plan
+        planned = (
+            planned_gradients(plan.structure) if plan and self.family.is_first else only_losses
+        )
+
+        def wanted(position: int, name: str) -> bool | None:
+            return name in differentiable or planned(position, name)
+
+        handed = {} if self._is_staged else _handed(signature)
+        return ModelCall(self.model, args, kwargs, self.request.options, wanted, handed)
+
+    @property
+    def _is_staged(self) -> bool:
+        """Whether programs are, or may be, pipelines, whose stages take inputs whole."""
+        first = self.family.structure or (self.request.plan and self.request.plan.structure)
+        return first.is_pipeline if first else self.request.options.is_staged
+
+    def _stored(self, traced: Traced, mark: str) -> Plan | None:
+        """The plan there is for this call: one made before, or that of the user, which must be for
+        the first one."""
+        plan = self.request.plan
+        if plan is not None and self.family.is_first:
+            check_fit(plan.structure, traced.graph, mark)
+        given = {} if plan is None else {plan.structure.fingerprint: plan}
+        return (given | self.family.plans).get(mark)
+
+    def _plan(
+        self,
+        agreement: Agreement,
+        call: ModelCall,
+        traced: Traced,
+        groups: AllGroups | None,
+        progress: StepProgress,
+    ) -> Plan:
+        cluster = self.request.cluster or parse_cluster(self.world.cluster)
+        asked = self.request.options
+        if call.handed:
+            # Stages take inputs whole.
+            asked = replace(asked, stages_if_needed=False)
+        least = asked
+        if groups is not None:
+            if self.family.structure is not None:
+                first = self.family.structure
+                asked = replace(asked.in_stages_of(first), cuts=starts_in(traced.graph, first))
+            least = asked.for_stored(self._meshes(groups), self._as_stored(traced, groups))
+
+        def planned(options: Options) -> bytes:
+            if not self.family.is_first:
+                options = replace(options, hosted=self.family.hosted)
+            if not (self.family.is_first and torch.is_grad_enabled()):
+                options = dividing(options, traced.graph)
+            return answer(ask_for(call, traced, cluster, options), progress).to_bytes()
+
+        def work() -> bytes:
+            try:
+                return planned(asked if groups is None else asked.joined(least))
+            except (ConstraintError, InfeasibleError) as error:
+                others = least if groups is not None else _stored_so(asked, error)
+                if others is None or not asked.asked:
+                    raise
+                warnings.warn(NotImposedWarning(str(error)), stacklevel=2)
+                return planned(others)
+
+        return Plan.from_bytes(agreement.share("plan", work))
+
+    def _meshes(self, groups: AllGroups) -> str:
+        """The mesh that other calls have, as an option."""
+        if isinstance(groups, StageGroups):
+            assert self.family.structure is not None
+            return self.family.structure.mesh_text
+        return groups.mesh.text
+
+    def _as_stored(self, traced: Traced, groups: AllGroups) -> dict[str, Sharding]:
+        """How parameters are stored already; new ones as others of identical modules."""
+        nodes = traced.graph.with_role(Role.PARAM)
+        if self.request.plain:
+            assert not isinstance(groups, StageGroups)
+            whole = Sharding.replicated(len(groups.mesh))
+            return {node.target: whole for node in nodes}
+        by_class: dict[str, Sharding] = {}
+        known: dict[str, Sharding] = {}
+        for node in filter(lambda node: not node.external, nodes):
+            path, _, leaf = node.target.rpartition(".")
+            held = getattr(self.model.get_submodule(path), leaf)
+            name = params.stored_name(node.target, held)
+            if name in self.family.storage:
+                known[node.target] = by_class[node.key] = self.family.storage[name]
+        alike = {node.target: by_class[node.key] for node in nodes if node.key in by_class}
+        return alike | known
+
+    def _bind(
+        self,
+        compiled: Compiled,
+        signature: Signature,
+        groups: AllGroups | None,
+        random: DefaultRandom | None,
+    ) -> Executable:
+        """The program for this rank; at the first call, the parameters are stored as it says."""
+        traced, plan, world = compiled.traced, compiled.plan, self.world
+        groups = groups or make_all_groups(plan.structure, world)
+        places = stored_places(plan.structure, groups)
+        if not self.request.plain:
+            self._store(plan.structure, places)
+        if self.request.plain:
+            places = {}
+        else:
+            if isinstance(groups, StageGroups):
+                check_homes(compiled, groups)
+                places = self.family.places
+        meter = Meter(world.device)
+        return Executable(
+            step=bound_step(compiled, groups, world, self.request.backend, meter),
+            plan=plan,
+            backend=self.request.backend,
+            meter=meter,
+            groups=groups,
+            places=places,
+            # In a pipeline, whose stages all look at whole inputs, no rank is handed a piece.
+            pieces=input_pieces(traced.graph, plan.structure.stages[0].mesh),
+            results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
+            in_spec=traced.in_spec,
+            rows=row_results(with_handed(traced.graph, _handed(signature))),
+            sequences=sequence_results(traced.graph),
+            out_spec=traced.out_spec,
+            names=tuple(leaf.name for leaf in traced.outputs),
+            random=random,
+            reads=traced.reads,
+            leavings=traced.leavings,
+            externals=traced.externals,
+        )
+
+    def _store(self, structure: Structure, places: Mapping[str, ParamPlace]) -> None:
+        """The parameters of the model and its copies, as the first program has them."""
+        family = self.family
+        models = [found for model in family.models if (found := model()) is not None]
+        choices = {
+            name: param.choice
+            for name, param in structure.params.items()
+            if param.residency != "external"
+        }
+        if family.is_first:
+            family.hosted = tuple(n for n, choice in choices.items() if choice.hosted)
+            family.structure = structure
+        else:
+            models = [self.model]
+        stored = {n: choice.storage for n, choice in choices.items()}
+        check_stored(family.storage, stored)
+        family.storage = stored | family.storage
+        family.places = {**places, **family.places}
+        for model in models:
+            if self.world.size == 1:
+                params.bring_to_host(model, self.family.hosted)
+            else:
+                params.shard_parameters(model, places, self.request.sources, self.family.hosted)
+
+    def _random(self, agreement: Agreement, programs: Iterable[Program]) -> DefaultRandom | None:
+        if not any(draws(program.forward) for program in programs):
+            return None
+        if self.world.size == 1:
+            return DefaultRandom(self.world.device)
+        if isinstance(self.random, SharedRandom) and not self.random.is_set:
+            self.random.set(agreement.share("random state", self.random.default))
+        return self.random
+
+
+def _stored_so(asked: Options, error: AutoparError) -> Options | None:
+    """What is asked, of a first batch that cannot be cut as a strategy wants it: parameters are
+    stored as it has them, for all batches, and what is done with this one is open. None where that
+    is not what is wrong, or the strategy leaves open how parameters are stored."""
+    lines = STORAGE.get(asked.strategy)
+    if lines is None or not isinstance(error, UndividedBatchError):
+        return None
+    return replace(
+        asked, strategy="", constraints=(*asked.constraints, *map(Constraint.parse, lines))
+    )
+
+
+def _handed(signature: Signature) -> dict[str, Handed]:
+    """What ranks are handed of inputs, by their positions."""
+    return {str(i): each for i, each in enumerate(signature.handed) if each is not None}

@@ -1,0 +1,197 @@
+"""Losses worked on in chunks of their rows, as another graph.
+
+A language model's head makes a score for every token and class. The scores, what the loss makes of
+them and the gradients of all that are often the largest tensors of a step, and none is needed
+whole: a row is scored, goes into the loss, and from there into the gradients of the head's input
+and weight. So two ops take the place of all ops between. `LINEAR` and its backward score a chunk at
+a time, each for itself; `SCORES` and its backward read scores that are there because something else
+reads them, as where a model returns its logits. How many targets count is told of the targets.
+
+What is no head (`losses`) stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.errors import LossChunksError
+from autopar.ir.graph import (
+    Arg,
+    Factor,
+    FactorType,
+    Graph,
+    Node,
+    Ref,
+    Slot,
+    TensorType,
+    transplanted,
+)
+from autopar.ir.own_ops import LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKWARD
+from autopar.ir.passes.losses import Head, count_of, heads_of
+
+SUITED = (
+    "a cross-entropy, its mean or sum, of what a head without bias makes whose weight is trained, "
+    "in float32 (of float64 in float64), where nothing else has gradients of the scores"
+)
+"""Which losses can be."""
+
+
+def chunk_rows(rows: int, chunks: int) -> int:
+    """How many rows the largest of `chunks` chunks has."""
+    return max(1, -(-rows // chunks))
+
+
+def in_loss_chunks(graph: Graph, chunks: int) -> Graph:
+    """A pass: takes a step or a stage of one, gives the one whose losses are worked on in so many
+    chunks of a rank's rows. All but the heads and their losses is kept. LossChunksError if no loss
+    can be."""
+    if chunks == 1:
+        return graph
+    if not heads_of(graph):
+        raise LossChunksError(
+            f"memory.loss_chunks={chunks}: the step has no loss that can be worked on in chunks: "
+            f"{SUITED}"
+        )
+    return _Writer(graph, chunks).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """An op: the letters of its inputs and outputs, a word each (`_` for a scalar), and the types
+    of what is sharded otherwise than its outputs say."""
+
+    op: str
+    inputs: str
+    outputs: str
+    types: Mapping[str, FactorType]
+
+
+_CLASSES, _WHOLE = FactorType.PERMUTATION, FactorType.NEEDS_REPLICATION
+_LINEAR = _Form(LINEAR, "nd vd n", "_ n", {"v": _CLASSES, "d": _WHOLE})
+_LINEAR_BACKWARD = _Form(LINEAR_BACKWARD, "nd vd n n _", "nd vd", {"d": _WHOLE})
+_SCORES = _Form(SCORES, "nv n", "_ n", {"v": _CLASSES})
+_SCORES_BACKWARD = _Form(SCORES_BACKWARD, "nv nd vd n n _", "nd vd", {})
+
+
+class _Writer:
+    def __init__(self, graph: Graph, chunks: int) -> None:
+        self.graph, self.chunks = graph, chunks
+        heads = heads_of(graph)
+        self.losses = {head.loss.index: head for head in heads}
+        self.backwards = {head.backward.index: head for head in heads}
+        self.gone = frozenset[int]().union(*(head.unread for head in heads))
+        kept = (node for node in graph.nodes if node.index not in self.gone)
+        self.read = {ref for node in kept for ref in node.inputs}
+        self.nodes: list[Node] = []
+        self.place: dict[Ref, Ref] = {}
+        self.keys: dict[str, int] = {}
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            if node.index in self.losses:
+                self._put_loss(self.losses[node.index])
+            elif node.index in self.backwards:
+                self._put_backward(self.backwards[node.index])
+            elif node.index not in self.gone:
+                made = self._put(transplanted(node, len(self.nodes), self.place.__getitem__))
+                for output in range(len(node.outputs)):
+                    self.place[Ref(node.index, output)] = Ref(made, output)
+        return replace(self.graph, nodes=tuple(self.nodes))
+
+    def _put(self, node: Node) -> int:
+        """Where a node stands now."""
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def _put_loss(self, head: Head) -> None:
+        loss, scores = head.loss, head.product.outputs[0]
+        if Ref(loss.index, 1) in self.read:
+            count = transplanted(count_of(loss), len(self.nodes), self.place.__getitem__)
+            self.place[Ref(loss.index, 1)] = Ref(self._put(count))
+        rows = TensorType(loss.outputs[0].dtype, scores.shape[:1], scores.parts[:1])
+        read = (Ref(head.product.index),) if head.is_read else (head.x, head.w)
+        here = self._write(
+            _SCORES if head.is_read else _LINEAR, loss, head,
+            [*map(self.place.__getitem__, (*read, loss.inputs[1]))],
+            (loss.outputs[0], rows), loss.args[4],
+        )  # fmt: skip
+        self.place[Ref(loss.index)] = Ref(here)
+        self.place[Ref(head.product.index, 1)] = Ref(here, 1)
+
+    def _put_backward(self, head: Head) -> None:
+        backward, product = head.backward, Ref(head.product.index)
+        read = (product,) if head.is_read else ()
+        given = *read, head.x, head.w, backward.inputs[2], replace(product, output=1)
+        here = self._write(
+            _SCORES_BACKWARD if head.is_read else _LINEAR_BACKWARD, backward, head,
+            [*map(self.place.__getitem__, (*given, backward.inputs[0]))],
+            (self.graph.type_of(head.x), self.graph.type_of(head.w)), backward.args[5],
+        )  # fmt: skip
+        self.place[head.of_x] = Ref(here)
+        self.place.update(dict.fromkeys(head.of_w, Ref(here, 1)))
+
+    def _write(
+        self,
+        form: _Form,
+        source: Node,
+        head: Head,
+        read: Sequence[Ref],
+        made: tuple[TensorType, ...],
+        ignored: Arg,
+    ) -> int:
+        """Puts the op of `form` where `source` stood; it uses the weight of the head's module."""
+        module = head.product.key.partition(":")[0]
+        word = form.op.split(".")[1]
+        key = f"{module}:{source.phase.value}:{word}"
+        number = self.keys[key] = self.keys.get(key, -1) + 1
+        types = [self.nodes[ref.node].outputs[ref.output] for ref in read]
+        return self._put(
+            replace(
+                source,
+                index=len(self.nodes),
+                name=f"{source.name}_in_chunks",
+                op=form.op,
+                args=(*read, ignored, self.chunks),
+                kwargs=(),
+                inputs=tuple(read),
+                outputs=made,
+                module=head.product.module,
+                key=f"{key}.{number}",
+                factors=tuple(_factors(form, types, made)),
+                partial=((len(read) - 1,),) if source is head.backward else (),
+                mean=False,
+            )
+        )
+
+
+def _factors(
+    form: _Form, inputs: Sequence[TensorType], outputs: Sequence[TensorType]
+) -> list[Factor]:
+    """One for each part of the dim of each letter, as the op's rule has them."""
+    words = [*form.inputs.split(), *form.outputs.split()]
+    slots: dict[tuple[str, int], list[Slot | None]] = {}
+    atoms: dict[tuple[str, int], int] = {}
+    for t, (word, tensor) in enumerate(zip(words, (*inputs, *outputs), strict=True)):
+        for dim, parts in enumerate(tensor.parts):
+            for part, atom in enumerate(parts):
+                known = word[dim], part
+                atoms[known] = atom
+                slots.setdefault(known, [None] * len(words))[t] = dim, part
+    count = len(inputs)
+    found: list[Factor] = []
+    for (letter, part), places in slots.items():
+        is_everywhere = None not in places[count:]
+        kind = FactorType.PASS_THROUGH if is_everywhere else FactorType.REDUCTION
+        name = f"{letter}.{part}" if (letter, 1) in slots else letter
+        found.append(
+            Factor(
+                name,
+                atoms[letter, part],
+                tuple(places[:count]),
+                tuple(places[count:]),
+                form.types.get(letter, kind),
+                positional=letter == "v",
+            )
+        )
+    return found

@@ -1,0 +1,253 @@
+"""Losses, found in a graph: the heads that make their scores, and how many targets they count.
+
+    scores = x @ w.T -> views, casts -> log_softmax -> nll_loss, summed, no weights of classes
+    nll_loss_backward -> log_softmax's -> views, casts -> the products with x and with w
+
+A head is this and no more: where anything else stands between, or has gradients of the scores, it
+is none. Nor is it one where a cast changes numbers otherwise than the ops in chunks do: there are
+the product's dtype and the one that rows are summed in, float32 or, of float64, float64.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.ir.graph import FactorType, Graph, Node, Phase, Ref, Role, per_graph
+from autopar.ir.own_ops import COUNT
+
+_SUM = 2  # at::Reduction
+_PRODUCT, _SOFTMAX = "aten.mm.default", "aten._log_softmax.default"
+_LOSS, _LOSS_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
+_LOSSES = {_LOSS, "aten.nll_loss2d_forward.default"}
+_SOFTMAX_BACKWARD = "aten._log_softmax_backward_data.default"
+
+_SAME = {f"aten.{word}.default" for word in ("view", "_unsafe_view", "reshape", "detach", "alias")}
+"""Views that leave the elements in order."""
+_CAST = {"aten._to_copy.default", "aten.clone.default"}
+_TURN = "aten.t.default"
+
+_Users = Mapping[Ref, Sequence[Node]]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """`scores` [N, V] are made of `x` [N, D] and `w` [V, D]; `product`, `loss` and `backward` are
+    the ops. `of_x` is the gradient of x; that of w is each of `of_w`. `unread` are the ops of whose
+    results nothing else is made than the loss and these gradients, the product among them unless
+    something else reads the scores."""
+
+    x: Ref
+    w: Ref
+    product: Node
+    loss: Node
+    backward: Node
+    of_x: Ref
+    of_w: tuple[Ref, ...]
+    unread: frozenset[int]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether something else reads the scores."""
+        return self.product.index not in self.unread
+
+
+@per_graph
+def heads_of(graph: Graph) -> tuple[Head, ...]:
+    """The heads of a step that have a backward."""
+    users = defaultdict[Ref, list[Node]](list)
+    for node in graph.nodes:
+        for ref in dict.fromkeys(node.inputs):
+            users[ref].append(node)
+    found: list[Head] = []
+    for loss in graph.with_role(Role.OP):
+        if loss.op == _LOSS:
+            try:
+                found.append(_Finder(graph, users, loss).head())
+            except _Differs:
+                continue
+    return tuple(found)
+
+
+def other_losses(graph: Graph) -> tuple[Node, ...]:
+    """The losses over classes that have no head."""
+    known = {head.loss.index for head in heads_of(graph)}
+    found = (node for node in graph.with_role(Role.OP) if node.op in _LOSSES)
+    return tuple(node for node in found if node.index not in known and node.phase is Phase.FORWARD)
+
+
+class _Differs(Exception):
+    """What is there is no head."""
+
+
+def _check(holds: bool) -> None:
+    if not holds:
+        raise _Differs
+
+
+class _Finder:
+    def __init__(self, graph: Graph, users: _Users, loss: Node) -> None:
+        self.graph, self.users, self.loss = graph, users, loss
+        self.dtypes = frozenset[str]()
+
+    def head(self) -> Head:
+        """The head of the loss; _Differs if it has none."""
+        loss = self.loss
+        softmax = self._maker(loss.inputs[0], _SOFTMAX, _SAME)
+        product = self._maker(softmax.inputs[0], _PRODUCT, _SAME | _CAST)
+        scores, sums = product.outputs[0].dtype, softmax.outputs[0].dtype
+        _check(sums == ("float64" if scores == "float64" else "float32"))
+        self.dtypes = frozenset({scores, sums})
+        self._maker(softmax.inputs[0], _PRODUCT, _SAME | _CAST, self.dtypes)
+        x, (w, is_turned) = product.inputs[0], self._matrix(product.inputs[1])
+        _check(is_turned and loss.args[2:4] == (None, _SUM) and softmax.args[1] in (1, -1))
+        self._check_types(product, softmax, w)
+        backward, of_softmax = self._backward(softmax)
+        of_x, of_w = self._gradients(Ref(of_softmax.index), x, w)
+        ends = (
+            loss,
+            softmax,
+            backward,
+            of_softmax,
+            *(self.graph.nodes[r.node] for r in (of_x, *of_w)),
+        )
+        needed = {
+            ref.node for ref in (x, w, loss.inputs[1], backward.inputs[0], backward.inputs[2])
+        }
+        return Head(x, w, product, loss, backward, of_x, of_w, self._unread(ends, needed))
+
+    def _maker(
+        self, ref: Ref, op: str, between: set[str], dtypes: frozenset[str] | None = None
+    ) -> Node:
+        """The op that made a tensor, but for what stands `between`, all of it in `dtypes`."""
+        node = self.graph.nodes[ref.node]
+        while node.op in between:
+            _check(dtypes is None or node.outputs[0].dtype in dtypes)
+            node = self.graph.nodes[node.inputs[0].node]
+        _check(node.op == op)
+        return node
+
+    def _source(self, ref: Ref) -> Ref:
+        """The tensor that `ref` has the elements of, in the same order."""
+        while (node := self.graph.nodes[ref.node]).op in _SAME:
+            ref = node.inputs[0]
+        return ref
+
+    def _matrix(self, ref: Ref) -> tuple[Ref, bool]:
+        """The matrix that `ref` is a view of, and whether it is one of it turned."""
+        is_turned = False
+        while (node := self.graph.nodes[ref.node]).op == _TURN or self._is_alike(node):
+            is_turned ^= node.op == _TURN
+            ref = node.inputs[0]
+        return ref, is_turned
+
+    def _is_alike(self, node: Node) -> bool:
+        shapes = (tensor.shape for tensor in (*self.graph.input_types(node), *node.outputs))
+        return node.op in _SAME and len(set(shapes)) == 1
+
+    def _check_types(self, product: Node, softmax: Node, w: Ref) -> None:
+        """The dims of all tensors are made of the same atoms; classes are not told apart."""
+        x, scores, logs = product.inputs[0], product.outputs[0], softmax.outputs[0]
+        left, right, target = map(self.graph.type_of, (x, w, self.loss.inputs[1]))
+        _check(logs.shape == scores.shape and target.dtype == "int64")
+        _check(scores.parts == (left.parts[0], right.parts[0]) and left.dtype == right.dtype)
+        _check(left.parts[1] == right.parts[1] and target.parts == left.parts[:1])
+        _check(len(right.parts[0]) == 1)
+
+    def _readers(self, ref: Ref, between: set[str]) -> Iterator[tuple[Node, int]]:
+        """All that reads a tensor, and as which input, but for what stands `between`."""
+        for user in self.users.get(ref, ()):
+            if user.op in between:
+                _check(user.outputs[0].dtype in self.dtypes)
+                yield from self._readers(Ref(user.index), between)
+            else:
+                yield from ((user, k) for k, read in enumerate(user.inputs) if read == ref)
+
+    def _backward(self, softmax: Node) -> tuple[Node, Node]:
+        """The backward of the loss, and that of the softmax. Nothing else reads what the softmax
+        makes, or the gradient of it."""
+        known = {(self.loss.op, 0): self.loss}
+        for reader, position in self._readers(Ref(softmax.index), _SAME):
+            _check(known.setdefault((reader.op, position), reader) is reader)
+        _check(set(known) == {(_LOSS, 0), (_LOSS_BACKWARD, 1), (_SOFTMAX_BACKWARD, 1)})
+        backward, of_softmax = known[_LOSS_BACKWARD, 1], known[_SOFTMAX_BACKWARD, 1]
+        _check(backward.args[3:6] == self.loss.args[2:])
+        _check(self._is_same(backward.inputs[2], self.loss.inputs[1]))
+        _check([*self._readers(Ref(backward.index), _SAME)] == [(of_softmax, 0)])
+        return backward, of_softmax
+
+    def _is_same(self, one: Ref, other: Ref) -> bool:
+        """Whether two tensors are one, or made of the same in the same way: phases may cut what a
+        turn works on each for itself."""
+        first, second = self.graph.nodes[one.node], self.graph.nodes[other.node]
+        alike = (first.op, first.args, first.kwargs) == (second.op, second.args, second.kwargs)
+        made = first.role is Role.OP and not first.random and one.output == other.output
+        return one == other or (alike and made)
+
+    def _gradients(self, of_scores: Ref, x: Ref, w: Ref) -> tuple[Ref, tuple[Ref, ...]]:
+        """The gradients of x and of w. Nothing else is made of that of the scores."""
+        of_x: list[Ref] = []
+        of_w: list[tuple[Ref, ...]] = []
+        for reader, position in self._readers(of_scores, _SAME | _CAST):
+            if reader.op == _TURN:
+                for product, at in self._readers(Ref(reader.index), _SAME):
+                    _check(product.op == _PRODUCT and at == 0)
+                    _check(self._source(product.inputs[1]) == self._source(x))
+                    of_w.append((Ref(product.index),))
+            elif position == 0:
+                _check(reader.op == _PRODUCT and self._matrix(reader.inputs[1]) == (w, False))
+                of_x.append(Ref(reader.index))
+            else:
+                _check(reader.op == _PRODUCT)
+                _check(self._turned_source(reader.inputs[0]) == self._source(x))
+                turns = self.users.get(Ref(reader.index), ())
+                _check(all(turn.op == _TURN for turn in turns))
+                of_w.append(tuple(Ref(turn.index) for turn in turns))
+        _check(len(of_x) == len(of_w) == 1)
+        return of_x[0], of_w[0]
+
+    def _turned_source(self, ref: Ref) -> Ref:
+        """The `_source` of what is turned to give `ref`."""
+        node = self.graph.nodes[self._source(ref).node]
+        _check(node.op == _TURN)
+        return self._source(node.inputs[0])
+
+    def _unread(self, ends: Sequence[Node], needed: set[int]) -> frozenset[int]:
+        """The `ends`, and every op whose results only go into what is unread, but for those whose
+        results are `needed`."""
+        found = {node.index for node in ends}
+        for node in reversed(self.graph.nodes):
+            users = [
+                u for k in range(len(node.outputs)) for u in self.users.get(Ref(node.index, k), ())
+            ]
+            is_free = node.role is Role.OP and not node.random and node.index not in needed
+            if is_free and users and all(user.index in found for user in users):
+                found.add(node.index)
+        return frozenset(found)
+
+
+# How many targets a loss counts, told of the targets alone.
+
+
+def count_of(loss: Node) -> Node:
+    """What counts the targets of a loss; it reads what the loss reads."""
+    _, target, weight, _, ignored = loss.args
+    read = [ref for ref in loss.inputs[1:] if ref in (target, weight)]
+    factors = (
+        replace(factor, type=FactorType.REDUCTION, inputs=factor.inputs[1:], outputs=(None,))
+        for factor in loss.factors
+        if factor.inputs[1] is not None
+    )
+    return replace(
+        loss,
+        op=COUNT,
+        args=(target, weight, ignored),
+        kwargs=(),
+        inputs=tuple(read),
+        outputs=loss.outputs[1:],
+        key=f"{loss.key}.count",
+        factors=tuple(replace(f, inputs=f.inputs[: len(read)]) for f in factors),
+        partial=(),
+        mean=False,
+    )

@@ -1,0 +1,314 @@
+"""The step in microbatches, as another graph: its ops work on a part of the batch, in turns.
+
+Turns are like the ranks of one more mesh axis, over which the batch is sharded and nothing is sent
+before the end: a tensor is a part of the batch, or the same in every turn, or one term of a sum.
+What is told of an op's factors therefore tells what it does in turns too, and a loss that is a mean
+over the whole batch, ignored tokens left out, stays that: what it is divided by is computed of all
+targets in every turn.
+
+What the graph has more than the one it is made of: `TURN` cuts out of a tensor of the whole batch
+what a turn works on, and `SHARE` is a turn's share of what is added to a sum; `ACCUMULATE` adds up
+what turns make, in memory of its own; `COLLECT` puts their parts of a result together. Sample `i`
+of the batch is in turn `i` modulo their number, so that a rank's samples stay next to each other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from math import gcd, prod
+
+from autopar.errors import MicrobatchError, listed
+from autopar.ir.contractions import batch_atoms
+from autopar.ir.graph import (
+    OUTPUT_ROLES,
+    Atom,
+    Factor,
+    Graph,
+    Node,
+    Phase,
+    Ref,
+    Role,
+    Slot,
+    TensorType,
+    per_graph,
+    transplanted,
+)
+from autopar.ir.own_ops import ACCUMULATE, COLLECT, SHARE, TURN
+from autopar.ir.passes.losses import count_of
+from autopar.ir.passes.turn_states import TurnStates
+from autopar.ir.sharding import P, Placement, R
+from autopar.ir.uses import Group
+
+_LOSSES = {"aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"}
+
+
+def in_microbatches(graph: Graph, turns: int) -> Graph:
+    """A pass: takes a whole step, gives the one that works on its batch in so many turns; one that
+    does already stays as it is. Keys of ops and the order of `graph` are kept. MicrobatchError,
+    naming what needs the whole batch, if it cannot be."""
+    if turns == graph.turns:
+        return graph
+    _check(graph, turns)
+    return in_other_microbatches(_in_fewest(graph), graph, turns)
+
+
+@per_graph
+def _in_fewest(graph: Graph) -> Graph:
+    """`graph` in the least number of microbatches, above one, that divides its batch."""
+    batch = gcd(*(graph.atoms[atom].size for atom in batch_atoms(graph)))
+    fewest = next(count for count in range(2, batch + 1) if batch % count == 0)
+    return _Splitter(_with_counts(graph), fewest).run()
+
+
+def in_other_microbatches(graph: Graph, whole: Graph, turns: int) -> Graph:
+    """A `graph` in microbatches of the step `whole`, or a stage of one, in another number of them,
+    above one, which divides the batch: as it would have been made, but for its extents."""
+    batch, turn_atom = batch_atoms(whole), len(whole.atoms)
+    if turns == graph.turns:
+        return graph
+    sizes = {atom: whole.atoms[atom].size // turns for atom in batch} | {turn_atom: turns}
+    atoms = tuple(
+        replace(atom, size=sizes.get(number, atom.size)) for number, atom in enumerate(graph.atoms)
+    )
+
+    def extent_of(extent: int, parts: Sequence[int]) -> int:
+        before = prod(graph.atoms[part].size for part in parts)
+        return extent * prod(atoms[part].size for part in parts) // before if before else extent
+
+    @cache
+    def resized(tensor: TensorType) -> TensorType:
+        pairs = zip(tensor.shape, tensor.parts, strict=True)
+        return replace(tensor, shape=tuple(extent_of(*pair) for pair in pairs))
+
+    nodes = tuple(replace(node, outputs=tuple(map(resized, node.outputs))) for node in graph.nodes)
+    return replace(graph, nodes=nodes, atoms=atoms, turns=turns)
+
+
+def trains(graph: Graph) -> bool:
+    """Whether a step has a backward, without which it is taken at once."""
+    return bool(graph.with_role(Role.GRAD))
+
+
+def times(graph: Graph, group: Group) -> int:
+    """How often what a group's tensor goes through happens in a step: in every turn, or once where
+    it leaves the graph and nothing else."""
+    roles = (graph.nodes[use.node].role for use in group.uses)
+    return 1 if all(role in OUTPUT_ROLES for role in roles) else graph.turns
+
+
+def _with_counts(graph: Graph) -> Graph:
+    """`graph`, in which what losses are divided by is computed of the targets alone."""
+    nodes: list[Node] = []
+    place: dict[Ref, Ref] = {}
+    for node in graph.nodes:
+        if node.op in _LOSSES:
+            count = transplanted(count_of(node), len(nodes), lambda ref: place.get(ref, ref))
+            nodes.append(count)
+        index = len(nodes)
+        nodes.append(transplanted(node, index, lambda ref: place.get(ref, ref)))
+        for output in range(len(node.outputs)):
+            place[Ref(node.index, output)] = Ref(index, output)
+        if node.op in _LOSSES:
+            place[Ref(node.index, 1)] = Ref(index - 1)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _check(graph: Graph, turns: int) -> None:
+    batch = batch_atoms(graph)
+    if not batch:
+        raise MicrobatchError("no microbatches: no input has a batch, a dim 0 that it is led by")
+    for size in sorted({graph.atoms[atom].size for atom in batch}):
+        if size % turns:
+            raise MicrobatchError(f"a batch of {size} is not divided by {turns} microbatches")
+    values = [node.target for node in graph.with_role(Role.VALUE)]
+    if values:
+        raise MicrobatchError(
+            f"no microbatches: the gradient of output {listed(values)} comes from the script, "
+            "which has to see the whole batch; let the model return its loss"
+        )
+
+
+class _Splitter:
+    def __init__(self, graph: Graph, turns: int) -> None:
+        self.graph, self.turns = graph, turns
+        self.batch = batch_atoms(graph)
+        found = TurnStates(graph, self.batch)
+        self.states, self.wants = found.states, found.wants
+        self.turn_atom = len(graph.atoms)
+        self.nodes: list[Node] = []
+        self.place: dict[Ref, Ref] = {}
+        self.cut: dict[tuple[Ref, Placement, Phase], Ref] = {}
+        self.gathered: dict[Ref, Ref] = {}
+        """Where what turns make of a result is put together."""
+
+    def run(self) -> Graph:
+        leaving = defaultdict[Ref, list[Node]](list)
+        for node in self.graph.nodes:
+            if node.role in OUTPUT_ROLES:
+                leaving[node.inputs[0]].append(node)
+        for node in self.graph.nodes:
+            self._put(node)
+            for output in range(len(node.outputs)):
+                ref = Ref(node.index, output)
+                if ref in leaving:
+                    self._send_out(ref, leaving[ref])
+        atoms = [
+            replace(atom, size=atom.size // self.turns) if number in self.batch else atom
+            for number, atom in enumerate(self.graph.atoms)
+        ]
+        atoms.append(Atom(self.turns, "turn", in_param=False))
+        found = replace(self.graph, nodes=tuple(self.nodes), atoms=tuple(atoms), turns=self.turns)
+        return _told_apart(found)
+
+    def _put(self, node: Node) -> None:
+        """The node, which works on what a turn has."""
+        wants = self.wants.get(node.index, tuple(self.states[ref] for ref in node.inputs))
+        gathered = self.gathered if node.role in OUTPUT_ROLES else {}
+        read = {
+            ref: self._cut(ref, want, node.phase)
+            if self.states[ref] != want
+            else gathered.get(ref, self.place[ref])
+            for ref, want in zip(node.inputs, wants, strict=True)
+        }
+        made = transplanted(node, len(self.nodes), lambda ref: read[ref])
+        states = [self.states[Ref(node.index, output)] for output in range(len(node.outputs))]
+        outputs = [*zip(node.outputs, states, strict=True)]
+        if node.role not in OUTPUT_ROLES:
+            inputs = [*zip(self.graph.input_types(node), wants, strict=True)]
+            made = replace(made, outputs=tuple(self._typed(*output) for output in outputs))
+            if any(self._has_whole(*each) for each in (*inputs, *outputs)):
+                refitted = (self._refitted(factor, inputs, outputs) for factor in node.factors)
+                made = replace(made, factors=tuple(refitted))
+        self.nodes.append(made)
+        for output in range(len(node.outputs)):
+            self.place[Ref(node.index, output)] = Ref(made.index, output)
+
+    def _refitted(
+        self,
+        factor: Factor,
+        inputs: Sequence[tuple[TensorType, Placement]],
+        outputs: Sequence[tuple[TensorType, Placement]],
+    ) -> Factor:
+        """A factor where tensors of the whole batch have the turns as parts of their own."""
+
+        def slots(
+            found: Sequence[Slot | None], tensors: Sequence[tuple[TensorType, Placement]]
+        ) -> tuple[Slot | None, ...]:
+            pairs = zip(found, tensors, strict=True)
+            return tuple(s if s is None else self._slot(*tensor, s) for s, tensor in pairs)
+
+        return replace(
+            factor, inputs=slots(factor.inputs, inputs), outputs=slots(factor.outputs, outputs)
+        )
+
+    def _slot(self, tensor: TensorType, state: Placement, slot: Slot) -> Slot:
+        """Where a part stands now."""
+        dim, part = slot
+        before = tensor.parts[dim][:part]
+        inserted = sum(self._is_whole(atom, state, (dim, k)) for k, atom in enumerate(before))
+        return dim, part + inserted
+
+    def _has_whole(self, tensor: TensorType, state: Placement) -> bool:
+        """Whether any part of a tensor is."""
+        return any(self._is_whole(atom, state, slot) for slot, atom in tensor.slots())
+
+    def _is_whole(self, atom: int, state: Placement, slot: Slot) -> bool:
+        """Whether a part of a tensor is that of the whole batch."""
+        return atom in self.batch and not (state.kind == "S" and state.slot == slot)
+
+    def _typed(self, tensor: TensorType, state: Placement) -> TensorType:
+        parts: list[tuple[int, ...]] = []
+        shape = list(tensor.shape)
+        for dim, atoms in enumerate(tensor.parts):
+            found: list[int] = []
+            for k, atom in enumerate(atoms):
+                is_whole = self._is_whole(atom, state, (dim, k))
+                found += (atom, self.turn_atom) if is_whole else (atom,)
+                if atom in self.batch and not is_whole:
+                    shape[dim] //= self.turns
+            parts.append(tuple(found))
+        return TensorType(tensor.dtype, tuple(shape), tuple(parts))
+
+    def _cut(self, ref: Ref, state: Placement, phase: Phase) -> Ref:
+        """What this turn has of a tensor of the whole batch."""
+        key = ref, state, phase
+        if key not in self.cut:
+            op = SHARE if state == P else TURN
+            self.cut[key] = self._own(op, ref, phase, self.place[ref], R, state)
+        return self.cut[key]
+
+    def _send_out(self, ref: Ref, leaving: Sequence[Node]) -> None:
+        """What turns make of a result, put together where it is made."""
+        state, maker = self.states[ref], self.graph.nodes[ref.node]
+        if state == R:
+            return
+        if state == P:
+            op, typed = ACCUMULATE, P
+        elif all(node.role is Role.DETACHED for node in leaving):
+            op, typed = COLLECT, R
+        else:
+            raise MicrobatchError(
+                f"no microbatches: {leaving[0].role.value} {leaving[0].target} is of a sample each"
+            )
+        self.gathered[ref] = self._own(op, ref, maker.phase, self.place[ref], state, typed)
+
+    def _own(
+        self, op: str, ref: Ref, phase: Phase, read: Ref, state: Placement, made: Placement
+    ) -> Ref:
+        """Put a node of ours, which brings what was `ref` and is `state` now into `made`."""
+        tensor, maker = self.graph.type_of(ref), self.graph.nodes[ref.node]
+        index, word = len(self.nodes), op.split(".")[1]
+        slots = (slot for slot, _ in tensor.slots())
+        factors = (
+            Factor(
+                _LETTERS[k],
+                tensor.parts[slot[0]][slot[1]],
+                (self._slot(tensor, state, slot),),
+                (self._slot(tensor, made, slot),),
+            )
+            for k, slot in enumerate(slots)
+        )
+        module, _, tail = (
+            maker.key.rpartition(":") if maker.role is Role.OP else ("", "", maker.key)
+        )
+        which = f"{tail}.{ref.output}" if len(maker.outputs) > 1 else tail
+        self.nodes.append(
+            Node(
+                index,
+                f"{maker.name}_{ref.output}_{word}_{phase.value}_{index}",
+                op,
+                Role.OP,
+                phase,
+                args=(read,),
+                inputs=(read,),
+                outputs=(self._typed(tensor, made),),
+                module=maker.module,
+                key=f"{module.partition(':')[0]}:{phase.value}:{word}.{which}.{made}",
+                factors=tuple(factors),
+                partial=((0,),),
+                source_line=maker.source_line,
+            )
+        )
+        return Ref(index)
+
+
+def _told_apart(graph: Graph) -> Graph:
+    """`graph`, in which ops of one key have equal tensors: the first of several identical layers
+    may be handed what the whole batch has, others what a turn has."""
+    kinds: dict[str, dict[object, str]] = defaultdict(dict)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.role is Role.OP:
+            known = kinds[node.key]
+            tensors = (*graph.input_types(node), *node.outputs)
+            kind = tuple((t.shape, *map(len, t.parts)) for t in tensors)
+            key = known.setdefault(kind, f"{node.key}~other{len(known)}" if known else node.key)
+            node = node if key == node.key else replace(node, key=key)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -1,0 +1,228 @@
+"""What backward makes again, instead of having it saved by forward: the step as another graph.
+
+An op of the forward phase that is made again has a copy in the backward phase, in front of the
+first op there that reads what it makes; all of backward reads that. Inputs of the copy are made
+again in turn, or are saved, or are there anyway as parameters and inputs of the model are. Copies
+are ops like all others: they are laid out, priced, scheduled and written as such, and may be
+computed under another sharding than their originals.
+
+Whether something is made again is a choice of the problem that decides all else. It is stated of a
+graph in which everything that can be made again has an *optional* copy.
+
+Random numbers are drawn again from the state of the generator that they were drawn from, which is
+saved (`draws`), so that they are the same; those that depend on tensors of the step are saved. So
+is what an op makes of a buffer that forward changes. What one block hands to the next is saved too:
+made again, it would need all blocks before it, which would be held together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from autopar.ir.blocks import place_of
+from autopar.ir.casts import casts_of
+from autopar.ir.graph import (
+    Atom,
+    Graph,
+    Node,
+    Phase,
+    Ref,
+    Role,
+    TensorType,
+    per_graph,
+    transplanted,
+)
+from autopar.ir.own_ops import CHUNKED, COPY, DRAW, OPTION, RECEIVE, SEND, STATE, with_word
+from autopar.ir.uses import root_of
+
+_ONCE = frozenset({SEND, RECEIVE}) | CHUNKED
+
+
+def with_again(graph: Graph, keys: Collection[str] | None) -> Graph:
+    """A pass: takes a step, gives the one in which backward makes again what ops with these keys
+    make and it reads; where `keys` is None, one with an optional copy of everything that can be
+    made again and that backward reads, or needs for that. All nodes are kept, copies are added.
+    ValueError if something cannot be made again."""
+    possible = _candidates(graph)
+    unknown = sorted(set(keys or ()) - possible)
+    if unknown:
+        raise ValueError(f"{unknown[0]} cannot be made again")
+    wanted, word = (possible, OPTION) if keys is None else (frozenset(keys), COPY)
+    return _Copier(with_states(graph, wanted), wanted, word).run() if wanted else graph
+
+
+@per_graph
+def _candidates(graph: Graph) -> frozenset[str]:
+    """The keys of ops of the forward phase that can be made again, all of them. Casts of parameters
+    are none: they are made where they are read as it is. Nor is what another stage sends, a loss
+    worked on in chunks, which makes scores again itself, or what reads a buffer or parameter that
+    forward changes: backward would find the new value. Nor random numbers that might come out
+    otherwise (`draws.redrawable`)."""
+    copies, nodes = casts_of(graph).copies, graph.nodes
+    changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
+    found, ruled_out = set[str](), set[str]()
+    for node in graph.with_role(Role.OP):
+        if node.view or f":{Phase.FORWARD.value}:" not in node.key:
+            continue
+        is_drawn_once = node.random and node.index not in redrawable(graph)
+        is_made_once = is_drawn_once or node.op in _ONCE or node.index in copies
+        (ruled_out if is_made_once else found).add(node.key)
+        for ref in node.inputs:
+            maker = nodes[root_of(graph, ref)[0].node]
+            if maker.role in (Role.BUFFER, Role.PARAM) and maker.target in changed:
+                ruled_out.add(node.key)
+            if place_of(maker.module) != place_of(node.module):
+                ruled_out.add(maker.key)
+    return frozenset(found - ruled_out)
+
+
+@per_graph
+def as_written(graph: Graph) -> tuple[str, ...]:
+    """The keys of ops that backward makes again because the model wraps them in checkpoints: of
+    what can be made again, all classes whose every op is in one, and that backward needs."""
+    members: dict[str, list[Node]] = {}
+    for node in graph.with_role(Role.OP):
+        if node.key in _candidates(graph) and node.phase is Phase.FORWARD:
+            members.setdefault(node.key, []).append(node)
+    written = {k for k, found in members.items() if all(n.checkpoint == "whole" for n in found)}
+    copied = {node.key for node in with_again(graph, written).nodes}
+    return tuple(sorted(key for key in written if with_word(key, COPY) in copied))
+
+
+class _Copier:
+    def __init__(self, graph: Graph, keys: frozenset[str], word: str) -> None:
+        self.graph, self.word = graph, word
+        self.nodes: list[Node] = []
+        self.place: dict[int, int] = {}
+        """Where a node stands now."""
+        self.copied: dict[int, int] = {}
+        """Where the copy of a node stands."""
+        self.chosen: set[int] = set()
+        for node in graph.nodes:
+            made_again = node.inputs[0].node in self.chosen if node.view else node.key in keys
+            if made_again and node.role is Role.OP and node.phase is Phase.FORWARD:
+                self.chosen.add(node.index)
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            reads_copies = node.phase is Phase.BACKWARD
+            if reads_copies:
+                self._copy_for(node)
+            self.place[node.index] = self._put(node, self.copied if reads_copies else {})
+        return replace(self.graph, nodes=tuple(self.nodes))
+
+    def _copy_for(self, reader: Node) -> None:
+        """Copies of all that `reader` needs and that is made again, in the order of the graph."""
+        missing, found = [reader.index], set[int]()
+        while missing:
+            for ref in self.graph.nodes[missing.pop()].inputs:
+                is_known = ref.node in self.copied or ref.node in found
+                if ref.node in self.chosen and not is_known:
+                    found.add(ref.node)
+                    missing.append(ref.node)
+        for index in sorted(found):
+            node = self.graph.nodes[index]
+            key = with_word(node.key, self.word)
+            copy = replace(node, phase=Phase.BACKWARD, key=key)
+            self.copied[index] = self._put(copy, self.copied)
+
+    def _put(self, node: Node, copied: dict[int, int]) -> int:
+        """The place of a node, put behind all others, which reads copies where there are any."""
+
+        def ref(old: Ref) -> Ref:
+            return Ref(copied.get(old.node, self.place[old.node]), old.output)
+
+        index = len(self.nodes)
+        self.nodes.append(transplanted(node, index, ref))
+        return index
+
+
+# Random numbers that backward draws once more, the very same: the step with the states of its
+# generator.
+#
+# An op that draws random numbers is a function of what it is given and of the state of the
+# generator, which it changes. In the step that is made here the state is there to be read: `STATE`,
+# in front of the op, is what the generator is in, and `DRAW` is the op, which reads it. So a copy
+# of a `DRAW` in backward is one like any other: it reads the state, which was saved as
+# activations are, and draws from it what the original drew. It leaves the generator as it finds it.
+#
+# A state is at most as large as that of a CPU's generator; a GPU's is smaller, and on the host.
+
+STATE_BYTES = 5056
+"""Of the Mersenne Twister that torch has on a CPU."""
+
+
+@per_graph
+def redrawable(graph: Graph) -> frozenset[int]:
+    """The ops that may be drawn again: those that are given nothing but what is made of nothing.
+    What others draw depends on tensors that may be computed otherwise in backward, and one bit of a
+    probability decides another number. A generator of the model's own is not known here."""
+    made_of_nothing, found = set[int](), set[int]()
+    for node in graph.nodes:
+        if node.role is not Role.OP or node.op == RECEIVE:
+            continue
+        if all(ref.node in made_of_nothing for ref in node.inputs):
+            made_of_nothing.add(node.index)
+            if node.random and node.has_rule and dict(node.kwargs).get("generator") is None:
+                found.add(node.index)
+    return frozenset(found)
+
+
+def with_states(graph: Graph, keys: Collection[str]) -> Graph:
+    """`graph`, in which ops with these keys that may be drawn again are `DRAW`s, each behind its
+    `STATE`; `graph` itself if there are none."""
+    drawn = {index for index in redrawable(graph) if graph.nodes[index].key in keys}
+    if not drawn:
+        return graph
+    atoms = (*graph.atoms, Atom(STATE_BYTES, "random state", in_param=False))
+    kind = TensorType("uint8", (STATE_BYTES,), ((len(graph.atoms),),))
+    nodes: list[Node] = []
+    place: dict[int, int] = {}
+    for node in graph.nodes:
+        made = transplanted(node, len(nodes), lambda ref: Ref(place[ref.node], ref.output))
+        if node.index in drawn:
+            nodes.append(_state_of(node, len(nodes), kind))
+            made = _draw_with(made, Ref(len(nodes) - 1))
+        place[node.index] = made.index
+        nodes.append(made)
+    return replace(graph, nodes=tuple(nodes), atoms=atoms)
+
+
+def _state_of(node: Node, index: int, kind: TensorType) -> Node:
+    """What `node` is about to draw from."""
+    return Node(
+        index,
+        f"{node.name}_state",
+        STATE,
+        Role.OP,
+        node.phase,
+        outputs=(kind,),
+        module=node.module,
+        key=state_key(node.key),
+        source_line=node.source_line,
+        checkpoint=node.checkpoint,
+    )
+
+
+def state_key(key: str) -> str:
+    """The key of the states of draws that have `key`.
+
+    >>> state_key("layers.*.drop:forward:native_dropout.0")
+    'layers.*.drop:forward:random_state.native_dropout.0'
+    """
+    place, _, op = key.rpartition(":")
+    return f"{place}:random_state.{op}"
+
+
+def _draw_with(node: Node, state: Ref) -> Node:
+    """`node`, which draws from `state`, its last input. No factor has to do with that."""
+    factors = (replace(f, inputs=(*f.inputs, None)) for f in node.factors)
+    return replace(
+        node,
+        index=node.index + 1,
+        op=DRAW,
+        args=(node.op, *node.args, state),
+        inputs=(*node.inputs, state),
+        factors=tuple(factors),
+    )

@@ -1,0 +1,195 @@
+"""Activations that are saved in fewer bits: the step as another graph.
+
+What forward makes in float32 and backward reads is rounded (`ROUND`) behind its last use in
+forward, and that is what is saved; in front of its first reader in backward it is brought back into
+float32 (`RESTORE`). Both are ops like all others: they are laid out, priced, scheduled and written
+as such. Forward computes what it would without, and gradients are those at the rounded values.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import replace
+
+from autopar.ir.graph import (
+    OUTPUT_ROLES,
+    Factor,
+    Graph,
+    Node,
+    Phase,
+    Ref,
+    Role,
+    per_graph,
+    transplanted,
+)
+from autopar.ir.own_ops import RESTORE, ROUND, is_optional
+from autopar.ir.uses import groups, root_of
+
+
+def is_rounded(graph: Graph, root: Ref) -> bool:
+    """Whether a tensor is rounded, if it is saved: the first output of an op of forward that has a
+    `saved_dtype` and does not leave the graph, since it is held then anyway."""
+    node = graph.nodes[root.node]
+    is_marked = bool(node.saved_dtype) and node.phase is Phase.FORWARD and not root.output
+    return is_marked and root not in _leaving(graph)
+
+
+@per_graph
+def _leaving(graph: Graph) -> frozenset[Ref]:
+    return frozenset(
+        root_of(graph, ref)[0] for node in graph.with_role(*OUTPUT_ROLES) for ref in node.inputs
+    )
+
+
+def with_rounding(graph: Graph, dtype: str) -> Graph:
+    """A pass: takes a step whose ops say what may be saved in `dtype`, gives the one in which that
+    is rounded, where it is saved, and brought back. All nodes are kept."""
+    wanted = {
+        group.root
+        for group in groups(graph)
+        if group.phase is Phase.BACKWARD and is_rounded(graph, group.root)
+        # What is read by nothing else than ops that may not be there is settled with them.
+        if not all(is_optional(graph.nodes[use.node]) for use in group.uses)
+    }
+    return _Rounder(graph, wanted, dtype).run() if wanted else graph
+
+
+def _round_node(graph: Graph, root: Ref, read: Ref, index: int, dtype: str, module: str) -> Node:
+    """What rounds `root`, which is at `read` of the graph that the node becomes part of, with the
+    ops of `module`. A sum is rounded when it is complete."""
+    maker, tensor = graph.nodes[root.node], graph.type_of(root)
+    return Node(
+        index,
+        f"{maker.name}_round",
+        ROUND,
+        Role.OP,
+        Phase.FORWARD,
+        args=(read, dtype),
+        inputs=(read,),
+        outputs=(replace(tensor, dtype=dtype),),
+        module=module,
+        key=round_key(maker.key),
+        factors=_factors(graph, root),
+        source_line=maker.source_line,
+    )
+
+
+def _restore_node(graph: Graph, root: Ref, read: Ref, index: int, module: str) -> Node:
+    """What brings `root` back, which is at `read` as it was rounded."""
+    maker, tensor = graph.nodes[root.node], graph.type_of(root)
+    return replace(
+        _round_node(graph, root, read, index, tensor.dtype, module),
+        name=f"{maker.name}_restore",
+        op=RESTORE,
+        phase=Phase.BACKWARD,
+        key=round_key(maker.key).replace(":forward:round.", ":backward:restore.", 1),
+    )
+
+
+def round_key(key: str) -> str:
+    """The key of what rounds the first output of ops that have `key`.
+
+    >>> round_key("layers.*.mlp:forward:silu.0")
+    'layers.*.mlp:forward:round.silu.0'
+    """
+    place, _, op = key.rpartition(":")
+    return f"{place}:round.{op}"
+
+
+def rounded_key(key: str) -> str | None:
+    """The key of the ops of which those with `key` round the output, or bring it back; None if they
+    do neither.
+
+    >>> rounded_key("layers.*.mlp:backward:restore.silu.0")
+    'layers.*.mlp:forward:silu.0'
+    """
+    place, _, rest = key.rpartition(":")
+    word, _, op = rest.partition(".")
+    module, _, phase = place.rpartition(":")
+    if (word, phase) not in (("round", Phase.FORWARD), ("restore", Phase.BACKWARD)):
+        return None
+    return f"{module}:{Phase.FORWARD.value}:{op}" if "." in op else None
+
+
+def _factors(graph: Graph, root: Ref) -> tuple[Factor, ...]:
+    slots = graph.type_of(root).slots()
+    return tuple(
+        Factor(_LETTERS[k], atom, (slot,), (slot,)) for k, (slot, atom) in enumerate(slots)
+    )
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class _Rounder:
+    def __init__(self, graph: Graph, wanted: Collection[Ref], dtype: str) -> None:
+        self.graph, self.wanted, self.dtype = graph, wanted, dtype
+        self.nodes: list[Node] = []
+        self.place: dict[int, int] = {}
+        """Where a node stands now."""
+        self.rounded: dict[Ref, Ref] = {}
+        self.restored: dict[Ref, Ref] = {}
+        """What is rounded, and brought back, or a view of that in backward, by what it was."""
+        self.behind = self._last_uses()
+
+    def _last_uses(self) -> dict[int, list[Ref]]:
+        """By the op of forward that is the last to read them before backward does, or makes them,
+        what is rounded behind it."""
+        first: dict[Ref, int] = {}
+        used: dict[Ref, list[int]] = defaultdict(list)
+        for group in groups(self.graph):
+            places = [use.node for use in group.uses]
+            if group.root in self.wanted and group.phase is Phase.BACKWARD:
+                first[group.root] = min(places)
+            elif group.root in self.wanted:
+                used[group.root] += places
+        found: dict[int, list[Ref]] = defaultdict(list)
+        for root in sorted(self.wanted):
+            before = (place for place in used[root] if place < first[root])
+            found[max(before, default=root.node)].append(root)
+        return found
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            is_backward = node.phase is Phase.BACKWARD
+            refs = {
+                ref: self._in_backward(ref, node.module) if is_backward else self._placed(ref)
+                for ref in node.inputs
+            }
+            self.place[node.index] = self._put(node, refs)
+            for root in self.behind.get(node.index, ()):
+                index = len(self.nodes)
+                read = self._placed(root)
+                made = _round_node(self.graph, root, read, index, self.dtype, node.module)
+                self.nodes.append(made)
+                self.rounded[root] = Ref(index)
+        return replace(self.graph, nodes=tuple(self.nodes))
+
+    def _put(self, node: Node, refs: dict[Ref, Ref]) -> int:
+        index = len(self.nodes)
+        self.nodes.append(transplanted(node, index, refs.__getitem__))
+        return index
+
+    def _placed(self, ref: Ref) -> Ref:
+        return Ref(self.place[ref.node], ref.output)
+
+    def _in_backward(self, ref: Ref, module: str) -> Ref:
+        """What backward reads as `ref`: of what is rounded that which is brought back, for an op of
+        `module`, and views of that."""
+        node = self.graph.nodes[ref.node]
+        root, _ = root_of(self.graph, ref)
+        if root not in self.wanted or node.phase is Phase.BACKWARD:
+            return self._placed(ref)
+        if ref not in self.restored:
+            if ref == root:
+                index = len(self.nodes)
+                made = _restore_node(self.graph, root, self.rounded[root], index, module)
+                self.nodes.append(made)
+            else:
+                (source,) = node.inputs
+                read = {source: self._in_backward(source, module)}
+                index = self._put(replace(node, phase=Phase.BACKWARD), read)
+            for output in range(len(node.outputs)):
+                self.restored[Ref(ref.node, output)] = Ref(index, output)
+        return self.restored[ref]

@@ -1,0 +1,373 @@
+"""A step cut into the stages of a pipeline: a graph for each, whose backward may come in two parts.
+
+A stage's graph is one like any other: it is priced, solved, scheduled and written like the graph of
+a model that happens to be as small. What comes from another stage is made by an op of ours,
+`RECEIVE`, and what another one needs is read by `SEND`; both are laid out on the stage's mesh as
+all ops are. A tensor goes straight to the stages that need it, once each, in the phase that makes
+it; backward finds what came forward among what was saved.
+
+The graph that is cut is that in microbatches: each turn sends its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from autopar.errors import StageError
+from autopar.ir.graph import (
+    OUTPUT_ROLES,
+    Factor,
+    Graph,
+    Node,
+    Phase,
+    Ref,
+    Role,
+    TensorType,
+    per_graph,
+    transplanted,
+)
+from autopar.ir.own_ops import RECEIVE, SEND, TURN, is_end
+from autopar.ir.passes.stage_homes import Assignment, assign, forward_readers
+from autopar.ir.uses import root_of
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StageLink:
+    """A tensor of the whole step, by name, that stage `source` sends to stage `target` in every
+    turn."""
+
+    source: int
+    target: int
+    phase: Phase
+    name: str
+
+
+def links(graph: Graph, stage: int) -> tuple[StageLink, ...]:
+    """What the graph of a stage sends and is sent, in the order of its nodes."""
+    ends = filter(is_end, graph.with_role(Role.OP))
+    return tuple(link_of(node, stage) for node in ends)
+
+
+def link_of(node: Node, stage: int) -> StageLink:
+    """What a `SEND` or `RECEIVE` of a stage stands for."""
+    other = node.args[-1]
+    assert isinstance(other, int)
+    ends = (stage, other) if node.op == SEND else (other, stage)
+    return StageLink(*ends, node.phase, node.target)
+
+
+@per_graph
+def first_ops(graph: Graph) -> Mapping[str, int]:
+    """The first op of forward of each module, those within it included."""
+    found: dict[str, int] = {}
+    for node in graph.with_role(Role.OP):
+        if node.phase is Phase.FORWARD:
+            parts = node.module.split(".")
+            for count in range(1, len(parts) + 1):
+                found.setdefault(".".join(parts[:count]), node.index)
+    return found
+
+
+def cut_at(graph: Graph, module: str) -> int:
+    """The node at which a stage begins whose first module is `module`: the first op of forward that
+    belongs to it. StageError if there is none."""
+    found = first_ops(graph).get(module)
+    if found is None:
+        raise StageError(f"no stage begins at {module!r}: the model computes nothing there")
+    return found
+
+
+class Cut(NamedTuple):
+    """Which stage a graph is: the one with this `number` of those that begin with the modules
+    `starts`, the first stage left out."""
+
+    starts: tuple[str, ...] = ()
+    number: int = 0
+
+
+def one_stage(graph: Graph, cut: Cut) -> Graph:
+    """A pass: takes a step in microbatches, gives one stage of it, with what it sends and is sent.
+    Nodes that are kept have their keys and their order. StageError if it cannot be cut so."""
+    known = _cut(graph)
+    if cut.starts not in known:
+        known[cut.starts] = in_stages(graph, [cut_at(graph, start) for start in cut.starts])
+    return known[cut.starts][cut.number]
+
+
+@per_graph
+def _cut(_: Graph) -> dict[tuple[str, ...], tuple[Graph, ...]]:
+    """The stages of a graph, by what they begin with."""
+    return {}
+
+
+def in_stages(graph: Graph, cuts: Sequence[int]) -> tuple[Graph, ...]:
+    """`graph`, in microbatches, as one graph per stage; all but the first begin at the ops `cuts`
+    of forward. StageError, saying what is in the way, if it cannot be cut so."""
+    if any(a >= b for a, b in pairwise(cuts)):
+        raise StageError("stages are listed in the order in which the model computes them")
+    graph = _with_turns_of_forward(graph, cuts)
+    return _Cutter(graph, assign(graph, cuts), len(cuts) + 1).run()
+
+
+def _with_turns_of_forward(graph: Graph, cuts: Sequence[int]) -> Graph:
+    """`graph` whose backward reads what a turn has of a tensor of the whole batch, such as noise
+    that a loss is compared with, as forward has cut it, where stages read that which do not make
+    it: they are sent no more."""
+    turns = [
+        node
+        for node in graph.with_role(Role.OP)
+        if node.op == TURN and graph.nodes[node.inputs[0].node].role is Role.OP
+    ]
+    if not turns:
+        return graph
+    readers = forward_readers(graph, cuts)
+    cut: dict[tuple[Ref, TensorType], Ref] = {}
+    other: dict[Ref, Ref] = {}
+    for node in turns:
+        kind = node.inputs[0], node.outputs[0]
+        if node.phase is Phase.FORWARD:
+            cut[kind] = Ref(node.index)
+        elif kind in cut and len(readers[cut[kind].node]) > 1:
+            other[Ref(node.index)] = cut[kind]
+    if not other:
+        return graph
+    nodes = (transplanted(n, n.index, lambda ref: other.get(ref, ref)) for n in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _modules(name: str) -> list[str]:
+    """The modules that a parameter is in, innermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
+
+
+class _Cutter:
+    def __init__(self, graph: Graph, homes: Assignment, count: int) -> None:
+        self.graph, self.homes, self.count = graph, homes, count
+        self.kept: list[set[int]] = []
+        """The nodes of each stage."""
+        self.sent: dict[tuple[Ref, int], int] = {}
+        """What is sent to a stage, with the stage that sends it."""
+        self.needs: list[tuple[Ref, int]] = []
+
+    def _unread(self) -> Iterator[tuple[int, int]]:
+        """The parameters that nobody reads, which have to be somewhere, each with a stage: where
+        what is next to it by name is read. There another call finds it that reads it, as of another
+        adapter."""
+        read = {ref.node for node in self.graph.nodes for ref in node.inputs}
+        stages: dict[str, int] = {}
+        unread: list[Node] = []
+        for node in self.graph.with_role(Role.PARAM):
+            if node.index not in read:
+                unread.append(node)
+                continue
+            for module in _modules(node.target):
+                stages.setdefault(module, min(self.homes.readers.get(node.index, ()), default=0))
+        for node in unread:
+            known = (stages[module] for module in _modules(node.target) if module in stages)
+            yield node.index, next(known, 0)
+
+    def run(self) -> tuple[Graph, ...]:
+        # Every rank is handed the model's inputs, whatever it reads of them.
+        inputs = {node.index for node in self.graph.with_role(Role.INPUT)}
+        self.kept = [set(inputs) for _ in range(self.count)]
+        for index, stage in self._unread():
+            self.kept[stage].add(index)
+        for node in self.graph.with_role(*OUTPUT_ROLES):
+            for stage in self._leaves_from(node):
+                self.kept[stage].add(node.index)
+                self._need(node, stage)
+        # What draws random numbers draws them even if nobody reads what it makes.
+        for node in filter(lambda node: node.random, self.graph.nodes):
+            for stage in self.homes.of[node.index]:
+                self.kept[stage].add(node.index)
+                self._need(node, stage)
+        while self.needs:
+            self._bring(*self.needs.pop())
+        for stage in range(self.count):
+            if not any(self.homes.home(self.graph.nodes[n]) == stage for n in self.kept[stage]):
+                raise StageError(f"stage {stage} would have nothing to compute")
+        graphs = tuple(self._build(stage) for stage in range(self.count))
+        _check_owners(graphs)
+        return graphs
+
+    def _leaves_from(self, node: Node) -> frozenset[int]:
+        """The stages from which something leaves the step."""
+        return self.homes.of.get(node.inputs[0].node, frozenset((self.count - 1,)))
+
+    def _need(self, node: Node, stage: int) -> None:
+        """What a stage needs to compute a node: of a sum that is shared, its own terms."""
+        self.needs += ((ref, stage) for ref in self._read(node, stage))
+
+    def _read(self, node: Node, stage: int) -> list[Ref]:
+        """What a stage reads to compute a node."""
+        if len(self.homes.of.get(node.index, ())) <= 1:
+            return list(node.inputs)
+        return [ref for ref in node.inputs if stage in self.homes.of.get(ref.node, (stage,))]
+
+    def _bring(self, ref: Ref, stage: int) -> None:
+        """A stage has `ref`: it computes it, or is sent it."""
+        node = self.graph.nodes[ref.node]
+        homes = self.homes.of.get(ref.node, frozenset((stage,)))
+        if node.index in self.kept[stage] or (ref, stage) in self.sent:
+            return
+        if stage in homes or (node.view and self._is_cheaper_whole(ref)):
+            self.kept[stage].add(node.index)
+            self._need(node, stage)
+            return
+        (home,) = homes
+        self.sent[ref, stage] = home
+        self.needs.append((ref, home))
+
+    def _is_cheaper_whole(self, ref: Ref) -> bool:
+        """Whether to send a view's root takes no more than to send the view."""
+        root, _ = root_of(self.graph, ref)
+        return self.graph.type_of(root).num_bytes <= self.graph.type_of(ref).num_bytes
+
+    def _build(self, stage: int) -> Graph:
+        coming = {ref for ref, target in self.sent if target == stage}
+        going: dict[int, list[tuple[Ref, int]]] = {}
+        for (ref, target), home in sorted(self.sent.items()):
+            if home == stage:
+                going.setdefault(ref.node, []).append((ref, target))
+        nodes: list[Node] = []
+        place: dict[Ref, Ref] = {}
+
+        def put(node: Node) -> Ref:
+            nodes.append(transplanted(node, len(nodes), lambda ref: place.get(ref, ref)))
+            return Ref(nodes[-1].index)
+
+        for node in self.graph.nodes:
+            refs = [Ref(node.index, k) for k in range(len(node.outputs))]
+            for ref in refs:
+                if ref in coming:
+                    place[ref] = put(_receive(self.graph, ref, self.sent[ref, stage]))
+            if node.index not in self.kept[stage]:
+                continue
+            terms = self._read(node, stage)
+            if len(terms) < len(node.inputs):
+                place[Ref(node.index)] = place[terms[0]]
+            else:
+                at = put(node)
+                place |= {ref: replace(at, output=ref.output) for ref in refs if ref not in coming}
+            for ref, target in going.get(node.index, ()):
+                nodes.append(_send(self.graph, ref, place[ref], target, len(nodes)))
+        return replace(self.graph, nodes=tuple(nodes))
+
+
+def _receive(graph: Graph, ref: Ref, source: int) -> Node:
+    """The node that makes what stage `source` sends."""
+    return replace(
+        _own(graph, ref, RECEIVE, source),
+        outputs=(graph.type_of(ref),),
+        factors=tuple(replace(f, outputs=f.inputs, inputs=()) for f in _factors(graph, ref)),
+    )
+
+
+def _send(graph: Graph, ref: Ref, read: Ref, target: int, index: int) -> Node:
+    """The node that hands `read`, which is `ref` of the whole step, to stage `target`."""
+    return replace(
+        _own(graph, ref, SEND, target),
+        index=index,
+        args=(read, target),
+        inputs=(read,),
+        factors=_factors(graph, ref),
+    )
+
+
+def _own(graph: Graph, ref: Ref, op: str, other: int) -> Node:
+    maker, word = graph.nodes[ref.node], op.split(".")[1]
+    module, _, tail = maker.key.rpartition(":")
+    name = f"{maker.name}.{ref.output}"
+    return Node(
+        0,
+        f"{maker.name}_{ref.output}_{word}_{other}",
+        op,
+        Role.OP,
+        maker.phase,
+        args=(other,),
+        module=maker.module,
+        key=f"{module.partition(':')[0]}:{maker.phase.value}:{word}.{tail}.{ref.output}",
+        target=name,
+        source_line=maker.source_line,
+    )
+
+
+def _factors(graph: Graph, ref: Ref) -> tuple[Factor, ...]:
+    slots = graph.type_of(ref).slots()
+    return tuple(Factor(_LETTERS[k], atom, (slot,), ()) for k, (slot, atom) in enumerate(slots))
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def _check_owners(graphs: Sequence[Graph]) -> None:
+    """StageError if a buffer or parameter that forward changes is read by several stages, or a
+    gradient is made where its parameter is not, as between the ops of a batch norm."""
+    for stage, graph in enumerate(graphs):
+        gradients, params = (
+            {n.target for n in graph.with_role(r)} for r in (Role.GRAD, Role.PARAM)
+        )
+        if lost := sorted(gradients - params):
+            raise StageError(
+                f"no such stages: the gradient of {lost[0]} is made by stage {stage}, and another "
+                "reads it"
+            )
+        changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
+        for other in (*graphs[:stage], *graphs[stage + 1 :]):
+            read = {node.target for node in other.with_role(Role.BUFFER, Role.PARAM)}
+            if both := sorted(changed & read):
+                raise StageError(
+                    f"no such stages: {both[0]} is changed by stage {stage}, and another reads it"
+                )
+
+
+# A stage whose backward comes in two parts, as another graph.
+#
+# The first part, `B` in a table of actions (`pipeline`), is what other stages wait for: all that
+# the gradients need that are sent to them. What the stage is sent arrives with it. The second, `W`,
+# is the rest: gradients of parameters, what they are added up to, and what leads to nothing else.
+# Ops of the second part come behind all others; within each part they keep their order. A stage
+# that sends no gradient has all its backward in the second part.
+#
+# What backward makes again is an op like any: it is where it is needed, in the first part if both
+# need it.
+
+
+def waited_for(graph: Graph) -> frozenset[int]:
+    """The ops of backward that belong to its first part."""
+    found = set[int]()
+    for node in reversed(graph.nodes):
+        if _may_wait(node) and (node.op in (SEND, RECEIVE) or node.index in found):
+            found.add(node.index)
+            found.update(ref.node for ref in node.inputs)
+    return frozenset(index for index in found if _may_wait(graph.nodes[index]))
+
+
+def _may_wait(node: Node) -> bool:
+    """Whether a node belongs to one of the parts: it is computed in backward, or leaves it."""
+    is_one = node.role is Role.OP or node.role in OUTPUT_ROLES
+    return is_one and node.phase is Phase.BACKWARD
+
+
+def in_two_parts(graph: Graph, is_split: bool = True) -> Graph:
+    """A pass: takes a stage, gives it with its backward in two parts, if it `is_split`. All nodes
+    are kept, those of the second part stand last."""
+    if not is_split:
+        return graph
+    first = waited_for(graph)
+
+    def is_second(node: Node) -> bool:
+        return _may_wait(node) and node.index not in first
+
+    order = sorted(graph.nodes, key=is_second)
+    place = {node.index: index for index, node in enumerate(order)}
+
+    def moved(ref: Ref) -> Ref:
+        return Ref(place[ref.node], ref.output)
+
+    nodes = tuple(transplanted(node, index, moved) for index, node in enumerate(order))
+    return replace(graph, nodes=nodes, second_part=sum(not is_second(n) for n in graph.nodes))

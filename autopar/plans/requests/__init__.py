@@ -1,0 +1,1 @@
+"""What is asked of a plan: options, constraints, strategies, and all that decides one."""

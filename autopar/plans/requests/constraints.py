@@ -1,0 +1,364 @@
+"""What a user asks of the plan: tensors and ops pinned to a sharding, axes forbidden to them.
+
+A constraint is a line of text, `PATTERN = WANTED`, with or without the kind of thing it speaks of
+before the pattern: `layers.*.down_proj.weight = S(1) on tp`, `module:layers.*.mlp = S(1) on tp`.
+Patterns are those of the shell (`fnmatch`), over dotted names. `WANTED` is one of
+
+* placements on named axes, `S(1) on tp, R on dp`: the axes that are not named are left open;
+* the same in brackets, as `autopar show` prints it, `[S(1) on tp]`: axes not named replicate;
+* a sharding as plan files write it, `[R, S(1)]`: one placement per axis of the mesh;
+* `R`, or `replicated`: whole on every axis;
+
+or several of the first kind joined by `or`. `*` is every axis of the mesh. Beside placements there
+are words: `S` is a shard of whatever dim, `batch` a shard of the batch, `in` and `out` a shard of
+the input or output features of a layer's weight, `unmoved` a tensor that is used as it is stored,
+and `not` before a word excludes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+from autopar.errors import ConstraintError, UnsuitedMeshError
+from autopar.ir.graph import Node, TensorType
+from autopar.ir.mesh import Mesh
+from autopar.ir.sharding import Placement, R, Sharding
+
+STRATEGIES = ("ddp", "fsdp", "megatron", "2d", "2.5d", "3d")
+
+_KINDS = (
+    "param", "kept", "input", "output", "module", "saved", "ops", "batched", "casts", "unbatched",
+    "product",
+)  # fmt: skip
+"""What a pattern can speak of: the storage of parameters, what is kept of them for backward, inputs
+and outputs of the model, what a module returns, activations saved for backward; the ops of modules,
+those that have the batch, of the others those that cast or add up parameters and gradients, and
+the rest; the products with weights."""
+
+OP_KINDS = ("ops", "batched", "casts", "unbatched", "product")
+EVERY_AXIS = "*"
+_WORDS = ("S", "batch", "in", "out", "unmoved")
+_AXIS = re.compile(r"\*|[A-Za-z_]\w*", re.ASCII)
+_EXAMPLE = "for example 'S(0) on tp', '[S(1) on tp, S(0) on dp]', '[R, S(0)]' or 'R'"
+
+Pins = Mapping[str, str] | Sequence[str] | None
+"""Sharding by pattern, or lines `PATTERN=SHARDING`, or one line."""
+
+Forbidden = Mapping[str, str | Sequence[str]] | Sequence[str] | None
+"""Pattern or patterns by axis, or lines `AXIS:PATTERN`, or one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """`what`, a placement or a word, on an axis of the mesh."""
+
+    what: str | Placement
+    axis: str
+    excluded: bool = False
+
+    def __str__(self) -> str:
+        return f"{'not ' * self.excluded}{self.what} on {self.axis}"
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement that is asked for; None for a word."""
+        return None if isinstance(self.what, str) else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPlacement:
+    """One of `alternatives` must hold, all of its demands together. `complete`: axes that are not
+    named replicate. `positional` is a sharding with one placement per axis of the mesh instead."""
+
+    alternatives: tuple[tuple[Demand, ...], ...] = ((),)
+    complete: bool = False
+    positional: Sharding | None = None
+
+    def __str__(self) -> str:
+        if self.positional is not None:
+            return str(self.positional)
+        texts = [", ".join(map(str, demands)) for demands in self.alternatives]
+        if self.complete:
+            return f"[{texts[0]}]" if texts[0] else "replicated"
+        return " or ".join(texts)
+
+    @property
+    def shards(self) -> bool:
+        """Whether a tensor that is so is cut on some axis."""
+        demands = [demand for some in self.alternatives for demand in some if not demand.excluded]
+        return any(placement.kind != "R" for placement in self.positional or ()) or any(
+            demand.what not in (R, "unmoved") for demand in demands
+        )
+
+    @staticmethod
+    def parse(text: str) -> WantedPlacement:
+        """The inverse of `str`; ValueError, saying what there may be, on anything else."""
+        text = text.strip()
+        if text in ("R", "replicated"):
+            return WantedPlacement(complete=True)
+        if text.startswith("[") and text.endswith("]"):
+            if " on " in text:
+                return WantedPlacement((_demands(text[1:-1]),), complete=True)
+            return WantedPlacement(positional=Sharding.parse(text))
+        return WantedPlacement(tuple(map(_demands, re.split(r"\s+or\s+", text))))
+
+
+def _demands(text: str) -> tuple[Demand, ...]:
+    return tuple(map(_demand, text.split(",")))
+
+
+def _demand(text: str) -> Demand:
+    what, on, axis = (piece.strip() for piece in text.strip().partition(" on "))
+    excluded = what.startswith("not ")
+    what = what.removeprefix("not ").strip()
+    if not on or not _AXIS.fullmatch(axis):
+        raise ValueError(f"{text.strip()!r} is not a placement on an axis ({_EXAMPLE})")
+    return Demand(what if what in _WORDS else Placement.parse(what), axis, excluded)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What `kind` of thing, of which names, must be as `wanted` says. An empty kind is told by what
+    the pattern matches. `origin` is what the user wrote, and could take back."""
+
+    kind: str
+    pattern: str
+    wanted: WantedPlacement
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}{':' * bool(self.kind)}{self.pattern} = {self.wanted}"
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether it says what must not be, of all that the pattern covers."""
+        demands = [demand for some in self.wanted.alternatives for demand in some]
+        return not self.kind and bool(demands) and all(demand.excluded for demand in demands)
+
+    @staticmethod
+    def parse(text: str, origin: str = "") -> Constraint:
+        """The inverse of `str`; ConstraintError, saying what is wrong, on anything else."""
+        name, equals, wanted = (piece.strip() for piece in text.partition("="))
+        origin = origin or (f"pin {name}={wanted}" if equals else f"pin {text}")
+        if not (name and equals and wanted):
+            raise ConstraintError(f"{origin}: {text!r} is not PATTERN=SHARDING ({_EXAMPLE})")
+        kind, pattern = _split_kind(name, origin)
+        try:
+            found = WantedPlacement.parse(wanted)
+        except ValueError as error:
+            raise ConstraintError(f"{origin}: {error}") from None
+        check_kind(kind, found, origin)
+        return Constraint(kind, pattern, found, origin)
+
+
+def _split_kind(name: str, origin: str) -> tuple[str, str]:
+    kind, colon, pattern = name.partition(":")
+    if not colon:
+        return "", name
+    if kind not in _KINDS or not pattern:
+        raise ConstraintError(
+            f"{origin}: {kind!r} is not a kind of thing to constrain: {', '.join(_KINDS)}"
+        )
+    return kind, pattern
+
+
+def check_kind(kind: str, wanted: WantedPlacement, origin: str) -> None:
+    """ConstraintError if the kind of thing cannot be what is wanted."""
+    if len(wanted.alternatives) > 1 and kind not in OP_KINDS:
+        raise ConstraintError(f"{origin}: {kind or 'it'} cannot be one of several")
+    for demand in (demand for demands in wanted.alternatives for demand in demands):
+        placement = demand.placement
+        if kind in OP_KINDS:
+            allowed = demand.what in ("S", "batch", "in", "out", R)
+        elif demand.what == "unmoved":
+            allowed = kind == "param"
+        else:
+            words = ("S", "batch") if kind not in ("param", "kept") else ("S",)
+            allowed = demand.what in words if placement is None else _whole(placement)
+        if not allowed:
+            raise ConstraintError(f"{origin}: {kind or 'it'} cannot be {demand}")
+    if wanted.positional is not None and (
+        kind in OP_KINDS or not all(map(_whole, wanted.positional))
+    ):
+        raise ConstraintError(f"{origin}: {kind or 'it'} cannot be {wanted.positional}")
+
+
+def _whole(placement: Placement) -> bool:
+    return placement.kind != "P"
+
+
+def parse_pins(pins: Pins) -> tuple[Constraint, ...]:
+    """A constraint for each of `pins`; ConstraintError on what cannot be read."""
+    lines = [f"{k}={v}" for k, v in pins.items()] if isinstance(pins, Mapping) else pins
+    return tuple(map(Constraint.parse, _lines(lines, "pins", "a mapping of pattern to sharding")))
+
+
+def parse_forbidden(forbidden: Forbidden) -> tuple[Constraint, ...]:
+    """A constraint for each of `forbidden`; ConstraintError on what cannot be read."""
+    wanted = "a mapping of axis to patterns"
+    lines = forbidden
+    if isinstance(forbidden, Mapping):
+        lines = [
+            f"{axis}:{pattern}"
+            for axis, patterns in forbidden.items()
+            for pattern in _lines(patterns, "forbid", wanted)
+        ]
+    return tuple(map(_forbidden, _lines(lines, "forbid", wanted)))
+
+
+def _lines(given: Any, name: str, wanted: str) -> tuple[str, ...]:
+    """The texts of a list, or the one that there is. ConstraintError on anything else."""
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        return (given,)
+    several = isinstance(given, Iterable)
+    lines = list(cast("Iterable[Any]", given)) if several else [given]
+    for line in lines:
+        if not isinstance(line, str):
+            raise ConstraintError(f"{name}: {line!r} is no text; give texts, or {wanted}")
+    return tuple(lines)
+
+
+def _forbidden(line: str) -> Constraint:
+    origin = f"forbid {line.strip()}"
+    axis, _, name = (piece.strip() for piece in line.partition(":"))
+    if not (_AXIS.fullmatch(axis) and name):
+        raise ConstraintError(f"{origin}: this is not AXIS:PATTERN, for example tp:lm_head")
+    kind, pattern = _split_kind(name, origin)
+    return Constraint(
+        kind, pattern, WantedPlacement(((Demand("S", axis, excluded=True),),)), origin
+    )
+
+
+def check_strategy(strategy: str | None) -> str:
+    """`strategy` as autopar spells it, empty for None and "auto"; ConstraintError if there is none
+    of the name."""
+    name = strategy.lower() if isinstance(strategy, str) else strategy
+    if not name or name == "auto":
+        return ""
+    if name not in STRATEGIES:
+        raise ConstraintError(
+            f"there is no strategy {strategy!r}: choose {', '.join(STRATEGIES)}, or leave it out "
+            "and the solver finds the best of all"
+        )
+    return name
+
+
+# The demands of a constraint on the axes of one mesh, and what meets them.
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """`what`, a placement or a word of `constraints`, on mesh axis `axis`."""
+
+    axis: int
+    what: str | Placement
+    excluded: bool = False
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement that is asked for; None for a word."""
+        return None if isinstance(self.what, str) else self.what
+
+
+Tests = tuple[Test, ...]
+"""Demands that must hold together."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshConstraint:
+    """A constraint, and what it asks for on one mesh: any of `alternatives`."""
+
+    constraint: Constraint
+    alternatives: tuple[Tests, ...]
+
+
+def on_mesh(constraint: Constraint, mesh: Mesh) -> tuple[Tests, ...]:
+    """The alternatives of a constraint on `mesh`. What is whole, or must not be something, is so on
+    an axis that the mesh lacks; on a single device, all is as wanted.
+
+    UnsuitedMeshError if the mesh lacks an axis that something is to be sharded on.
+    """
+    wanted, names = constraint.wanted, mesh.names
+    if wanted.positional is not None:
+        if len(wanted.positional.placements) != len(names):
+            raise UnsuitedMeshError(
+                f"{constraint.origin}: {wanted.positional} is for "
+                f"{len(wanted.positional.placements)} mesh axes, and mesh "
+                f"{mesh or 'of one device'} has {len(names)}"
+            )
+        return (tuple(Test(k, p) for k, p in enumerate(wanted.positional)),)
+    if not names:
+        return ((),)
+    return tuple(_tests(constraint, demands, mesh) for demands in wanted.alternatives)
+
+
+def _tests(constraint: Constraint, demands: Sequence[Demand], mesh: Mesh) -> Tests:
+    found: dict[int, list[Test]] = {}
+    for demand in demands:
+        if demand.axis != EVERY_AXIS and demand.axis not in mesh.names:
+            if demand.excluded or demand.what in (R, "unmoved"):
+                continue
+            raise UnsuitedMeshError(
+                f"{constraint.origin}: mesh {mesh} has no axis {demand.axis} (an axis of size 1 "
+                "is left out)"
+            )
+        for axis, name in enumerate(mesh.names):
+            if demand.axis in (EVERY_AXIS, name):
+                found.setdefault(axis, []).append(Test(axis, demand.what, demand.excluded))
+    if constraint.wanted.complete:
+        for axis in range(len(mesh.names)):
+            found.setdefault(axis, [Test(axis, R)])
+    return tuple(test for axis in sorted(found) for test in found[axis])
+
+
+def holds(test: Test, tensor: TensorType, batch: frozenset[int], state: Sharding) -> bool:
+    """Whether `tensor` in `state` is what `test` asks for. A single element cannot be cut, and is
+    what any shard of it would be."""
+    if test.what == "unmoved":
+        return True
+    return _is(test, tensor, batch, state[test.axis]) != test.excluded
+
+
+def _is(test: Test, tensor: TensorType, batch: frozenset[int], placement: Placement) -> bool:
+    if test.what == "S":
+        single = prod(tensor.shape) == 1 and not test.excluded
+        return placement.kind in "SC" or single
+    if test.what == "batch":
+        is_shard = placement.kind == "S"
+        return is_shard and tensor.parts[placement.dim][placement.part] in batch
+    return _same(placement, test.placement)
+
+
+def _same(one: Placement, other: Placement | None) -> bool:
+    """Whether both are the same pieces, for DTensor: an uneven cut is a shard like another."""
+    if other is None or one.kind not in "SC" or other.kind not in "SC":
+        return one == other
+    return one.slot == other.slot
+
+
+def option_holds(
+    test: Test, node: Node, option: str, batch: frozenset[int], roles: Mapping[str, str]
+) -> bool:
+    """Whether an op that does `option` on the axis of `test` is what it asks for: `R` shards
+    nothing, `S` something, `batch` the batch and nothing with it."""
+    factor = next((f for f in node.factors if f.name == option), None)
+    if test.what in ("S", R):
+        found = (factor is not None) == (test.what == "S")
+    elif test.what == "batch":
+        alone = factor is not None and factor.atom in batch and not factor.members
+        found = is_batch(node, option, batch) if test.excluded else alone
+    else:
+        found = roles.get(option) == test.what
+    return found != test.excluded
+
+
+def is_batch(node: Node, option: str, batch: frozenset[int]) -> bool:
+    """Whether `option` shards the batch, alone or with others."""
+    cut = {f.name: f.members or (f.name,) for f in node.factors}
+    return any(f.name in cut.get(option, ()) and f.atom in batch for f in node.factors)

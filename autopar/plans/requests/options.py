@@ -1,0 +1,211 @@
+"""What a user can ask of the planner, beside the model and the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autopar.errors import AutoparError
+from autopar.ir.mesh import MESH_OF_RANK, Device
+from autopar.ir.pipeline import ActionTable, is_action
+from autopar.ir.sharding import Sharding
+from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES
+from autopar.plans.requests.constraints import (
+    Constraint,
+    WantedPlacement,
+)
+from autopar.plans.requests.matching import matches
+from autopar.plans.requests.plan_options import PlanOptions
+from autopar.plans.requests.policy import Policy, policy_now
+from autopar.plans.structure import SavedDtype, Structure
+
+BACKENDS = ("eager", "inductor")
+"""What runs a rank's graphs: op by op, or compiled."""
+
+
+AUTO = "auto"
+"""The word for a mesh that is to be found."""
+
+RESIDENCIES = ("cuda", "cpu", "auto")
+"""Where parameters live: on the device that computes, on its host, or where it is best if memory
+binds."""
+
+CHECKPOINTS = ("planned", "as written")
+"""What becomes of regions that a model wraps in `torch.utils.checkpoint`: what is saved of them is
+free to be planned, or nothing is."""
+
+SAVED_DTYPES: tuple[SavedDtype, ...] = ("", "bfloat16", "float16")
+"""What activations of float32 may be saved in."""
+
+
+STORED = "parameters as they are stored"
+"""The origin of what calls of a model ask for that are not the first."""
+
+
+def check_backend(backend: str | None) -> str:
+    """`backend`, "" for None. AutoparError if there is no such backend."""
+    if backend not in (None, "", *BACKENDS):
+        raise AutoparError(f"no backend {backend!r}: choose one of {', '.join(BACKENDS)}")
+    return backend or ""
+
+
+def default_backend(kind: str) -> str:
+    """What runs graphs on devices of a kind ("cuda", "cpu") where nobody says."""
+    return "inductor" if kind == "cuda" else "eager"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`mesh` is a shape ("8x8", "dp=8,tp=8"), of a pipeline one for all its ranks or one for each
+    ("2x2/2/2"), or "auto" for the best of all with one or two axes and, from 64 devices on, of
+    those with three that promise something, "auto:3" of all with up to three.
+    `optimizer` is what `cost_model.optimizer_kinds.find_optimizers` reads ("adamw", "sgd-momentum",
+    "muon; adamw for head.weight"): its step
+    counts, and what it keeps per parameter counts against the memory limit, which defaults to the
+    device's memory; `host_memory_bytes` is what a node has for all its devices, in equal shares, by
+    default what the cluster says.
+    `strict` turns the warning about an op without a rule into an error; with `margin` a plan says
+    how far the best one of another structure is behind.
+    `constraints` and `strategy` ("" for none) are what is imposed on the plan; the rest is planned
+    around it. `differentiable_outputs` names the outputs, as the
+    model's user does or by their position, that have a gradient beside the losses; "*" stands for
+    any text; `unread_outputs` in the same way those that are None while the model trains.
+    `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
+    The batch is worked on in `microbatches`, None for as many as are best where memory binds, and
+    losses in `loss_chunks` of a rank's rows, None for 1, or more where that is better and memory
+    binds.
+    Parameters, with what belongs to them, live where `residency`, one of `RESIDENCIES`, says;
+    those that are `hosted` do already, if that is not None, and only they. What backward makes
+    again is `planned`, or what the model wraps in checkpoints ("as written"). What is saved of
+    float32 is rounded to `saved_dtype`, one of `SAVED_DTYPES`.
+    The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
+    are given; they work on microbatches as `schedule` says: one of
+    `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if it is one of `IN_CHUNKS`,
+    "auto", or a table as text (`table`). Where nobody has said how many there are to be, there is
+    one microbatch, and one stage, unless that does not fit in memory (`microbatches_if_needed`,
+    `stages_if_needed`); there are several stages too if one waits for communication above all.
+    """
+
+    mesh: str = AUTO
+    optimizer: str = "adamw"
+    memory_limit_bytes: int | None = None
+    time_limit_s: float | None = None
+    strict: bool = False
+    margin: bool = False
+    constraints: tuple[Constraint, ...] = ()
+    strategy: str = ""
+    differentiable_outputs: tuple[str, ...] = ()
+    backend: str = ""
+    microbatches: int | None = 1
+    loss_chunks: int | None = None
+    residency: str = "cuda"
+    hosted: tuple[str, ...] | None = None
+    checkpoint: str = "planned"
+    stages: int | None = 1
+    cuts: tuple[str, ...] = ()
+    schedule: str = "auto"
+    unread_outputs: tuple[str, ...] = ()
+    saved_dtype: SavedDtype = ""
+    microbatches_if_needed: bool = False
+    stages_if_needed: bool = False
+    host_memory_bytes: int | None = None
+    policy: Policy = field(default_factory=policy_now)
+    """The thresholds of the search."""
+    given: PlanOptions = field(default_factory=PlanOptions, compare=False)
+    """What all of it was read from."""
+
+    @property
+    def table(self) -> ActionTable | None:
+        """The table of actions that `schedule` is, if it is one."""
+        return ActionTable.parse(self.schedule) if is_table(self.schedule) else None
+
+    @property
+    def is_mesh_open(self) -> bool:
+        """Whether the mesh is for the search to choose."""
+        return self.mesh.startswith(AUTO)
+
+    @property
+    def rank_meshes(self) -> tuple[str, ...]:
+        """The meshes of the ranks of a pipeline, where each is given its own."""
+        texts = self.mesh.split(MESH_OF_RANK)
+        return tuple(texts) if len(texts) > 1 else ()
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the plan may be a pipeline."""
+        return self.stages != 1 or bool(self.cuts)
+
+    @property
+    def is_number_of_stages_open(self) -> bool:
+        """Whether there may be one stage, or as many as are best."""
+        return self.stages is None and not (
+            self.cuts or self.rank_meshes or is_table(self.schedule)
+        )
+
+    def fuses(self, device: Device) -> bool:
+        """Whether chains of pointwise ops are one kernel on `device`."""
+        return (self.backend or default_backend(device.kind)) == "inductor"
+
+    def wants_gradient(self, position: int, name: str) -> bool:
+        """Whether an output is among the `differentiable_outputs`."""
+        return _is_named(self.differentiable_outputs, position, name)
+
+    def leaves_out(self, position: int, name: str) -> bool:
+        """Whether an output is among the `unread_outputs`."""
+        return _is_named(self.unread_outputs, position, name)
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What the user imposes, each as it was written, once."""
+        origins = dict.fromkeys(constraint.origin for constraint in self.constraints)
+        return (*origins, *([f"strategy {self.strategy}"] if self.strategy else []))
+
+    def joined(self, other: Options) -> Options:
+        """`other`, with what is imposed here as well."""
+        constraints = (*other.constraints, *self.constraints)
+        return replace(other, constraints=constraints, strategy=self.strategy)
+
+    def in_stages_of(self, structure: Structure) -> Options:
+        """The same for another call of a model whose parameters lie as the stages of `structure`,
+        the plan of an earlier one, have them; in one stage if it has one. Where nobody asked for
+        stages, nobody said how many microbatches they have."""
+        schedule = "\n".join(structure.table) or structure.schedule
+        cuts = tuple(stage.start for stage in structure.stages[1:])
+        count = None if self.stages_if_needed and cuts else self.microbatches
+        return replace(
+            self, stages=len(structure.stages), cuts=cuts, schedule=schedule, microbatches=count,
+            stages_if_needed=False,
+        )  # fmt: skip
+
+    def for_stored(
+        self,
+        mesh: str,
+        storage: Mapping[str, Sharding],
+        origin: str = STORED,
+    ) -> Options:
+        """Nothing imposed but `mesh`, and parameters as they are stored already."""
+        constraints = tuple(
+            Constraint("param", name, WantedPlacement(positional=sharding), origin)
+            for name, sharding in storage.items()
+        )
+        return replace(
+            self, mesh=mesh, constraints=constraints, strategy="", stages_if_needed=False
+        )
+
+
+def _is_named(patterns: Sequence[str], position: int, name: str) -> bool:
+    return any(matches(p, name) or matches(p, str(position)) for p in patterns)
+
+
+def is_named(schedule: str) -> bool:
+    """Whether an order of microbatches is asked for by its name, or left open."""
+    name, colon, chunks = schedule.partition(":")
+    if name in IN_CHUNKS and colon:
+        return chunks.isdecimal() and int(chunks) > 0
+    return schedule in ("auto", *SCHEDULES)
+
+
+def is_table(schedule: str) -> bool:
+    """Whether what is asked for is a table of actions."""
+    first, *_ = schedule.replace(",", " ").split() or [""]
+    return is_action(first)

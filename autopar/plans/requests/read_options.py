@@ -1,0 +1,291 @@
+"""Options as people write them, read and settled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import inf, isfinite
+from numbers import Real
+from typing import Any
+
+from msgspec.structs import replace
+
+from autopar.cluster.mesh_shapes import read_mesh
+from autopar.errors import ArgumentError, AutoparError, StageError
+from autopar.ir.files import read_at_most
+from autopar.ir.mesh import MESH_OF_RANK
+from autopar.ir.pipeline import ActionTable
+from autopar.ir.units import parse_bytes, parse_seconds
+from autopar.plans.pipeline_orders import SCHEDULES
+from autopar.plans.requests.constraints import (
+    Constraint,
+    check_strategy,
+    parse_forbidden,
+    parse_pins,
+)
+from autopar.plans.requests.options import (
+    AUTO,
+    CHECKPOINTS,
+    RESIDENCIES,
+    SAVED_DTYPES,
+    Options,
+    check_backend,
+    is_named,
+    is_table,
+)
+from autopar.plans.requests.plan_options import (
+    GROUPS,
+    PlanOptions,
+    Quantity,
+    as_group,
+    option_fields,
+    value_of,
+)
+from autopar.plans.structure import SavedDtype
+
+_MAX_TABLE_BYTES = 2**24
+"""Of the file that a table of actions is in."""
+
+
+def read_options(**given: Any) -> PlanOptions:
+    """Options by the names in `PlanOptions`, groups as such or as mappings, each as people write
+    it, in the one way in which a plan records it: `mesh` as `mesh_shapes` reads it; sizes in bytes,
+    or as text such as "72GiB", times in seconds, or as "2min"; `pins` and `forbid` as `constraints`
+    reads them; numbers as such or "auto"; what may be several as one or several; `schedule` by its
+    name, or a table or the path of one; `saved_dtype` as torch names it, None for that of what is
+    saved. AutoparError on what cannot be read, TypeError on other names."""
+    groups: dict[str, Any] = {name: as_group(name, given.get(name)) for name in GROUPS}
+    unread = PlanOptions(**given | groups)
+    read: dict[str, dict[str, Any]] = {"": {}}
+    for field in option_fields():
+        how = _READERS.get(field.path, _same)
+        read.setdefault(field.group, {})[field.name] = how(field.path, value_of(unread, field))
+    top = read.pop("")
+    anew: dict[str, Any] = {name: GROUPS[name](**values) for name, values in read.items()}
+    return PlanOptions(**top | anew)
+
+
+def make_options(**given: Any) -> Options:
+    """What `read_options` reads, settled: `microbatches` is None for "auto" in stages and 1
+    elsewhere, where nobody says; `stages` 1, or more if that waits and no mesh, number of
+    microbatches or constraint is given; a table as `schedule` settles both. AutoparError on what
+    cannot be, or not together."""
+    return settle_options(read_options(**given))
+
+
+def unsaid_open(read: PlanOptions) -> PlanOptions:
+    """The same where numbers of stages and microbatches that nobody says are as is best."""
+    stages = AUTO if read.pipeline.stages is None else read.pipeline.stages
+    count = AUTO if read.microbatches is None else read.microbatches
+    return replace(read, microbatches=count, pipeline=replace(read.pipeline, stages=stages))
+
+
+def settle_options(given: PlanOptions) -> Options:
+    """As `make_options` does what was read."""
+    memory, pipeline, imposed = given.memory, given.pipeline, given.constraints
+    constraints = (*parse_pins(imposed.pins), *parse_forbidden(imposed.forbid))
+    axes, cuts, order = given.mesh, tuple(pipeline.cuts), os.fspath(pipeline.schedule)
+    stages, microbatches = pipeline.stages, given.microbatches
+    num_stages = _count("pipeline.stages", _usual_stages(axes) if stages is None else stages)
+    if MESH_OF_RANK in axes and num_stages == 1 and not cuts:
+        raise ArgumentError(f"mesh={axes!r}: that is of a pipeline, and pipeline.stages={stages!r}")
+    usual = "auto" if num_stages != 1 or cuts else 1
+    if cuts and num_stages not in (None, 1, len(cuts) + 1):
+        raise ArgumentError(
+            f"pipeline.stages={num_stages}: cuts before {', '.join(cuts)} make {len(cuts) + 1}; "
+            "give all cuts, or none and only how many stages"
+        )
+    count = _count("microbatches", usual if microbatches is None else microbatches)
+    is_free = axes == "auto" and microbatches in (None, "auto") and imposed.is_empty
+    if is_table(order):
+        num_stages, count = _as_in(ActionTable.parse(order), num_stages, microbatches, cuts)
+    elif order != "auto" and num_stages == 1 and not cuts:
+        raise ArgumentError(
+            f"pipeline.schedule={order!r}: that is of stages; say how many, or auto"
+        )
+    return Options(
+        mesh=axes,
+        optimizer=given.optimizer,
+        memory_limit_bytes=_size(memory.limit),
+        time_limit_s=None if given.search.time_limit is None else float(given.search.time_limit),
+        strict=given.search.strict,
+        margin=bool(given.search.margin),
+        constraints=constraints,
+        strategy=check_strategy(imposed.strategy),
+        differentiable_outputs=tuple(given.outputs.differentiable),
+        backend=given.backend,
+        microbatches=count,
+        residency=memory.residency,
+        checkpoint=memory.checkpoint,
+        stages=num_stages,
+        cuts=cuts,
+        schedule=order,
+        loss_chunks=_count("memory.loss_chunks", memory.loss_chunks),
+        unread_outputs=tuple(given.outputs.unread),
+        saved_dtype=check_saved_dtype(memory.saved_dtype),
+        microbatches_if_needed=microbatches is None and count == 1,
+        stages_if_needed=stages is None and not cuts and order == "auto" and is_free,
+        host_memory_bytes=_size(memory.host),
+        given=given,
+    )
+
+
+def _same(_: str, value: Any) -> Any:
+    return value
+
+
+def _size(given: Quantity) -> int | None:
+    return None if given is None else int(given)
+
+
+def _bytes(name: str, given: Any) -> int | None:
+    found = _quantity(name, given, parse_bytes, "bytes", "72GiB")
+    return None if found is None else int(found)
+
+
+def _seconds(name: str, given: Any) -> float | None:
+    return _quantity(name, given, parse_seconds, "seconds", "2min")
+
+
+def _switch(name: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise ArgumentError(f"{name}={given!r}: write True or False")
+    return given
+
+
+def _without(word: str, constraints: Iterable[Constraint]) -> tuple[str, ...]:
+    """How constraints were written."""
+    return tuple(each.origin.removeprefix(word) for each in constraints)
+
+
+def _number(name: str, given: Any) -> int | str | None:
+    """A number or "auto", None where nobody says."""
+    return None if given is None else _count(name, given) or AUTO
+
+
+def _usual_stages(mesh: str) -> int | str:
+    """How many stages there are where nobody says."""
+    return "auto" if MESH_OF_RANK in mesh else 1
+
+
+def _several(_: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def check_saved_dtype(given: object) -> SavedDtype:
+    """`given`, which may be one of torch's dtypes, "" for None. ArgumentError unless it is one of
+    `SAVED_DTYPES`."""
+    name = "" if given is None else str(given).removeprefix("torch.")
+    for known in SAVED_DTYPES:
+        if name == known:
+            return known
+    words = " or ".join(filter(None, SAVED_DTYPES))
+    raise ArgumentError(f"memory.saved_dtype={given!r}: write {words}, or nothing")
+
+
+def _one_of(known: Sequence[str], name: str, given: str) -> str:
+    if given not in known:
+        raise ArgumentError(f"{name}={given!r}: write one of {', '.join(known)}")
+    return given
+
+
+def read_schedule(given: str | os.PathLike[str]) -> str:
+    """The name of a schedule, or a table as text: `given`, or what is in the file `given`.
+    ArgumentError if it is none of them, or no table that ranks can follow."""
+    text = os.fspath(given)
+    if is_named(text):
+        return text
+    if not is_table(text):
+        text = _schedule_file(text)
+    try:
+        return str(ActionTable.parse(text))
+    except StageError as error:
+        raise ArgumentError(f"pipeline.schedule: {error}") from None
+
+
+def _schedule_file(path: str) -> str:
+    """The text in a file."""
+    try:
+        return read_at_most(path, _MAX_TABLE_BYTES).decode()
+    except (OSError, ValueError) as error:
+        words = ", ".join(SCHEDULES)
+        raise ArgumentError(
+            f'pipeline.schedule={path!r}: write "auto", one of {words} ("interleaved:2", "zb:2"), '
+            f'a table such as "0F0 0B0", or the path of one ({error})'
+        ) from None
+
+
+def _as_in(
+    table: ActionTable, stages: int | None, microbatches: int | str | None, cuts: Sequence[str]
+) -> tuple[int, int]:
+    """How many stages and microbatches there are, which the user may have said as well."""
+    num_stages, count = table.num_stages, table.microbatches
+    if num_stages == 1:
+        raise ArgumentError("pipeline.schedule: the table has one stage, which is no pipeline")
+    asked = None if microbatches is None else _count("microbatches", microbatches)
+    if asked not in (None, count):
+        raise ArgumentError(f"microbatches={asked}: the table has {count}; leave it out")
+    if stages not in (None, 1, num_stages):
+        raise ArgumentError(f"pipeline.stages={stages}: the table has {num_stages}; leave it out")
+    if cuts and len(cuts) + 1 != num_stages:
+        raise ArgumentError(f"{len(cuts) + 1} stages are cut: the table has {num_stages}")
+    return num_stages, count
+
+
+def _count(name: str, given: int | str) -> int | None:
+    """How many; None for "auto"."""
+    if given == "auto":
+        return None
+    is_number = isinstance(given, str) and given.isascii() and given.isdecimal()
+    count = int(given) if is_number else given
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ArgumentError(f'{name}={given!r}: write a number, or "auto"')
+    return count
+
+
+def _quantity(
+    name: str,
+    given: Any,
+    parse: Callable[[str], float],
+    unit: str,
+    example: str,
+) -> float | None:
+    """The number in `given`; None where there is no limit."""
+    try:
+        value = parse(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise AutoparError(f"{name}: {error}") from error
+    if value is None or value == inf:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ArgumentError(f'{name}={given!r}: write {unit}, or text such as "{example}"')
+    number = float(value)
+    if not (isfinite(number) and number > 0):
+        raise AutoparError(f"{name}={given!r}: it must be more than 0 {unit}")
+    return number
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "mesh": lambda _, given: read_mesh(given),
+    "backend": lambda _, given: check_backend(given),
+    "microbatches": _number,
+    "memory.limit": _bytes,
+    "memory.host": _bytes,
+    "memory.residency": partial(_one_of, RESIDENCIES),
+    "memory.checkpoint": partial(_one_of, CHECKPOINTS),
+    "memory.loss_chunks": _number,
+    "memory.saved_dtype": lambda _, given: check_saved_dtype(given),
+    "pipeline.stages": _number,
+    "pipeline.cuts": _several,
+    "pipeline.schedule": lambda _, given: read_schedule(given),
+    "constraints.pins": lambda _, given: _without("pin ", parse_pins(given)),
+    "constraints.forbid": lambda _, given: _without("forbid ", parse_forbidden(given)),
+    "constraints.strategy": lambda _, given: check_strategy(given),
+    "outputs.differentiable": _several,
+    "outputs.unread": _several,
+    "search.time_limit": _seconds,
+    "search.margin": lambda name, given: None if given is None else _switch(name, given),
+    "search.strict": _switch,
+}
+"""What reads an option, by its path."""

@@ -1,0 +1,204 @@
+"""When tensors are copied to the host and back: what is offloaded, parameters and gradients.
+
+Copies to the host start as soon as forward is done with a tensor. Those back start as late as what
+is computed until a tensor is needed covers them, and all those behind them, since the link brings
+one after the other: the earlier one starts, the longer is it held.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import accumulate
+from math import inf
+from typing import Literal, NamedTuple
+
+from autopar.ir.blocks import WindowPlace, blocks_of
+from autopar.ir.graph import Node, Phase, Role
+from autopar.ir.mesh import FROM_HOST, TO_HOST, Cluster
+from autopar.ir.offloading import AHEAD, Away, Streamed
+from autopar.ir.redistribute import Copies
+from autopar.ir.schedule import HostCopy, Message, Transfer, Value
+from autopar.ir.uses import root_key
+from autopar.plans.layout import Layout
+from autopar.plans.scheduling.bucketing import work
+
+COPIES: tuple[Literal["offload"], Literal["reload"]] = ("offload", "reload")
+"""The kinds of copies (`HostCopy`), on each of `mesh.HOST_LINKS`, in each phase."""
+
+_UNIT = 1 << 20
+_ELEMENT_BYTES = 4
+"""What is moved for an element that is read and written, of two bytes."""
+
+_SLACK = 1.5
+"""How much longer a copy is taken to take than it does, since some of what is computed takes less
+than is counted. Llama-8B, offloaded in part on eight H100s, waits 77 ms for copies without it, and
+3 ms with it."""
+
+
+def pace(cluster: Cluster) -> int:
+    """How many bytes a device gets of its host in the time that it takes to read and write 2**20
+    elements: `Structure.reload_pace`."""
+    unit_s = _UNIT * _ELEMENT_BYTES / cluster.device.memory_bytes_per_s
+    return max(1, round(unit_s * cluster.host.bytes_per_s))
+
+
+def elements(num_bytes: int, pace: int) -> float:
+    """How many elements a device reads and writes while a tensor comes back."""
+    return _UNIT * num_bytes / pace
+
+
+def on_host(away: Away, layout: Layout) -> Value:
+    """What is handed over of a tensor that is away."""
+    return Value(Phase.FORWARD, away.root, layout.kept(away.root), on_host=True)
+
+
+def host_copies(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
+    """The copies of a phase, by the op before which they start."""
+    nodes = layout.graph.nodes
+    ops = [n for n in nodes if n.phase is phase and n.role is Role.OP and not n.view]
+    found: dict[int, list[Message]] = defaultdict(list)
+    if phase is Phase.FORWARD:
+        indices = [node.index for node in ops]
+        for away in sorted(layout.away, key=lambda each: (each.last, each.root)):
+            behind = indices[bisect_right(indices, away.last)]
+            found[behind].append(_offload(away, layout))
+    elif layout.away:
+        in_order = sorted(layout.away, key=lambda each: (each.first, each.root))
+        for away, before in zip(in_order, _starts(in_order, ops, layout), strict=True):
+            found[before].append(_reload(away, layout))
+    return found
+
+
+def copy_key(away: Away, layout: Layout, kind: str) -> str:
+    """What the copies of a class are called."""
+    return f"{root_key(layout.graph, away.root)}@{kind}"
+
+
+def _offload(away: Away, layout: Layout) -> Message:
+    there = on_host(away, layout)
+    copy = HostCopy("offload", layout.mesh.link_names.index(TO_HOST))
+    return _offload_message(away, layout, there._replace(on_host=False), there, copy)
+
+
+def _reload(away: Away, layout: Layout) -> Message:
+    there = on_host(away, layout)
+    copy = HostCopy("reload", layout.mesh.link_names.index(FROM_HOST))
+    back = there._replace(phase=Phase.BACKWARD, on_host=False)
+    return _offload_message(away, layout, there, back, copy)
+
+
+def _offload_message(
+    away: Away, layout: Layout, source: Value, target: Value, copy: HostCopy
+) -> Message:
+    as_it_is = Copies(sent=False, brought=False)
+    key = copy_key(away, layout, copy.kind)
+    return Message((Transfer(key, 0, source, target, copy, as_it_is),))
+
+
+def _starts(in_order: list[Away], ops: list[Node], layout: Layout) -> list[int]:
+    """Before which op each of the tensors, in the order in which they are needed, is on its way; as
+    early as may be where the pace of the link is not known, but in the part of backward that needs
+    it first."""
+    graph, known = layout.graph, layout.reload_pace
+    placed = blocks_of(graph, layout.mesh)
+    blocks = placed.of
+    indices, of_op = [node.index for node in ops], [blocks[node.index] for node in ops]
+    ends = accumulate(work(graph, node) / layout.mesh.num_devices for node in ops)
+    begins = [0.0, *ends][: len(ops)]
+    found: list[int] = []
+    latest = inf
+    for away in reversed(in_order):
+        num_bytes = layout.held_bytes(away.root, layout.kept(away.root))
+        takes = _SLACK * elements(num_bytes, known) if known else inf
+        latest = min(latest, begins[bisect_left(indices, away.first)]) - takes
+        block = blocks[away.first]
+        start = max(placed.first_with(Phase.BACKWARD, block), block - AHEAD)
+        earliest = bisect_left(of_op, start)
+        place = max(earliest, bisect_right(begins, latest) - 1)
+        found.append(indices[place])
+    return found[::-1]
+
+
+# When parameters that live on the host (`ir.offloading`) come to the device, and gradients go.
+
+_LOAD, _UNLOAD = "load", "unload"
+
+
+def at_home(each: Streamed, layout: Layout) -> Value:
+    """A parameter as it is stored, on the host."""
+    return Value(Phase.FORWARD, each.param, layout.made(each.param), on_host=True)
+
+
+def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
+    """The copies of parameters to the device in a phase, in the order in which they are used, by
+    the op before which they start: so many blocks ahead that a gather, which starts a block ahead,
+    finds them there, in the same part of the phase."""
+    known = blocks_of(layout.graph, layout.mesh)
+    first = _first_ops(layout, phase)
+    found: dict[int, list[Message]] = defaultdict(list)
+    due = ((_used_in(each, phase), each) for each in layout.streamed)
+    for block, each in sorted((b, each) for b, each in due if b is not None):
+        home = at_home(each, layout)
+        target = home._replace(phase=phase, on_host=False)
+        copy = HostCopy("reload", layout.mesh.link_names.index(FROM_HOST))
+        ahead = max(known.first_with(phase, block), block - AHEAD)
+        found[first[ahead]].append(_stream_message(each, layout, home, target, copy))
+    return found
+
+
+def unload(each: Streamed, layout: Layout, gradient: Value) -> Message:
+    """The copy of a gradient, as it is stored, to the host."""
+    copy = HostCopy("offload", layout.mesh.link_names.index(TO_HOST), is_read_there=True)
+    return _stream_message(each, layout, gradient, gradient._replace(on_host=True), copy)
+
+
+class StreamCopy(NamedTuple):
+    """A copy of a parameter or of its gradient, of a kind of `HostCopy`. It happens in every turn,
+    or `once`; `place` is what hides it."""
+
+    key: str
+    kind: Literal["offload", "reload"]
+    phase: Phase
+    once: bool
+    place: WindowPlace | None
+
+
+def copies_of(each: Streamed, layout: Layout) -> Iterator[StreamCopy]:
+    """Those of a parameter."""
+    places = iter(each.copied_in(blocks_of(layout.graph, layout.mesh)))
+    loaded, unloaded = (_copy_key(each, layout, kind) for kind in ("reload", "offload"))
+    for phase in Phase:
+        if _used_in(each, phase) is not None:
+            yield StreamCopy(loaded, "reload", phase, False, next(places))
+    if each.gradient is not None:
+        yield StreamCopy(unloaded, "offload", Phase.BACKWARD, True, next(places))
+
+
+def _copy_key(each: Streamed, layout: Layout, kind: str) -> str:
+    """What the copies of a class are called."""
+    word = _LOAD if kind == "reload" else _UNLOAD
+    return f"{layout.graph.nodes[each.param.node].key}@{word}"
+
+
+def _used_in(each: Streamed, phase: Phase) -> int | None:
+    return each.forward if phase is Phase.FORWARD else each.backward
+
+
+def _first_ops(layout: Layout, phase: Phase) -> dict[int, int]:
+    """The first op of each block of a phase."""
+    graph, found = layout.graph, dict[int, int]()
+    blocks = blocks_of(graph, layout.mesh).of
+    for node in graph.with_role(Role.OP):
+        if node.phase is phase and not node.view:
+            found.setdefault(blocks[node.index], node.index)
+    return found
+
+
+def _stream_message(
+    each: Streamed, layout: Layout, source: Value, target: Value, copy: HostCopy
+) -> Message:
+    as_it_is = Copies(sent=False, brought=False)
+    key = _copy_key(each, layout, copy.kind)
+    return Message((Transfer(key, 0, source, target, copy, as_it_is),))

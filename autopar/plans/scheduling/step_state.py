@@ -1,0 +1,209 @@
+"""Which op asks for which tensor in which state, what of it there is already, and until when."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from autopar.errors import PlanMismatchError
+from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
+from autopar.ir.own_ops import is_result
+from autopar.ir.schedule import (
+    Compute,
+    Event,
+    Free,
+    Message,
+    Schedule,
+    Start,
+    Take,
+    Value,
+    Wait,
+)
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group, groups
+from autopar.plans.layout import Layout
+from autopar.plans.scheduling.host_copies import at_home, on_host
+from autopar.plans.scheduling.routes import Routes
+
+# When nothing reads a tensor any more.
+
+
+def with_frees(given: Schedule) -> Schedule:
+    """`given` with what is freed behind each event that is the last to need it."""
+    lasts: dict[Value | Message, int] = {}
+    events = given.forward + given.backward + given.weights
+    made = set[Value | Message]()
+    for place, event in enumerate(events):
+        for held in _made(event):
+            made.add(held)
+            lasts[held] = place
+        for held in _read(event):
+            lasts[held] = place
+    made -= given.outputs
+    dead: dict[int, list[Value | Message]] = defaultdict(list)
+    for held, place in lasts.items():
+        if held in made:
+            dead[place].append(held)
+
+    def freed(first: int, phase: Sequence[Event]) -> Iterator[Event]:
+        for place, event in enumerate(phase, first):
+            yield event
+            if place in dead:
+                yield Free(tuple(dead[place]))
+
+    first, second = len(given.forward), len(given.forward) + len(given.backward)
+    return replace(
+        given,
+        forward=tuple(freed(0, given.forward)),
+        backward=tuple(freed(first, given.backward)),
+        weights=tuple(freed(second, given.weights)),
+    )
+
+
+def needed_by(events: Sequence[Event], left: Iterable[Value]) -> tuple[Value, ...]:
+    """The tensors that `events` read, or are to be `left` behind them, and are not made by them."""
+    read: dict[Value, None] = {}
+    made = set[Value | Message]()
+    for event in events:
+        read |= dict.fromkeys(x for x in _read(event) if isinstance(x, Value) and x not in made)
+        made.update(_made(event))
+    return tuple(read | dict.fromkeys(value for value in left if value not in made))
+
+
+def _made(event: Event) -> Sequence[Value | Message]:
+    match event:
+        case Compute():
+            return event.makes
+        case Start(message):
+            return (message,)
+        case Take(transfer):
+            return (transfer.target,)
+        case _:
+            return ()
+
+
+def _read(event: Event) -> Sequence[Value | Message]:
+    """A collective reads what is not copied for it until it has come."""
+    match event:
+        case Compute():
+            return event.reads
+        case Start(message):
+            return [transfer.source for transfer in message.transfers]
+        case Wait(message):
+            sources = [transfer.source for transfer in message.transfers]
+            return [message] if message.is_packed else [message, *sources]
+        case Take(transfer, message):
+            return (message or transfer.source,)
+        case _:
+            return ()
+
+
+Need = tuple[Group, Sharding]
+"""A state that a tensor is asked to be in."""
+
+
+class StepState:
+    """What both phases of a turn, the last of its step or not, know: which node asks for what, and
+    what is there."""
+
+    def __init__(self, layout: Layout, *, is_last: bool) -> None:
+        self.layout = layout
+        self.is_last = is_last
+        self.graph = layout.graph
+        self.routes = Routes(layout)
+        self.reads: dict[int, list[Need]] = {}
+        self.made_by: dict[int, list[Group]] = defaultdict(list)
+        self.groups = {(group.root, group.phase): group for group in groups(self.graph)}
+        asked: dict[int, list[tuple[int, Group, Sharding]]] = defaultdict(list)
+        for group in self.groups.values():
+            for use, state in zip(group.uses, layout.asked(group), strict=True):
+                asked[use.node].append((use.arg, group, state))
+            if group.phase is self.graph.nodes[group.root.node].phase:
+                self.made_by[group.root.node].append(group)
+        for node, found in asked.items():
+            found.sort(key=lambda each: each[0])
+            self.reads[node] = [(group, state) for _, group, state in found]
+        self.made: set[Value] = set()
+        nodes = self.graph.nodes
+        self.hosted = {nodes[each.param.node].target: each for each in layout.streamed}
+        """The parameters on the host, by name."""
+
+    def values(self, node: int) -> tuple[Value, ...]:
+        """What a node reads."""
+        return tuple(self.routes.value(*asked) for asked in self.reads.get(node, ()))
+
+    def leaving(self, node: Node) -> tuple[Value, ...]:
+        """What leaves the graph as `node`."""
+        on_host = node.role is Role.GRAD and node.target in self.hosted
+        return tuple(value._replace(on_host=on_host) for value in self.values(node.index))
+
+    def crossing(self) -> list[Group]:
+        """The groups of backward whose tensor comes out of forward."""
+        nodes = self.graph.nodes
+        return [
+            group
+            for group in self.groups.values()
+            if group.phase is Phase.BACKWARD
+            and nodes[group.root.node].phase is Phase.FORWARD
+            and nodes[group.root.node].role is not Role.CONSTANT
+        ]
+
+    def when_saved(self) -> dict[int, list[Need]]:
+        """Per node, what is brought into the state it is saved in once the node is done: after the
+        last op of forward that reads it."""
+        found: dict[int, list[Need]] = defaultdict(list)
+        nodes = self.graph.nodes
+        for group in self.crossing():
+            forward = self.groups.get((group.root, Phase.FORWARD))
+            if forward is not None:
+                users = (u.node for u in forward.uses if nodes[u.node].role not in OUTPUT_ROLES)
+                last = max((group.root.node, *users))
+                found[last].append((forward, self.layout.kept(group.root)))
+        return found
+
+    def in_order(
+        self, nodes: Sequence[Node], due: Mapping[int, list[Need]], blocks: Mapping[int, int]
+    ) -> list[tuple[int, Need]]:
+        """What `nodes` ask for, and what is `due` behind them, in order, with the block that asks,
+        of those that ops are in."""
+        found: list[tuple[int, Need]] = []
+        block = 0
+        for node in nodes:
+            block = blocks.get(node.index, block)
+            here = (*self.reads.get(node.index, ()), *due.get(node.index, ()))
+            found += ((block, asked) for asked in here)
+        return found
+
+    def left(self) -> Iterator[Value]:
+        """What is not freed: what leaves the graph, or what turns put together before the last."""
+        if self.is_last:
+            for node in self.graph.with_role(*OUTPUT_ROLES):
+                yield from self.leaving(node)
+            return
+        for node in filter(is_result, self.graph.nodes):
+            ref = Ref(node.index)
+            yield Value(node.phase, ref, self.layout.made(ref))
+
+    def carried(self, second: Sequence[Event]) -> tuple[Value, ...]:
+        """What the second part of backward needs of what there is before it, but for what all of
+        backward is given."""
+        leaving = [v for node in self.graph.with_role(Role.GRAD) for v in self.leaving(node)]
+        found = needed_by(second, leaving if self.is_last else ())
+        given = Role.TANGENT, Role.CONSTANT
+        return tuple(v for v in found if self.graph.nodes[v.ref.node].role not in given)
+
+    def handed_over(self) -> tuple[Value, ...]:
+        """What forward saves for backward, all of which it has made."""
+        away = {each.root: on_host(each, self.layout) for each in self.layout.away}
+        for each in self.layout.streamed:
+            if each.backward is not None:
+                away[each.param] = at_home(each, self.layout)
+        found = tuple(away.get(group.root, self.routes.source(group)) for group in self.crossing())
+        for value in found:
+            if value not in self.made:
+                root = self.graph.nodes[value.ref.node]
+                raise PlanMismatchError(
+                    f"{root.key}: kept in {value.state}, but the forward phase does not use it"
+                )
+        return found

@@ -1,0 +1,182 @@
+"""Checkpoints whose tensors have other names and forms than the model's: hooks and `transformers`.
+
+They are run on tensors without values. What they hand on as it is keeps its place in the files, of
+which a rank reads its shards; only what they compute is computed, of whole tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import WeightsError
+from autopar.runtime.checkpoint.lazy import (
+    Joined,
+    Lazy,
+    Region,
+    Stacked,
+    Transposed,
+    Unreadable,
+    everything,
+)
+from autopar.runtime.torch_private import load_into, loading_by, run_load_hooks
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A tensor in memory."""
+
+    value: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.value.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+    def read(self, place: Region) -> Tensor:
+        return self.value[place].clone(memory_format=torch.contiguous_format)
+
+
+def as_loaded(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
+    """The tensors of a checkpoint under the names, and in the forms, that `model` loads; those that
+    it does not know, under their own. The model is left as it is."""
+    blank: dict[str, Tensor] = {
+        name: torch.empty(lazy.shape, dtype=lazy.dtype, device="meta")
+        for name, lazy in stored.items()
+        if not isinstance(lazy, Unreadable)
+    }
+    found = _Loading().load(model, blank)
+    names = {id(tensor): name for name, tensor in blank.items()}
+    if any(id(tensor) not in names for tensor in found.values()):
+        handed_on = set(map(id, found.values()))
+        given = {
+            name: tensor if id(tensor) in handed_on else stored[name].read(everything(tensor.shape))
+            for name, tensor in blank.items()
+        }
+        found = _Loading().load(model, given)
+    unreadable = {n: lazy for n, lazy in stored.items() if isinstance(lazy, Unreadable)}
+    return unreadable | {
+        name: stored[names[id(tensor)]] if id(tensor) in names else Computed(tensor.detach())
+        for name, tensor in found.items()
+    }
+
+
+class _Loading:
+    """Runs what modules do as they load, but for what all do: to copy values."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Tensor] = {}
+
+    def load(self, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is there to load, by name, once all modules have changed a state dict."""
+        with loading_by(self._take), torch.no_grad():
+            self._walk(model, dict(state), "")
+        return self._found
+
+    def _walk(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+        load_into(module, state, prefix)
+        for name, child in module._modules.items():
+            if child is not None:
+                inner = f"{prefix}{name}."
+                own = {key: value for key, value in state.items() if key.startswith(inner)}
+                self._walk(child, own, inner)
+
+    def _take(self, module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
+        run_load_hooks(module, state, prefix, *more)
+        children = module._modules
+        for key, value in state.items():
+            first, _, rest = key.removeprefix(prefix).partition(".")
+            if key.startswith(prefix) and not (rest and first in children):
+                self._found[key] = value
+
+
+# Checkpoints of `transformers`, whose tensors may have other names and forms than the model's.
+#
+# `save_pretrained` and the checkpoints of the hub keep old forms: without the prefix of the task's
+# model, or one tensor per expert where the model has one for all. `transformers` describes how to
+# get from one to the other; here that is done without reading. `tests/runtime/test_weights.py`
+# holds what is relied on of its internals.
+
+
+def renamed_tensors(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
+    """The tensors of a checkpoint under the names, and in the forms, that `model` has.
+
+    WeightsError for a form that cannot be taken piece by piece.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        dot_natural_key,
+        rename_source_key,
+    )
+
+    state: Any = model.state_dict(keep_vars=True)
+    transforms = get_model_conversion_mapping(model)  # pyright: ignore[reportArgumentType]
+    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    by_pattern = {p: c for c in converters for p in c.source_patterns}
+    prefix = str(model.base_model_prefix)
+    found: dict[str, Lazy] = {}
+    collected: dict[str, dict[str, list[Lazy]]] = defaultdict(lambda: defaultdict(list))
+    for key in sorted(stored, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, prefix, state)
+        if name not in state and key in state:
+            name, pattern = rename_source_key(key, [], [], prefix, state)
+        if pattern is None:
+            found[name] = stored[key]
+        else:
+            collected[name][pattern].append(stored[key])
+    for name, parts in collected.items():
+        converter = by_pattern[next(iter(parts))]
+        found[name] = _converted(name, converter, parts, tuple(state[name].shape))
+    return found
+
+
+def ignorable(model: nn.Module, stored: Mapping[str, Lazy]) -> frozenset[str]:
+    """The names that the model says a checkpoint may have in vain, of those of a checkpoint."""
+    patterns: list[str] = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    # Checkpoints of older versions store the frequencies of rotary embeddings in every layer.
+    patterns.append(r"rotary_emb\.inv_freq$")
+    return frozenset(key for key in stored if any(re.search(p, key) for p in patterns))
+
+
+def _converted(
+    name: str, converter: Any, parts: Mapping[str, list[Lazy]], shape: tuple[int, ...]
+) -> Lazy:
+    """One tensor from those that a converter takes, as its operations say."""
+    if len(converter.target_patterns) != 1:
+        raise _unknown(name, converter.operations[0])
+    held: dict[str, list[Lazy]] = {p: parts[p] for p in converter.source_patterns if p in parts}
+    for operation in converter.operations:
+        kind = type(operation).__name__
+        if kind == "MergeModulelist":
+            held = {p: [Stacked(some, operation.dim)] for p, some in held.items()}
+        elif kind == "Concatenate":
+            every = [lazy for some in held.values() for lazy in some]
+            held = {name: [Joined(every, operation.dim)]}
+        elif kind == "Transpose" and all(len(some) == 1 for some in held.values()):
+            for p, (lazy,) in held.items():
+                if not operation.check_dims or lazy.shape != shape:
+                    held[p] = [Transposed(lazy, operation.dim0, operation.dim1)]
+        else:
+            raise _unknown(name, operation)
+    (result,) = (lazy for some in held.values() for lazy in some)
+    return result
+
+
+def _unknown(name: str, operation: Any) -> WeightsError:
+    return WeightsError(
+        f"the checkpoint stores {name} in a form ({type(operation).__name__}) that cannot be read "
+        "in pieces: load it once with from_pretrained, and save it with "
+        "save_pretrained(..., save_original_format=False)"
+    )
