@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[1]
 
 LIMITS = {
     "1": {
-        "climbs until price returns": 36,
+        "climbs until price returns": 37,
         "climbs until price is called": 9,
         "climbs that are called up": 2,
         "shallowest from answer": 6,
@@ -58,8 +58,8 @@ LIMITS = {
         "deepest from autopar plan": 10,
     },
     "2": {
-        "climbs until price returns": 54,
-        "climbs until price is called": 25,
+        "climbs until price returns": 52,
+        "climbs until price is called": 23,
         "climbs that are called up": 2,
         "shallowest from answer": 7,
         "deepest from answer": 9,

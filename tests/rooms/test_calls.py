@@ -10,14 +10,14 @@ import pytest
 from tools.count_calls import ROOT, Climb, Function, Layers, Step, climbs, stays
 
 LAYERS = Layers((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-ONE, STAGES, PRICE = "driver.on_mesh", "ir.stages", "cost_model.price"
+ONE, STAGES, PRICE = "driver.search.on_mesh", "ir.passes.stages", "cost_model.price"
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("driver.search", "ir.residency"),
-        ("ir.residency", "ir.graph"),
+        ("driver.search", "ir.offloading"),
+        ("ir.offloading", "ir.graph"),
         ("compile", "plans.fitting"),
         ("solver.pairwise.bound", "solver.pairwise.core"),
         ("tracer", "tracer.capture"),
