@@ -13,7 +13,7 @@ STAMP := $(VENV)/.autopar-installed
 help:
 	@echo "make demo    plan, then train a small GPT-2 on four processes, and compare with one"
 	@echo "make test    static checks, then the tests"
-	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, names, private torch APIs, prose"
+	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, names, words, private torch APIs, prose"
 	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
 	@echo "make nightly what takes hours: tests marked nightly, 1000 random models (SLICE=3/24: a part)"
 	@echo "make turn    the slice of them whose turn it is after so many commits"
@@ -43,6 +43,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/python tools/check_file_size.py
 	$(BIN)/python tools/check_names.py
+	$(BIN)/python tools/check_words.py
 	$(BIN)/python tools/check_torch_private.py
 	$(BIN)/python tools/check_prose.py
 	$(BIN)/lint-imports

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from autopar.plans.display import show_with
 
 if TYPE_CHECKING:
     from autopar.driver.api import compile, frontier, plan
-    from autopar.driver.training.reporting import report
+    from autopar.driver.training.reporting import run_report
     from autopar.driver.verify import verify
     from autopar.plans.frontier import Frontier
     from autopar.plans.plan import Plan
@@ -46,11 +47,14 @@ _EXPORTS = {
     "SearchOptions": "autopar.plans.requests.plan_options",
     "verify": "autopar.driver.verify",
     "profile": "autopar.runtime.measuring.measure",
-    "report": "autopar.driver.training.reporting",
+    "run_report": "autopar.driver.training.reporting",
     "dataloader": "autopar.runtime.process.data",
     "on_meta": "autopar.runtime.checkpoint.initialise",
     "experts": "autopar.tracer.experts",
 }
+
+_RENAMED = {"report": "run_report"}
+"""Exports by the names that they have for one more release."""
 
 __all__ = [
     "ConstraintOptions",
@@ -68,7 +72,7 @@ __all__ = [
     "on_meta",
     "plan",
     "profile",
-    "report",
+    "run_report",
     "verify",
 ]
 
@@ -76,6 +80,10 @@ show_with(lambda: importlib.import_module("autopar.driver.pages"))
 
 
 def __getattr__(name: str) -> object:
+    if name in _RENAMED:
+        text = f"autopar.{name} is called autopar.{_RENAMED[name]}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in _EXPORTS:
         raise AttributeError(f"module 'autopar' has no attribute {name!r}")
     value: object = getattr(importlib.import_module(_EXPORTS[name]), name)
@@ -92,7 +100,7 @@ class _Package(ModuleType):
     of this name; this class leaves exported names alone."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _EXPORTS and isinstance(value, ModuleType)):
+        if not (name in (*_EXPORTS, *_RENAMED) and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

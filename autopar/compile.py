@@ -22,33 +22,33 @@ import torch
 from torch import nn
 
 from autopar.codegen import generate
-from autopar.cost_model.account import account
-from autopar.cost_model.moments import with_moments
+from autopar.cost_model.cost_breakdown import cost_breakdown
+from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
 from autopar.ir.gc_pause import collection_paused
-from autopar.ir.input_sharding import with_handed
-from autopar.ir.moments import ON_HOST, known_in
+from autopar.ir.input_sharding import with_input_shardings
+from autopar.ir.peak_candidates import ON_HOST, known_in
 from autopar.ir.problem import Basis, Problem, Solution
-from autopar.ir.sharding import Handed
-from autopar.plans.decisions import make_stage, same_choice, settled_request
-from autopar.plans.fitting import (
+from autopar.ir.sharding import InputSharding
+from autopar.plans.decisions import make_stage, resolved_request, same_choice
+from autopar.plans.layout import Layout, layouts
+from autopar.plans.memory_refinement import (
     MAX_ROUNDS,
     Beaten,
     Candidate,
-    Fitting,
+    MemoryRefinement,
     bounded,
     infeasible,
 )
-from autopar.plans.layout import Layout, layouts
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import PlanRequest
 from autopar.runtime.program.guards import Read
 from autopar.runtime.program.program import Program
 from autopar.solver import evaluate, least_usage_conflict, solve
-from autopar.tracer import Traced, Wanted, only_losses, trace
+from autopar.tracer import OutputFilter, Traced, only_losses, trace
 
-Found = TypeVar("Found")
+PlanT = TypeVar("PlanT")
 
 Find = Callable[[Traced], Plan]
 """The plan for what was traced: of a search, or one that there is."""
@@ -62,21 +62,21 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A call of a model. Outputs that `options` or `wanted` ask for have gradients beside the
-    losses; `handed` says, by position, which inputs come to the ranks in pieces."""
+    """A call of a model. Outputs that `options` or `selects` ask for have gradients beside the
+    losses; `input_shardings` says, by position, which inputs come to the ranks in pieces."""
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     options: Options = field(default_factory=Options)
-    wanted: Wanted = only_losses
-    handed: Mapping[str, Handed] = field(default_factory=dict[str, Handed])
+    selects: OutputFilter = only_losses
+    input_shardings: Mapping[str, InputSharding] = field(default_factory=dict[str, InputSharding])
 
     def wants(self, position: int, name: str) -> bool | None:
         """Whether an output is to have a gradient; None if it is left out, where a model trains."""
         if self.model.training and self.options.leaves_out(position, name):
             return None
-        return self.options.wants_gradient(position, name) or self.wanted(position, name)
+        return self.options.wants_gradient(position, name) or self.selects(position, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ def rewritten(traced: Traced, plan: Plan) -> Compiled:
 
 @collection_paused()
 def plan_call(
-    call: ModelCall, find: Callable[[Traced], Found], stage: StageContext = nullcontext
-) -> tuple[Traced, Found]:
+    call: ModelCall, find: Callable[[Traced], PlanT], stage: StageContext = nullcontext
+) -> tuple[Traced, PlanT]:
     """The plan, or the plans, found for a call, and the graph they are for."""
     strict = call.options.strict
     with stage("trace"), _recording(call.model):
-        traced = trace(call.model, call.args, call.kwargs, strict=strict, wanted=call.wants)
-        traced = replace(traced, graph=with_handed(traced.graph, call.handed))
+        traced = trace(call.model, call.args, call.kwargs, strict=strict, selects=call.wants)
+        traced = replace(traced, graph=with_input_shardings(traced.graph, call.input_shardings))
         if call.options.unread_outputs:
             mode = Read(call.model, "training", "the model's training mode")
             traced = replace(traced, reads=(*traced.reads, mode))
@@ -145,19 +145,19 @@ def best_on(
             return replace(found, problem=replace(found.problem, usage_limit=limit_bytes))
         if cutoff is not None and free.estimates and free.estimates.modelled_ns >= cutoff:
             raise Beaten(request.name, free.bound)
-        say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
-        request = request.as_asked().opened()
+        say(f"{request.mesh}: memory binds; deciding what to recompute or offload as well")
+        request = request.without_savings().opened()
         stated = free.stated if free.request == request else price(request)
         stated = replace(stated, usage_limit=request.memory_limit_bytes)
-        known = _fitting(request, stated, say)
+        known = _refinement(request, stated, say)
         fitting = replace(known, rows=free.rows, bound=free.bound, basis=free.basis)
     else:
         if stated is None:
-            request = request.as_asked().opened()
+            request = request.without_savings().opened()
             stated = price(request)
-        fitting = _fitting(request, stated, say)
+        fitting = _refinement(request, stated, say)
         if after is not None:
-            fitting.rows = dict.fromkeys(known_in(request.step, after.moments), 0)
+            fitting.rows = dict.fromkeys(known_in(request.step, after.peak_candidates), 0)
             # In another number of microbatches a relaxation is solved sooner from nothing.
             is_near = (after.mesh, after.request.microbatches) == (
                 request.mesh,
@@ -177,7 +177,7 @@ def best_on(
 def check_least(request: PlanRequest) -> None:
     """InfeasibleError if what any plan holds at the least breaks the memory limit: that is known
     without a search."""
-    request = request.as_asked().opened()
+    request = request.without_savings().opened()
     stated = replace(price(request), usage_limit=request.memory_limit_bytes)
     conflict = least_usage_conflict(stated)
     if conflict is not None:
@@ -193,57 +193,61 @@ def best_as_stated(
 ) -> Candidate:
     """The best plan of a problem as it is `stated`, though more may be held for a moment than that
     says, if what it has on the host is within the device's share. Errors are those of `best_on`."""
-    fitting, solved = _fitting(request, stated, say), _solver(request, say, cutoff)
+    fitting, solved = _refinement(request, stated, say), _solver(request, say, cutoff)
     while True:
         solution = solved(fitting.problem(), start=start)
         fitting.rules_out(solution)
-        settled, plain, found = _settle(request, stated, solution)
+        settled, plain, found = _resolved(request, stated, solution)
         structure = make_stage(settled, plain, found)
-        bill = account(settled, structure)
+        bill = cost_breakdown(settled, structure)
         is_over = bill.estimates.host_bytes > request.host_memory_bytes
         if not is_over or fitting.rows or stated.usage_limit is None:
-            return Candidate(settled, plain, structure, bill.estimates, bill.turn_memory, found)
+            return Candidate(
+                settled, plain, structure, bill.estimates, bill.microbatch_memory, found
+            )
         fitting.rows, start = {ON_HOST: 0}, solution.basis
 
 
-def _without_limit(request: PlanRequest, say: Say) -> Fitting:
-    """A search for the best plan of all, whatever it holds. What is made again is open where chains
+def _without_limit(request: PlanRequest, say: Say) -> MemoryRefinement:
+    """A search for the best plan of all, whatever it holds. What is recomputed is open where chains
     of ops are fused: that may cost less than to write and read it."""
-    request, opened = request.as_asked(), request.as_asked().opened()
+    request, opened = request.without_savings(), request.without_savings().opened()
     if request.options.fuses(request.cluster.device):
-        request = replace(request, again=opened.again)
-    return _fitting(request, replace(price(request), usage_limit=None), say)
+        request = replace(request, recompute=opened.recompute)
+    return _refinement(request, replace(price(request), usage_limit=None), say)
 
 
-def _fitting(request: PlanRequest, stated: Problem, say: Say) -> Fitting:
-    return Fitting(request, stated, partial(with_moments, request), say)
+def _refinement(request: PlanRequest, stated: Problem, say: Say) -> MemoryRefinement:
+    return MemoryRefinement(request, stated, partial(with_peak_rows, request), say)
 
 
-def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
+def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | None:
     """The best plan that is within the memory limit; if that is not stated, None where the best of
     all is not."""
-    request = fitting.request
-    solved = _solver(request, fitting.say, cutoff)
+    request = refinement.request
+    solved = _solver(request, refinement.say, cutoff)
     for _ in range(MAX_ROUNDS):
-        problem = fitting.problem()
-        rough = problem.usage_limit is not None and not fitting.is_known
-        solution = solved(problem, start=fitting.basis, rough=rough)
-        fitting.basis = solution.basis or fitting.basis
-        if fitting.rules_out(solution):
+        problem = refinement.problem()
+        rough = problem.usage_limit is not None and not refinement.is_known
+        solution = solved(problem, start=refinement.basis, rough=rough)
+        refinement.basis = solution.basis or refinement.basis
+        if refinement.rules_out(solution):
             continue
-        settled, plain, found = _settle(request, problem, solution)
+        settled, plain, found = _resolved(request, problem, solution)
         structure = make_stage(settled, plain, found)
-        bill = account(settled, structure)
-        if fitting.holds(solution, found, bill) and not solution.is_rough:
+        bill = cost_breakdown(settled, structure)
+        if refinement.holds(solution, found, bill) and not solution.is_rough:
             if request.is_open:
-                plain = with_moments(settled, plain, fitting.rows)
-            found = bounded(found, fitting.bound)
-            moments = tuple(fitting.rows)
-            estimates, held = bill.estimates, bill.turn_memory
-            return Candidate(settled, plain, structure, estimates, held, found, moments=moments)
+                plain = with_peak_rows(settled, plain, refinement.rows)
+            found = bounded(found, refinement.bound)
+            peak_candidates = tuple(refinement.rows)
+            estimates, held = bill.estimates, bill.microbatch_memory
+            return Candidate(
+                settled, plain, structure, estimates, held, found, peak_candidates=peak_candidates
+            )
         if problem.usage_limit is None:
             return None
-    raise fitting.failure()
+    raise refinement.failure()
 
 
 def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[..., Solution]:
@@ -257,14 +261,14 @@ def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[...,
     )
 
 
-def _settle(
+def _resolved(
     request: PlanRequest, stated: Problem, solution: Solution
 ) -> tuple[PlanRequest, Problem, Solution]:
     """What was asked, the problem and its solution, with nothing open any more about what is made
     again, or offloaded: the step has just the copies that `solution` wants, and is priced so."""
     if not request.is_open:
         return request, stated, solution
-    settled = settled_request(request, stated, solution)
+    settled = resolved_request(request, stated, solution)
     plain = price(settled)
     choice = same_choice(stated, solution, plain, settled.step)
     found = evaluate(plain, choice)

@@ -17,7 +17,7 @@ import time
 
 import click
 
-from autopar.ir.cutting import CutProblem, Way
+from autopar.ir.cutting import CutProblem, SegmentPlan
 from autopar.solver.cutting import divide
 from benchmarks.tables import tell
 
@@ -46,10 +46,10 @@ def problem(case: str) -> CutProblem:
     )  # fmt: skip
 
 
-def _ways(takes: float, size: float) -> tuple[Way, ...]:
+def _ways(takes: float, size: float) -> tuple[SegmentPlan, ...]:
     """Four ways of a segment, by what it takes and holds in terms of a block's."""
     return tuple(
-        Way(
+        SegmentPlan(
             int(takes * BLOCK_NS * (1 + 0.1 * k)),
             int(size * BLOCK_BYTES),
             int(size * BLOCK_BYTES * (0.6 - 0.15 * k)),

@@ -45,7 +45,7 @@ def main(rounds: int) -> None:
     batch = {"input_ids": ids, "labels": ids}
     model(**batch)
     runner = model._runner
-    ((made,),) = runner.made.values()
+    ((made,),) = runner.entries.values()
     rows: list[list[str]] = []
     for what, call in (
         ("the guard", made.guard.holds),

@@ -1,5 +1,5 @@
 """What it costs in planning to decide what saves memory: CPU seconds to plan Llama within the
-memory of its devices, with what is made again and offloaded to be decided, beside planning it
+memory of its devices, with what is recomputed and offloaded to be decided, beside planning it
 without either and without a limit. Each is a process of its own, its imports included.
 
     python -m benchmarks.memory_choices
@@ -46,9 +46,9 @@ def measure(case: str, *, decides: bool) -> Planned:
     import torch
 
     from autopar.cluster.parsing import parse_cluster
-    from autopar.driver.asking import answer
+    from autopar.driver.planning import answer
     from autopar.plans.requests.options import Options
-    from autopar.plans.requests.request import PlanRequest, ask
+    from autopar.plans.requests.request import PlanRequest, make_graph_request
     from autopar.tracer import trace
     from benchmarks.models import llama, tokens
 
@@ -56,13 +56,13 @@ def measure(case: str, *, decides: bool) -> Planned:
     with torch.device("meta"):
         graph = trace(llama(size), (), tokens(128_256, int(batch), int(length), "meta")).graph
     options = Options(mesh=mesh, memory_limit_bytes=None if decides else NO_LIMIT_BYTES)
-    closed = patch.object(PlanRequest, "opened", PlanRequest.as_asked)
+    closed = patch.object(PlanRequest, "opened", PlanRequest.without_savings)
 
     def say(text: str) -> None:
         click.echo(f"{case}: {text}", err=True)
 
     with nullcontext() if decides else closed:
-        found = answer(ask(graph, parse_cluster(cluster), options), say)
+        found = answer(make_graph_request(graph, parse_cluster(cluster), options), say)
     estimates, gap_ppm = found.estimates, found.provenance.gap_ppm
     peak_bytes = estimates.memory.total
     return Planned(time.process_time(), estimates.step_ns / 1e9, peak_bytes, gap_ppm)

@@ -193,7 +193,7 @@ def largest(
             click.echo(f"{layers} layers: {error}", err=True)
             break
         found, params = plan.estimates, plan.structure.params.values()
-        hosted = sum(param.residency == "host" for param in params)
+        hosted = sum(param.residency == "cpu" for param in params)
         measured = ("", "")
         if device is not None:
             measured = _trained(build(), plan, device, (words, batch, sequence))

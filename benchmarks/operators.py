@@ -26,7 +26,7 @@ from autopar.cluster.kernels import SUSTAINED
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.collectives import collective_s
-from autopar.cost_model.roofline import attention_s, product_s, stream_s
+from autopar.cost_model.roofline import attention_s, matmul_s, stream_s
 from autopar.ir.graph import itemsize
 from autopar.ir.mesh import Device
 from autopar.rules.op import Scores
@@ -84,8 +84,8 @@ def _product_s(point: Point, device: Device) -> float:
     moved = itemsize(dtype) * (m * k + k * n) + max(2, itemsize(dtype)) * m * n
     # Sweeps are over before the clock falls.
     its = device.kernels
-    boosted = replace(its, product=its.product / SUSTAINED.get(device.name, 1.0))
-    return product_s(m * n, k, moved, dtype, replace(device, kernels=boosted))
+    boosted = replace(its, matmul=its.matmul / SUSTAINED.get(device.name, 1.0))
+    return matmul_s(m * n, k, moved, dtype, replace(device, kernels=boosted))
 
 
 def _attention_s(point: Point, device: Device) -> float:

@@ -126,9 +126,9 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
 
 def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell: Tell) -> Plan:
     from autopar.cluster.parsing import parse_cluster
-    from autopar.driver.asking import answer
+    from autopar.driver.planning import answer
     from autopar.plans.requests.options import Options
-    from autopar.plans.requests.request import ask
+    from autopar.plans.requests.request import make_graph_request
 
     flow = import_module("autopar.compile")
     devices, _, mesh = case.partition("@")[0].partition(":")
@@ -137,7 +137,7 @@ def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell
             timed = phases.timed(phase, getattr(flow, phase))
             stack.enter_context(patch.object(flow, phase, timed))
         options = Options(mesh=mesh or devices, memory_limit_bytes=limit_bytes)
-        return answer(ask(graph, parse_cluster(f"{devices}xH100"), options), tell)
+        return answer(make_graph_request(graph, parse_cluster(f"{devices}xH100"), options), tell)
 
 
 def _batch(case: str) -> int:

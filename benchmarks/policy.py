@@ -61,14 +61,14 @@ _READ = set[str]()
 def measure(case: str, changed: Mapping[str, Any]) -> Ran:
     """Plan a case, with some thresholds changed."""
     from autopar.cluster.parsing import parse_cluster
-    from autopar.driver.asking import answer
+    from autopar.driver.planning import answer
     from autopar.plans.requests.read_options import make_options
-    from autopar.plans.requests.request import ask
+    from autopar.plans.requests.request import make_graph_request
 
     *_, cluster, _, given = CASES[case]
     _READ.clear()
     options = replace(make_options(backend="eager", **given), policy=_Watched(**changed))
-    asked = ask(_graph(case), parse_cluster(cluster), options)
+    asked = make_graph_request(_graph(case), parse_cluster(cluster), options)
     start_s = time.process_time()
     plan = answer(asked, lambda _: None)
     taken_s = time.process_time() - start_s
@@ -96,7 +96,7 @@ def tried(name: str) -> Iterator[float]:
         yield max(1, round(value)) if isinstance(usual, int) else value
 
 
-_FACTORS = ("estimate_near", "estimate_kept", "fewer_turns_gain")
+_FACTORS = ("estimate_near", "estimate_slack", "fewer_microbatches_gain")
 
 
 def rows(cases: tuple[str, ...], names: tuple[str, ...]) -> Iterator[list[str]]:

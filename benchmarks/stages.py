@@ -52,10 +52,10 @@ def measure(case: str) -> Planned:
 
     from autopar.cluster.parsing import parse_cluster
     from autopar.compile import ModelCall, plan_call
-    from autopar.driver.asking import answer
+    from autopar.driver.planning import answer
     from autopar.plans.plan import Plan
     from autopar.plans.requests.read_options import make_options
-    from autopar.plans.requests.request import ask
+    from autopar.plans.requests.request import make_graph_request
     from autopar.tracer import Traced
     from benchmarks.models import llama, tokens
 
@@ -68,7 +68,7 @@ def measure(case: str) -> Planned:
         click.echo(f"{case}: {time.process_time():.1f} s: {text}", err=True)
 
     def find(traced: Traced) -> Plan:
-        return answer(ask(traced.graph, parse_cluster(cluster), options), say)
+        return answer(make_graph_request(traced.graph, parse_cluster(cluster), options), say)
 
     with torch.device("meta"):
         inputs = tokens(128_256, int(batch), int(length), "meta")

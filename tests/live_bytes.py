@@ -115,7 +115,7 @@ def _measured(
     names = {name: name for name in mesh.names}
     bound = bind(program, names, mesh, (0,) * len(mesh.axes), META)
     given = _given(graph, layout)
-    given["turn:"] = torch.empty((), device=META)
+    given["microbatch:"] = torch.empty((), device=META)
     made = {s.name: torch.empty(s.shape, dtype=DTYPES[s.dtype], device=META) for s in sums}
     given |= made
     kinds = {s.name: s.phase for s in sums}
@@ -154,7 +154,7 @@ def peak_bytes(traced: Traced, plan: Plan, granule: int = 1) -> int:
     graph, memory = traced.graph, plan.estimates.memory
     layout = laid_out(graph, plan.structure.only)
     given = sum(
-        rounded(layout.held_bytes(Ref(node.index), layout.made(Ref(node.index))), granule)
+        rounded(layout.held_bytes(Ref(node.index), layout.output_state(Ref(node.index))), granule)
         for node in graph.with_role(Role.INPUT, Role.BUFFER)
     )
     program = program_of(traced, plan.structure.only, graph)
@@ -166,7 +166,9 @@ def _given(graph: Graph, layout: Any) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for node in graph.with_role(Role.PARAM, Role.BUFFER, Role.INPUT, Role.TANGENT):
         tensor = node.outputs[0]
-        shape = local_shape(tensor, graph.atoms, layout.made(Ref(node.index)), layout.mesh.sizes)
+        shape = local_shape(
+            tensor, graph.atoms, layout.output_state(Ref(node.index)), layout.mesh.sizes
+        )
         found[f"{node.role.value}:{node.target}"] = torch.empty(
             shape, dtype=DTYPES[tensor.dtype], device=META
         )

@@ -15,7 +15,7 @@ from torch import fx
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.codegen.local_graph import MEMBERS
-from autopar.cost_model.account import account
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.price import price
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
@@ -28,7 +28,7 @@ from autopar.plans.plan import SCHEMA_VERSION, Plan
 from autopar.plans.provenance import Provenance
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.plan_options import PlanOptions
-from autopar.plans.requests.request import PlanRequest, ask
+from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.plans.structure import Stage, Structure
 from autopar.runtime.program.symbols import permute
 from autopar.solver import solve
@@ -80,12 +80,12 @@ def plan_for(
 ) -> Plan:
     """The best plan on `mesh` (`on_h100`) among those with the decisions `pins`."""
     cluster, laid = on_h100(mesh, bucket_bytes)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
+    request = make_graph_request(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
     problem = pinned(price(request), pins or {})
     solution = solve(problem)
     assert solution.choice, solution.status
     stage = make_stage(request, problem, solution)
-    return as_planned(request, stage, account(request, stage).estimates, solution)
+    return as_planned(request, stage, cost_breakdown(request, stage).estimates, solution)
 
 
 def as_planned(

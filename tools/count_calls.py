@@ -25,7 +25,7 @@ A climb is of one of two kinds:
 
 Each function counts once, so loops and the size of the model change nothing.
 
-**Depth.** How many calls are on the stack from `autopar plan`, or from `asking.answer`, to
+**Depth.** How many calls are on the stack from `autopar plan`, or from `planning.answer`, to
 `autopar.solver.solve`, that of `solve` included: the least and the most, over all calls of `solve`.
 
 With `--check` only the figures are printed, and one above its limit in `LIMITS` is an error.
@@ -284,7 +284,7 @@ def figures(calls: Calls, layers: Layers) -> dict[str, int]:
     figures = {
         "climbs until price returns": len(found),
         "climbs until price is called": len(climbs(calls.to_door, layers)),
-        "climbs that are called up": sum(climb.is_called_up for climb in found),
+        "climbs that are called up": sum(line_search.is_called_up for line_search in found),
     }
     for name, start in (("answer", ANSWER), ("autopar plan", COMMAND)):
         shallowest, deepest = calls.depths(start)

@@ -68,12 +68,12 @@ class Cli(click.Group):
         except Exception as error:
             if "--debug" in arguments:
                 traceback.print_exc()
-            _say("error", _told(error))
+            _say("error", _error_text(error))
             status = error.exit_status if isinstance(error, AutoparError) else 1
         return status if isinstance(status, int) else 0
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The message of an error. Commands report errors of the files that they write themselves."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"cannot write to standard output: {error.strerror}"

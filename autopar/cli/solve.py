@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autopar.solver.clock import Clock
     from autopar.solver.contest_files import ContestFile, Stated
 
-_KEPT_BACK_S = 2.0
+_RESERVE_S = 2.0
 """Time outside of the solver: starting Python, writing the answer."""
 
 
@@ -43,7 +43,7 @@ def solve(file: Path, time_limit: float | None, log: bool) -> None:
     from autopar.solver.clock import Clock
 
     started = monotonic()
-    clock = Clock(None if time_limit is None else time_limit - _kept_back_s(time_limit))
+    clock = Clock(None if time_limit is None else time_limit - _reserve_s(time_limit))
     with spoken_progress(quiet=log) as spoken:
         progress = partial(_log, started) if log else spoken
         progress(f"reading {file}")
@@ -65,8 +65,8 @@ def solve(file: Path, time_limit: float | None, log: bool) -> None:
     click.echo(f"[{', '.join(map(str, solution.choice))}]")
 
 
-def _kept_back_s(time_limit: float) -> float:
-    return min(_KEPT_BACK_S + time_limit / 100, time_limit / 2)
+def _reserve_s(time_limit: float) -> float:
+    return min(_RESERVE_S + time_limit / 100, time_limit / 2)
 
 
 def _log(started: float, text: str) -> None:

@@ -51,7 +51,7 @@ class Foreign:
     remedy: str
 
 
-def told_of(given: str | Path) -> str | None:
+def cluster_from(given: str | Path) -> str | None:
     """What was given for a cluster that is none, and what to do, as the end of a sentence: devices
     of several kinds, a list of hosts, a file. None if it is none of these."""
     if isinstance(given, str):
@@ -199,9 +199,9 @@ def _joined(table: Sequence[Sequence[str]]) -> str:
     return _toml_of(told, device, f"levels = [{outer}{{size = {size}, link = {inner}}}]")
 
 
-def _toml_of(told: str, device: str, levels: str) -> str:
+def _toml_of(text: str, device: str, levels: str) -> str:
     return (
-        f"{told}. Write into a .toml file, with the name of the GPUs for {device} where they are "
+        f"{text}. Write into a .toml file, with the name of the GPUs for {device} where they are "
         f'others, and give that:\n    device = "{device}"\n    {levels}'
     )
 

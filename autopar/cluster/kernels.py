@@ -36,9 +36,9 @@ us (pytorch/pytorch, pull request 98793, CPU time before calls were joined)."""
 
 AMPERE_KERNELS = Kernels(
     start_s=2e-6,
-    product_start_s=5.8e-6,
-    product=0.814,
-    product_memory=0.675,
+    matmul_start_s=5.8e-6,
+    matmul=0.814,
+    matmul_memory=0.675,
     wave=0.09,
     depth=125,
     processors=108,
@@ -60,9 +60,9 @@ A100 does 257 (thonking.ai, "Strangely, Matrix Multiplications..."), and 249 by 
 
 HOPPER_KERNELS = Kernels(
     start_s=2.4e-6,
-    product_start_s=2.9e-6,
-    product=0.849 * SUSTAINED["H100"],
-    product_memory=0.847,
+    matmul_start_s=2.9e-6,
+    matmul=0.849 * SUSTAINED["H100"],
+    matmul_memory=0.847,
     wave=0.15,
     depth=164,
     processors=132,
@@ -78,17 +78,17 @@ HOPPER_KERNELS = Kernels(
 )
 H200_KERNELS = replace(
     HOPPER_KERNELS,
-    product_start_s=3e-6,
-    product=0.83 * SUSTAINED["H200"],
-    product_memory=0.787,
+    matmul_start_s=3e-6,
+    matmul=0.83 * SUSTAINED["H200"],
+    matmul_memory=0.787,
     wave=0.09,
     depth=124,
 )
 BLACKWELL_KERNELS = Kernels(
     start_s=2.4e-6,
-    product_start_s=2.4e-6,
-    product=0.736,
-    product_memory=0.739,
+    matmul_start_s=2.4e-6,
+    matmul=0.736,
+    matmul_memory=0.739,
     wave=0.23,
     depth=89,
     processors=148,
@@ -103,15 +103,15 @@ BLACKWELL_KERNELS = Kernels(
     reduction_backward=0.33,
 )
 GB200_KERNELS = replace(
-    BLACKWELL_KERNELS, product=0.692, product_memory=0.749, wave=0.24, depth=77, attention=0.171
+    BLACKWELL_KERNELS, matmul=0.692, matmul_memory=0.749, wave=0.24, depth=77, attention=0.171
 )
-B300_KERNELS = replace(BLACKWELL_KERNELS, product=0.818, product_memory=0.713, wave=0.24, depth=81)
-GB300_KERNELS = replace(BLACKWELL_KERNELS, product=0.809, wave=0.26, depth=80, attention=0.171)
+B300_KERNELS = replace(BLACKWELL_KERNELS, matmul=0.818, matmul_memory=0.713, wave=0.24, depth=81)
+GB300_KERNELS = replace(BLACKWELL_KERNELS, matmul=0.809, wave=0.26, depth=80, attention=0.171)
 ADA_KERNELS = Kernels(
     start_s=1.6e-6,
-    product_start_s=1.5e-6,
-    product=0.625,
-    product_memory=0.764,
+    matmul_start_s=1.5e-6,
+    matmul=0.625,
+    matmul_memory=0.764,
     wave=0,
     depth=180,
     processors=142,
@@ -127,9 +127,9 @@ ADA_KERNELS = Kernels(
 )
 GRAPHICS_BLACKWELL_KERNELS = replace(
     ADA_KERNELS,
-    product_start_s=3.1e-6,
-    product=0.8,
-    product_memory=0.891,
+    matmul_start_s=3.1e-6,
+    matmul=0.8,
+    matmul_memory=0.891,
     wave=0.07,
     depth=124,
     processors=188,
@@ -141,4 +141,4 @@ GRAPHICS_BLACKWELL_KERNELS = replace(
 VOLTA_KERNELS = replace(
     AMPERE_KERNELS, processors=80, attention=0.15, pointwise=0.91, reduction=0.65
 )
-CDNA_KERNELS = replace(AMPERE_KERNELS, processors=304, product=0.51, attention=0.35, pointwise=0.8)
+CDNA_KERNELS = replace(AMPERE_KERNELS, processors=304, matmul=0.51, attention=0.35, pointwise=0.8)

@@ -19,8 +19,8 @@ from autopar.ir.mesh import (
     Device,
     Level,
     Link,
+    MatmulGrid,
     Measured,
-    ProductGrid,
 )
 
 _OUTSIDE = 0.99
@@ -53,12 +53,12 @@ def _slower_device(device: Device, times: float) -> Device:
         memory_bytes_per_s=device.memory_bytes_per_s / times,
         launch_s=device.launch_s * times,
         kernels=replace(
-            its, start_s=its.start_s * times, product_start_s=its.product_start_s * times
+            its, start_s=its.start_s * times, matmul_start_s=its.matmul_start_s * times
         ),
         measured=Measured(
-            products=tuple(
+            matmuls=tuple(
                 replace(grid, seconds=tuple(tuple(s * times for s in row) for row in grid.seconds))
-                for grid in measured.products
+                for grid in measured.matmuls
             ),
             attention=tuple(
                 replace(each, seconds=tuple((keys, s * times) for keys, s in each.seconds))
@@ -100,11 +100,11 @@ def device_from_profile(profile: Profile, base: Device) -> Device:
     # No product that was measured moved more than the bandwidth would let through.
     moved = (entry.num_bytes / entry.time_ns * 1e9 for entry in profile.matmuls)
     rate = bytes_per_s / base.kernels.pointwise
-    thin = max(base.kernels.product_memory, *(each / rate for each in moved))
+    thin = max(base.kernels.matmul_memory, *(each / rate for each in moved))
     device = replace(
         base,
         memory_bytes_per_s=rate,
-        kernels=replace(base.kernels, product_memory=thin),
+        kernels=replace(base.kernels, matmul_memory=thin),
         measured=_kernels(profile),
     )
     measured: dict[str, Matmul] = {}
@@ -130,13 +130,13 @@ def _kernels(profile: Profile) -> Measured:
     grids = (_grid(profile, dtype) for dtype in sorted({e.dtype for e in profile.matmuls}))
     pointwise = sorted((e.num_bytes, e.time_ns * 1e-9) for e in profile.pointwise)
     return Measured(
-        products=tuple(grid for grid in grids if grid),
+        matmuls=tuple(grid for grid in grids if grid),
         attention=tuple(s for backward in (False, True) for s in _series(profile, backward)),
         pointwise=_rising(pointwise),
     )
 
 
-def _grid(profile: Profile, dtype: str) -> ProductGrid | None:
+def _grid(profile: Profile, dtype: str) -> MatmulGrid | None:
     """The products of `dtype` with square results; of those left out, all with their depth. None
     where less than two of each are left."""
     seconds = {
@@ -154,7 +154,7 @@ def _grid(profile: Profile, dtype: str) -> ProductGrid | None:
         )
         for out in outs
     )
-    return ProductGrid(dtype, tuple(outs), tuple(depths), rows)
+    return MatmulGrid(dtype, tuple(outs), tuple(depths), rows)
 
 
 def _series(profile: Profile, backward: bool) -> Iterator[AttentionSeries]:
@@ -175,13 +175,13 @@ def _peak(entry: Matmul, device: Device) -> float:
     """The peak FLOP/s with which the price of a product gives `entry`'s time back, which is that of
     the device, without a launch."""
     its, seconds = device.kernels, entry.time_ns * 1e-9
-    start_s = device.floor_s(its.product_start_s) if device.kind == "cuda" else 0.0
+    start_s = device.floor_s(its.matmul_start_s) if device.kind == "cuda" else 0.0
     computing_s = seconds - start_s if start_s < seconds / 2 else seconds
-    moving_s = entry.num_bytes / (its.product_memory * device.memory_bytes_per_s)
+    moving_s = entry.num_bytes / (its.matmul_memory * device.memory_bytes_per_s)
     # A matmul that is bound by memory says of the peak only that it is not lower than what it did.
     if moving_s > 0.9 * computing_s:
-        return entry.flops / (its.product * seconds)
-    return its.product_flops(entry.m * entry.n, entry.k) / (its.product * computing_s)
+        return entry.flops / (its.matmul * seconds)
+    return its.matmul_flops(entry.m * entry.n, entry.k) / (its.matmul * computing_s)
 
 
 class _Place(NamedTuple):
@@ -235,14 +235,14 @@ def _fitted(entries: Sequence[Sent]) -> Fit:
     return fit([(entry.num_bytes, entry.time_ns * 1e-9) for entry in entries])
 
 
-def _adapter_bytes_per_s(place: _Place, found: Fit) -> float:
+def _adapter_bytes_per_s(place: _Place, law: Fit) -> float:
     times, adapters = crossing(place.kind, place.ranks, place.sides, place.shared)
-    return found.bytes_per_s * times / adapters
+    return law.bytes_per_s * times / adapters
 
 
-def _link_byte_s(place: _Place, found: Fit) -> float:
+def _link_byte_s(place: _Place, law: Fit) -> float:
     times, _ = crossing(place.kind, place.ranks, place.sides, place.shared)
-    return 1 / (found.bytes_per_s * times)
+    return 1 / (law.bytes_per_s * times)
 
 
 def _steps(curves: Sequence[Curve]) -> tuple[float, float]:

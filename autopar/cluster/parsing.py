@@ -30,7 +30,7 @@ unit of its key or a quantity in quotes:
     bytes_per_s = "28GB/s"                # copies, each way
 
 A device may say what its kernels reach of its rates (`ir.mesh.Kernels`), where it differs from its
-preset or from what is usual: `kernels = {product = 0.7, start_s = "3us"}`.
+preset or from what is usual: `kernels = {matmul = 0.7, start_s = "3us"}`.
 
 A link of a preset takes what collectives were measured to take along: at another `bytes_per_s` they
 come to the same part of it. One that is given a latency, a start or an efficiency is described by
@@ -57,7 +57,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from autopar.cluster.figures import MAX_DEVICES, checked
-from autopar.cluster.foreign import EXAMPLES, told_of
+from autopar.cluster.foreign import EXAMPLES, cluster_from
 from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS
 from autopar.cluster.measured import measured_on
 from autopar.cluster.presets import SYSTEMS, System, device, preset
@@ -87,7 +87,7 @@ def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
     try:
         return _of_presets(text)
     except ClusterError:
-        told = told_of(text)
+        told = cluster_from(text)
         if told is None:
             raise
     raise ClusterError(f"cluster {text!r} {told}")
@@ -201,10 +201,10 @@ def _read(path: Path) -> Cluster:
     try:
         content = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        told = told_of(path)
+        told = cluster_from(path)
         raise ClusterError(f"{where} {told}" if told else f"{where}: {error}") from error
     if not content:
-        raise ClusterError(f"{where} {told_of(path) or 'describes nothing'}")
+        raise ClusterError(f"{where} {cluster_from(path) or 'describes nothing'}")
     try:
         table = msgspec.convert(content, _ClusterTable)
     except (ValueError, RecursionError) as error:

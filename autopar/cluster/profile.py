@@ -203,14 +203,14 @@ MOST = 3.0
 """One lesson changes a price by no more than this factor: what is further off is no matter of
 degree, but of something that was not measured."""
 
-Told = tuple[str, float | None, float | None]
+RunRatios = tuple[str, float | None, float | None]
 """The source of the figures that a run was priced with, and how many times what was predicted it
 took to compute and to communicate; None is not known."""
 
 _PPM = 1_000_000
 
 
-def learn(profile: Profile, runs: Sequence[Told]) -> tuple[Profile, tuple[str, ...]]:
+def learn(profile: Profile, runs: Sequence[RunRatios]) -> tuple[Profile, tuple[str, ...]]:
     """The profile with the geometric means of what the runs tell, on top of what it has learned
     before; and what that is, in words. ClusterError if a run was priced with anything else: what it
     tells is not of this profile, or was learned already."""
@@ -232,10 +232,10 @@ def learn(profile: Profile, runs: Sequence[Told]) -> tuple[Profile, tuple[str, .
     return msgspec.structs.replace(profile, learned=learned), tuple(said)
 
 
-def _mean(what: str, ratios: Sequence[float | None], said: list[str]) -> float:
+def _mean(what: str, ratios: Sequence[float | None], notes: list[str]) -> float:
     known = [min(MOST, max(1 / MOST, ratio)) for ratio in ratios if ratio is not None]
     if not known:
-        said.append(f"{what}: not known, left as it is")
+        notes.append(f"{what}: not known, left as it is")
         return 1.0
     found = exp(sum(map(log, known)) / len(known))
     beyond = [ratio for ratio in ratios if ratio is not None and not 1 / MOST <= ratio <= MOST]
@@ -243,5 +243,5 @@ def _mean(what: str, ratios: Sequence[float | None], said: list[str]) -> float:
     told = (
         f" ({furthest} counts as the factor of {MOST:g} that one lesson changes)" if beyond else ""
     )
-    said.append(f"{what}: takes {found:.3g} times what was predicted{told}")
+    notes.append(f"{what}: takes {found:.3g} times what was predicted{told}")
     return found

@@ -15,7 +15,7 @@ from autopar.codegen.torch_private import boxed_codegen
 from autopar.errors import PlanMismatchError
 from autopar.ir.mesh import Mesh
 from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS
-from autopar.runtime.process.spots import AXIS
+from autopar.runtime.process.stack_lines import AXIS
 from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.symbols import SYMBOLS, on_rank

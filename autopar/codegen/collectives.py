@@ -25,13 +25,13 @@ from autopar.ir.redistribute import Collective, local_part_sizes, local_shape
 from autopar.ir.sharding import Sharding
 from autopar.ir.uneven import chunked_axes, without_chunks
 from autopar.plans.layout import Move
-from autopar.runtime.process.spots import FOR
+from autopar.runtime.process.stack_lines import FOR
 from autopar.runtime.program.symbols import (
     Cuts,
     first_rows,
     local_chunk,
     own_rows,
-    padded_piece,
+    padded_shard,
     padded_whole,
 )
 
@@ -123,7 +123,7 @@ class Packing:
     def pack(self, x: fx.Node) -> fx.Node:
         """What the collective is given for `x`."""
         if self.move.kind == "reduce_scatter":
-            return self._pieces(x, self.move.target.slot)
+            return self._parts(x, self.move.target.slot)
         if self.move.kind == "all_to_all":
             x, _ = self._move_dim(*self._split(x, self.move.target.slot), 0)
         return self._contiguous(x)
@@ -187,7 +187,7 @@ class Packing:
             gathered = self._contiguous(gathered)
         return self._reshape(gathered, have, self.after.shape)
 
-    def _pieces(self, x: fx.Node, slot: Slot) -> fx.Node:
+    def _parts(self, x: fx.Node, slot: Slot) -> fx.Node:
         at = self.before.position(slot)
         lead, rest = prod(self.before.sizes[:at]), prod(self.before.sizes[at:])
         have: Sequence[int] = self.before.shape
@@ -256,7 +256,7 @@ class ChunkPacking:
 
     def pack(self, x: fx.Node) -> fx.Node:
         """What the collective is given for `x`."""
-        padded = padded_piece if self.kind == "all_gather" else padded_whole
+        padded = padded_shard if self.kind == "all_gather" else padded_whole
         x = self._call(padded, self._leading(x), self.num_dims, self.size, self.cuts)
         return self._contiguous(x)
 

@@ -17,16 +17,16 @@ from torch.fx.node import map_arg
 from autopar.codegen.collectives import sending
 from autopar.codegen.draws import drawn, positions, read_before, state_left
 from autopar.codegen.local_graph import LocalGraph
+from autopar.codegen.microbatches import OWN_OPS, OwnOps, inputs_of, sent_name, sum_name
 from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import emit
 from autopar.codegen.passes import BIAS, adds_bias
 from autopar.codegen.sources import localize, sources, whole_types
-from autopar.codegen.turns import OWN_OPS, OwnOps, inputs_of, sent_name, sum_name
 from autopar.errors import PlanMismatchError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.ir.own_ops import SEND, STATE, is_result
-from autopar.ir.passes.turn_states import is_proportional
+from autopar.ir.passes.microbatch_states import is_proportional
 from autopar.ir.redistribute import local_shape
 from autopar.ir.schedule import (
     Compute,
@@ -70,7 +70,7 @@ def generate(gm: fx.GraphModule, graph: Graph, layout: Layout) -> Program:
         before=None
         if before is None
         else _Generator(gm, graph, layout, before, is_last=False).run(),
-        turns=scheduled.turns,
+        microbatches=scheduled.microbatches,
         sums=last.sums(),
         tangent_dtypes={
             f"tangent:{node.target}": node.outputs[0].dtype
@@ -116,8 +116,8 @@ class _Generator:
         for node in self.graph.nodes:
             if node.role in (Role.OP, Role.CONSTANT) or node.role in OUTPUT_ROLES:
                 continue
-            made = self.layout.made(Ref(node.index))
-            value = Value(node.phase, Ref(node.index), made, self._is_hosted(node))
+            made = self.layout.output_state(Ref(node.index))
+            value = Value(node.phase, Ref(node.index), made, self._is_on_host(node))
             local = self.local[node.phase]
             local.values[value] = local.placeholder(f"{node.role.value}:{node.target}")
         forward, backward = (self.local[phase] for phase in Phase)
@@ -138,7 +138,7 @@ class _Generator:
                 name = f"{node.role.value}:{node.target}"
                 self.local[node.phase].outputs[name] = self._leaving(node)
             elif is_result(node) and not self.is_last:
-                made = Value(node.phase, Ref(node.index), self.layout.made(Ref(node.index)))
+                made = Value(node.phase, Ref(node.index), self.layout.output_state(Ref(node.index)))
                 local = self.local[node.phase]
                 local.outputs[sum_name(node)] = local.values[made]
         return self._program(forward, backward, weights)
@@ -148,7 +148,7 @@ class _Generator:
         first = self.local[Phase.BACKWARD]
         second = self.local[Phase.BACKWARD] = LocalGraph(self.layout, self._spoken)
         for node in self.graph.with_role(Role.TANGENT):
-            value = Value(node.phase, Ref(node.index), self.layout.made(Ref(node.index)))
+            value = Value(node.phase, Ref(node.index), self.layout.output_state(Ref(node.index)))
             second.values[value] = second.placeholder(f"{node.role.value}:{node.target}")
         for name in self._further_inputs(self.schedule.weights):
             second.placeholder(name)
@@ -165,14 +165,14 @@ class _Generator:
     def sums(self) -> tuple[Sum, ...]:
         """What turns hand on."""
         return tuple(
-            self.own.sum_of(node, self.layout.made(Ref(node.index)))
+            self.own.sum_of(node, self.layout.output_state(Ref(node.index)))
             for node in filter(is_result, self.graph.nodes)
         )
 
-    def _is_hosted(self, node: Node) -> bool:
+    def _is_on_host(self, node: Node) -> bool:
         """Whether a parameter, or the gradient of one, is on the host."""
         is_one = node.role in (Role.PARAM, Role.GRAD)
-        return is_one and bool(self.layout.params[node.target].hosted)
+        return is_one and bool(self.layout.params[node.target].num_on_host)
 
     def _leaving(self, node: Node) -> fx.Node:
         """The local value that leaves as `node`. Of two gradients that are one tensor the second is
@@ -342,8 +342,8 @@ class _Generator:
         reduced = {f.name for f in node.factors if f.outputs[output] is None}
         given, made = self.types[node.name]
         now = self.graph.input_types(node)[0].num_bytes, node.outputs[output].num_bytes
-        turns = given[0].num_bytes // now[0] * now[1] // made[output].num_bytes
-        return turns * self.layout.choice(node).ways(reduced, self.sizes)
+        microbatches = given[0].num_bytes // now[0] * now[1] // made[output].num_bytes
+        return microbatches * self.layout.choice(node).num_parts(reduced, self.sizes)
 
     def _spoken(self, transfer: Transfer) -> str:
         """What a transfer brings, in words."""
@@ -370,7 +370,7 @@ class _Generator:
     def _viewed(self, group: Group, use: Use, states: Sequence[Sharding]) -> fx.Node:
         """The root in `states[0]`, seen through view k of the use's chain in `states[k + 1]`."""
         local, user = self.local[group.phase], self.graph.nodes[use.node]
-        on_host = user.role is Role.GRAD and self._is_hosted(user)
+        on_host = user.role is Role.GRAD and self._is_on_host(user)
         seen = self.routes.value(group, states[0])
         value = self._value(local, seen._replace(on_host=True) if on_host else seen)
         for k, index in enumerate(use.chain):

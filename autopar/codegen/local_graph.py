@@ -17,7 +17,7 @@ from autopar.ir.schedule import HostCopy, Message, Transfer, Value
 from autopar.ir.sharding import Sharding
 from autopar.plans.layout import Layout, Move
 from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
-from autopar.runtime.process.spots import FOR
+from autopar.runtime.process.stack_lines import FOR
 from autopar.runtime.program.lean import LeanGraph
 
 # The messages of a schedule in a local graph: transfers on their own, and buckets of them.
@@ -43,7 +43,7 @@ class Messages:
         self._axes, self._sizes = layout.mesh, layout.mesh.sizes
         self._packings: dict[tuple[str, int], Packing | ChunkPacking] = {}
         self._issued: dict[Message, fx.Node] = {}
-        self._pieces: dict[Transfer, fx.Node | _Piece] = {}
+        self._slices: dict[Transfer, fx.Node | _BufferSlice] = {}
 
     def start(self, message: Message, given: list[fx.Node]) -> None:
         """The collective, for `given`, the local sources of the transfers, or the copy."""
@@ -72,11 +72,11 @@ class Messages:
             copy = first.collective
             is_read_there = isinstance(copy, HostCopy) and copy.is_read_there
             self.graph.call_function(LANDED if is_read_there else ARRIVED, (issued,))
-            self._pieces[first] = issued
+            self._slices[first] = issued
             return
         landed = self.graph.call_function(WAIT, (issued,))
         if len(message.transfers) == 1:
-            self._pieces[first] = landed
+            self._slices[first] = landed
             return
         rows = self._axes[message.axis].size if message.kind == "all_gather" else 1
         start = 0
@@ -85,13 +85,13 @@ class Messages:
             assert isinstance(packing, Packing), "chunks travel alone"
             shape = list(packing.landed_shape)
             end = start + prod(shape) // rows
-            self._pieces[transfer] = _Piece(landed, start, end, shape)
+            self._slices[transfer] = _BufferSlice(landed, start, end, shape)
             start = end
 
     def take(self, transfer: Transfer) -> fx.Node:
         """What a transfer brings, of what has come."""
-        landed = self._pieces.pop(transfer)
-        if isinstance(landed, _Piece):
+        landed = self._slices.pop(transfer)
+        if isinstance(landed, _BufferSlice):
             landed = self._cut_out(landed)
         if isinstance(transfer.collective, HostCopy):
             return landed
@@ -131,21 +131,21 @@ class Messages:
         axis = self._axes[collective.axis]
         return Packing(self.graph, axis.name, axis.size, before, after, collective)
 
-    def _cut_out(self, piece: _Piece) -> fx.Node:
+    def _cut_out(self, columns: _BufferSlice) -> fx.Node:
         """One transfer's columns, contiguous, in the shape in which they came."""
         part = self.graph.call_function(
-            aten.slice.Tensor, (piece.landed, 1, piece.start, piece.end)
+            aten.slice.Tensor, (columns.landed, 1, columns.start, columns.end)
         )
-        if piece.end - piece.start == 1:
+        if columns.end - columns.start == 1:
             # Of a single column reshape makes a view, which some kernels read as if it had no gaps.
             part = self.graph.call_function(aten.contiguous.default, (part,))
-        return self._reshape(part, piece.shape)
+        return self._reshape(part, columns.shape)
 
     def _reshape(self, x: fx.Node, shape: list[int]) -> fx.Node:
         return self.graph.call_function(aten.reshape.default, (x, shape))
 
 
-class _Piece(NamedTuple):
+class _BufferSlice(NamedTuple):
     """Columns of what a bucket brought, and the shape they make."""
 
     landed: fx.Node

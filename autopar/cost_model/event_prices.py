@@ -85,14 +85,14 @@ class EventPrices:
         self._scratch: dict[str, int] = {}
         self._viewed: dict[int, list[tuple[Group, Use, Sharding]]] = defaultdict(list)
         for group in groups(self.graph):
-            for use, state in zip(group.uses, layout.asked(group), strict=True):
+            for use, state in zip(group.uses, layout.use_states(group), strict=True):
                 if len(use.chain) > 1:
                     self._viewed[use.node].append((group, use, state))
 
     def given(self) -> list[Value]:
         """What is there from the start, beside parameters, and stays."""
         return [
-            Value(node.phase, ref, self.layout.made(ref))
+            Value(node.phase, ref, self.layout.output_state(ref))
             for node in self.graph.with_role(*GIVEN_ROLES)
             for ref in (Ref(node.index),)
         ]
@@ -125,7 +125,7 @@ class EventPrices:
 
     def held(self, value: Value) -> tuple[str, int]:
         holder = "transient"
-        if is_result(self.graph.nodes[value.ref.node]) and value.state == self.layout.made(
+        if is_result(self.graph.nodes[value.ref.node]) and value.state == self.layout.output_state(
             value.ref
         ):
             # It is there all the time.
@@ -133,7 +133,7 @@ class EventPrices:
         if value in self.saved:
             root = self.graph.nodes[value.ref.node]
             is_param = root.role is Role.PARAM or root.index in casts_of(self.graph).copies
-            holder = "kept" if is_param else "saved"
+            holder = "unsharded" if is_param else "saved"
         held = 0 if value.on_host else self.layout.held_bytes(value.ref, value.state)
         return holder, self.rounded(held)
 
@@ -169,7 +169,7 @@ class EventPrices:
         for group, use, state in self._viewed.get(node, ()):
             views = [record_of(self.graph.nodes[view].op).reshapes for view in use.chain]
             is_copied = any(views) and not all(views[: views.index(True) + 1])
-            if is_copied and state != self.layout.made(group.root):
+            if is_copied and state != self.layout.output_state(group.root):
                 held += self.rounded(self.layout.held_bytes(group.root, state))
         return held
 
@@ -224,12 +224,14 @@ def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
         link = layout.mesh.link_names.index(HOST_LINKS[COPIES.index(kind)])
         return (PricedStep(kind, link, num_bytes, copy_ns(num_bytes, cluster.host), launch_ns),)
 
-    for away in layout.away:
+    for away in layout.offloaded_tensors:
         for kind in COPIES:
-            found[copy_key(away, layout, kind)] = priced(kind, away.root, layout.kept(away.root))
-    for each in layout.streamed:
+            found[copy_key(away, layout, kind)] = priced(
+                kind, away.root, layout.for_backward(away.root)
+            )
+    for each in layout.streamed_params:
         for copy in copies_of(each, layout):
-            found[copy.key] = priced(copy.kind, each.param, layout.made(each.param))
+            found[copy.key] = priced(copy.kind, each.param, layout.output_state(each.param))
     return found
 
 

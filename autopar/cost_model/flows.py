@@ -3,7 +3,7 @@
 A parameter's forward flow starts from its storage and has the kept state as one more sink; its
 backward flow starts from the kept state; its gradient's flow ends in its storage. An activation
 that crosses likewise has a node of its own for the state it is saved in, which is a sink forward
-and the source backward; where it may be made again, that is the node of its optional copy.
+and the source backward; where it may be recomputed, that is the node of its optional copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost_model.limits import Limits
-from autopar.cost_model.network import Network, WantedMove, networks
+from autopar.cost_model.network import MoveRequest, Network, networks
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import hides_in, launched_in, waits_in
@@ -44,18 +44,18 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _FlowPaths:
     """Where a group's tensor starts and goes: the key of its maker and the state per choice of
     that, None where it is not made; of every sink the key and the state it asks for per choice."""
 
     group: Group
     maker: str
     source: tuple[Sharding | None, ...]
-    asked: tuple[tuple[str, tuple[Sharding | None, ...]], ...]
+    consumers: tuple[tuple[str, tuple[Sharding | None, ...]], ...]
 
     @property
     def ends(self) -> frozenset[Sharding]:
-        asked = (s for _, states in self.asked for s in states if s is not None)
+        asked = (s for _, states in self.consumers for s in states if s is not None)
         return frozenset((*(s for s in self.source if s is not None), *asked))
 
 
@@ -74,9 +74,9 @@ def stated_flows(
     first: dict[str, Group] = {}
     for group in all_groups:
         first.setdefault(group.key, group)
-    ways = [_way(space, group) for group in first.values()]
+    ways = [_flow_paths(space, group) for group in first.values()]
     wanted = [
-        WantedMove(graph.type_of(way.group.root), way.ends, is_bucketed(graph, way.group))
+        MoveRequest(graph.type_of(way.group.root), way.ends, is_bucketed(graph, way.group))
         for way in ways
     ]
     made = networks(wanted, graph.atoms, mesh, cluster.device, sharing(graph))
@@ -84,11 +84,11 @@ def stated_flows(
     for found, saved in ((hidden, windows.hiding.sent), (waited, windows.hiding.waited)):
         for (key, place), count in found.items():
             if place is not None:
-                network, once = made[number[key]], times(graph, first[key]) < graph.turns
+                network, once = made[number[key]], times(graph, first[key]) < graph.microbatches
                 arcs = network.costs, network.axes
                 windows.add_flow(place, number[key], *arcs, count, saved, once=once)
     for (key, place), count in launched.items():
-        hosts, once = count * made[number[key]].hosts, times(graph, first[key]) < graph.turns
+        hosts, once = count * made[number[key]].hosts, times(graph, first[key]) < graph.microbatches
         windows.add_launches(place, number[key], hosts, once=once)
     return tuple(
         _flow(space, way, network, counts[way.group.key] * times(graph, way.group))
@@ -96,43 +96,43 @@ def stated_flows(
     )
 
 
-def _way(space: Space, group: Group) -> _Way:
+def _flow_paths(space: Space, group: Group) -> _FlowPaths:
     graph, key = space.graph, root_key(space.graph, group.root)
     root = space.table[graph.nodes[group.root.node].key]
-    asked = asked_states(graph, group, space.table, space.owners)
+    asked = consumer_states(graph, group, space.table, space.owners)
     if group.crosses and key in space.saves:
         if group.phase is Phase.BACKWARD:
-            return _Way(group, SAVED + key, space.saves[key], asked)
+            return _FlowPaths(group, SAVED + key, space.saves[key], asked)
         asked = (*asked, (SAVED + key, space.saves[key]))
     copy = space.table.get(option_key(root.key))
     if group.phase is Phase.FORWARD and copy is not None and is_optional(copy.node):
         asked = (*asked, (copy.key, saved_by(copy, group.root.output)))
-    return _Way(group, root.key, source_states(root, group), asked)
+    return _FlowPaths(group, root.key, source_states(root, group), asked)
 
 
-def _flow(space: Space, way: _Way, network: Network, count: int) -> Flow:
+def _flow(space: Space, paths: _FlowPaths, network: Network, count: int) -> Flow:
     """The flow of `count` groups alike. What is not made is in a state that no arc leaves."""
     place, nowhere = network.place, len(network.names)
-    is_whole = None not in way.source
+    is_whole = None not in paths.source
     names, placements = network.names, network.placements
     if not is_whole:
         names = (*names, "nowhere")
         placements = np.vstack([placements, np.full((1, placements.shape[1]), -1, np.int64)])
     return Flow(
-        key=way.group.key,
-        source=space.number[way.maker],
-        source_state=np.array([nowhere if s is None else place[s] for s in way.source], np.int64),
+        key=paths.group.key,
+        source=space.number[paths.maker],
+        source_state=np.array([nowhere if s is None else place[s] for s in paths.source], np.int64),
         sinks=tuple(
             Sink(
                 space.number[user],
                 np.array([-1 if s is None else place[s] for s in wanted], np.int64),
             )
-            for user, wanted in way.asked
+            for user, wanted in paths.consumers
         ),
         states=names,
         tails=network.tails,
         heads=network.heads,
-        costs=space.limits.arc_costs(way.group, network, count * (network.costs + network.hosts)),
+        costs=space.limits.arc_costs(paths.group, network, count * (network.costs + network.hosts)),
         placements=placements,
     )
 
@@ -142,10 +142,10 @@ def source_states(root: NodeClass, group: Group) -> tuple[Sharding | None, ...]:
     if root.node.role is Role.PARAM:
         which = 1 if group.phase is Phase.BACKWARD else 0
         return tuple(pair[which] for pair in root.outputs)
-    return root.made(group.root.output)
+    return root.output_states(group.root.output)
 
 
-def asked_states(
+def consumer_states(
     graph: Graph, group: Group, table: Mapping[str, NodeClass], owners: Mapping[str, str]
 ) -> tuple[tuple[str, tuple[Sharding | None, ...]], ...]:
     """(key of the consumer, state it asks for per choice) of every sink of the group; `owners` are
@@ -155,10 +155,10 @@ def asked_states(
         user = graph.nodes[use.node]
         if user.role in STORED_ROLES:
             entry = table[owners[user.target]]
-            wanted = entry.made(0)
+            wanted = entry.output_states(0)
         else:
             entry = table[user.key]
-            wanted = entry.asked(use.arg)
+            wanted = entry.input_states(use.arg)
         known = {s: None if s is None else requirement(graph, use, s) for s in set(wanted)}
         asked.append((entry.key, tuple(known[s] for s in wanted)))
     root = graph.nodes[group.root.node]

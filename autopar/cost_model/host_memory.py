@@ -16,7 +16,7 @@ import numpy as np
 from autopar.cost_model.lives import InFlight
 from autopar.cost_model.offloads import Offloads
 from autopar.cost_model.optimizer import ParamMemory
-from autopar.cost_model.residency import HostedParams
+from autopar.cost_model.residency import ParamsOnHost
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
 from autopar.ir.graph import Graph, Node, Ref, Role
 from autopar.ir.problem import IntArray, Label, Problem
@@ -33,19 +33,22 @@ from autopar.plans.scheduling.host_copies import on_host
 def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]) -> HostMemory:
     """Bytes by holder, beside the device's share. Of what the second part of backward needs,
     `carried`, microbatches that wait for that part hold the activations too."""
-    if not (layout.streamed or layout.away) or not request.cluster.has_host_memory:
+    if (
+        not (layout.streamed_params or layout.offloaded_tensors)
+        or not request.cluster.has_host_memory
+    ):
         return NOTHING_ON_HOST
     at_rest = _at_rest(layout.graph, request)
     params = gradients = optimizer = 0
-    for each in layout.streamed:
+    for each in layout.streamed_params:
         param = layout.graph.nodes[each.param.node]
         storage = layout.params[param.target].storage
         params += _pinned(at_rest.local_bytes(param, storage))
         gradients += _pinned(at_rest.gradient_bytes(param, storage))
         optimizer += at_rest.state_bytes(param, storage)
     sizes = Counter[bool]()
-    for each in layout.away:
-        size = _pinned(layout.held_bytes(each.root, layout.kept(each.root)))
+    for each in layout.offloaded_tensors:
+        size = _pinned(layout.held_bytes(each.root, layout.for_backward(each.root)))
         sizes[on_host(each, layout) in carried] += size
     away = max(
         (1 + others.backward) * sizes.total() + others.weights * sizes[True]
@@ -75,13 +78,13 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
         found[known[key]] = found.get(known[key], 0) + amounts
 
     graph = request.step
-    hosts, at_rest = HostedParams(request), _at_rest(graph, request)
+    hosts, at_rest = ParamsOnHost(request), _at_rest(graph, request)
     for param in graph.with_role(Role.PARAM):
         if param.key in hosts.members:
             labels = problem.labels[known[param.key]]
             add(param.key, [_of_param(at_rest, hosts, param, label) for label in labels])
     offloads, waiting = Offloads(request), InFlight(request)
-    for key, away in offloads.away.items():
+    for key, away in offloads.tensors.items():
         root = away[0].root
         maker = graph.nodes[root.node]
         decision = next(k for k in (SAVED + key, SAVED + maker.key, maker.key) if k in known)
@@ -96,10 +99,10 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
     return found
 
 
-def _of_param(at_rest: ParamMemory, hosts: HostedParams, param: Node, label: Label) -> int:
+def _of_param(at_rest: ParamMemory, hosts: ParamsOnHost, param: Node, label: Label) -> int:
     """A parameter with its gradient and states, if it is on the host."""
     assert isinstance(label, ParamChoice)
-    if not hosts.is_hosted(param, label):
+    if not hosts.is_on_host(param, label):
         return 0
     pinned = at_rest.local_bytes(param, label.storage), at_rest.gradient_bytes(param, label.storage)
     return sum(map(_pinned, pinned)) + at_rest.state_bytes(param, label.storage)

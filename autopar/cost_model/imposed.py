@@ -11,7 +11,7 @@ from autopar.cost_model.limits import Arcs, LimitRule, Limits, Passes, Rules, Sh
 from autopar.errors import ConstraintError, InfeasibleError
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, Decision, axis_options
-from autopar.ir.contractions import Products, batch_atoms, find_products
+from autopar.ir.contractions import MatmulRoles, batch_atoms, find_matmuls
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
@@ -95,7 +95,7 @@ class _Imposing:
     mesh: Mesh
     groups: Sequence[Group]
     choices: Rules = field(default_factory=dict[str, list[LimitRule]])
-    asked: dict[str, dict[Constraint, Tests]] = field(
+    tests: dict[str, dict[Constraint, Tests]] = field(
         default_factory=dict[str, dict[Constraint, Tests]]
     )
     saved: dict[str, Tests] = field(default_factory=dict[str, Tests])
@@ -107,7 +107,7 @@ class _Imposing:
     def limits(self) -> Limits:
         """What was added, put together."""
         self._check_whole_classes()
-        given = {key: self._storages(key, asked) for key, asked in self.asked.items()}
+        given = {key: self._storages(key, asked) for key, asked in self.tests.items()}
         return Limits(self.graph, self.mesh, self.batch, self.choices, given, self.saved, self.arcs)
 
     def add(self, constraint: Constraint, alternatives: Sequence[Tests]) -> None:
@@ -139,8 +139,8 @@ class _Imposing:
         return batch_atoms(self.graph)
 
     @cached_property
-    def products(self) -> Products:
-        return find_products(self.graph)
+    def matmuls(self) -> MatmulRoles:
+        return find_matmuls(self.graph)
 
     @cached_property
     def members(self) -> dict[str, list[Node]]:
@@ -152,7 +152,7 @@ class _Imposing:
 
     def _speaks(self, node: Node, kind: str, constraint: Constraint) -> bool:
         """Whether `constraint`, which speaks of `node`, is the first to say so of its class."""
-        said = self.spoken.setdefault((node.key, kind, str(constraint.wanted)), {})
+        said = self.spoken.setdefault((node.key, kind, str(constraint.placement)), {})
         said.setdefault(node.index, constraint)
         return len(said) == 1
 
@@ -179,9 +179,11 @@ class _Imposing:
                 continue
             if unmoved:
                 self._stays(node.target, unmoved)
-            if placed and self._speaks(node, "storage" if which == 0 else "kept", constraint):
+            if placed and self._speaks(
+                node, "storage" if which == 0 else "for_backward", constraint
+            ):
                 if which == 0:
-                    self.asked.setdefault(node.key, {})[constraint] = placed
+                    self.tests.setdefault(node.key, {})[constraint] = placed
                 elif node.key not in read_in_forward(self.graph):
                     continue
                 self._state(node.key, constraint, node.outputs[0], placed, which)
@@ -216,19 +218,19 @@ class _Imposing:
     ) -> None:
         self.choices.setdefault(key, []).append(LimitRule(constraint, passes, lenient))
 
-    def _storages(self, key: str, asked: dict[Constraint, Tests]) -> tuple[Sharding, ...]:
+    def _storages(self, key: str, given_tests: dict[Constraint, Tests]) -> tuple[Sharding, ...]:
         """What is left to a class of parameters by some of what is asked, so that the rules on it
         can tell which of them clash."""
         node = self.members[key][0]
         tensor, found = node.outputs[0], dict[Sharding, None]()
-        together = tuple(test for tests in asked.values() for test in tests)
-        for tests in (together, *asked.values()):
+        together = tuple(test for tests in given_tests.values() for test in tests)
+        for tests in (together, *given_tests.values()):
             found |= dict.fromkeys(storages(tensor, self.graph.atoms, self.mesh, tests))
-        for constraint, tests in asked.items():
+        for constraint, tests in given_tests.items():
             if not any(all(holds(t, tensor, self.batch, s) for t in tests) for s in found):
                 raise InfeasibleError(
                     f"{constraint.origin}: parameter {node.target} of shape {list(tensor.shape)} "
-                    f"cannot be stored as {constraint.wanted} on mesh "
+                    f"cannot be stored as {constraint.placement} on mesh "
                     f"{self.mesh or 'of one device'}"
                 )
         return tuple(found)
@@ -239,7 +241,7 @@ class _Imposing:
         def leads(source: Sharding, target: Sharding) -> bool:
             return all(source[k] in (target[k], P) for k in axes)
 
-        for ref, derived in self.products.derived.items():
+        for ref, derived in self.matmuls.derived.items():
             node = self.graph.nodes[ref.node]
             if derived == name and not node.view:
                 self.arcs.setdefault((node.key, ref.output), []).append((None, leads))
@@ -251,18 +253,18 @@ class _Imposing:
             kind = constraint.kind
             is_meant = kind in ("", "ops") or kind in self._kinds(node)
             if is_meant and self._speaks(node, kind, constraint):
-                roles = self.products.roles.get(node.key, _NO_ROLES)
+                roles = self.matmuls.roles.get(node.key, _NO_ROLES)
                 passes = self._does(node, alternatives, roles)
                 self._rule(node.key, constraint, passes, lenient=True)
 
     def _kinds(self, node: Node) -> Iterator[str]:
         """Which sorts of op `node` is (`constraints.KINDS`)."""
-        if node.key in self.products.roles:
-            yield "product"
+        if node.key in self.matmuls.roles:
+            yield "matmul"
         if self._is_batched(node):
             yield "batched"
         else:
-            yield "casts" if node.index in self.products.casts else "unbatched"
+            yield "casts" if node.index in self.matmuls.casts else "unbatched"
 
     def _is_batched(self, node: Node) -> bool:
         options = (axis_options(node, self.graph.atoms, size) for size in self.mesh.sizes)
@@ -307,11 +309,11 @@ class _Imposing:
     def _used_as(self, root: Ref, constraint: Constraint, tests: Tests) -> None:
         """Every op that uses `root` asks for it as `tests` say."""
         tensor, batch = self.graph.type_of(root), self.batch
-        self._asked(
+        self._limit_uses(
             root, constraint, lambda state: all(holds(t, tensor, batch, state) for t in tests)
         )
 
-    def _asked(
+    def _limit_uses(
         self, root: Ref, constraint: Constraint, allowed: Callable[[Sharding], bool]
     ) -> None:
         """Uses of `root` may ask for it in states that are `allowed`."""
@@ -335,7 +337,7 @@ class _Imposing:
             self._used_as(what.root, constraint, at_root)
             return
         axes = [test.axis for test in tests]
-        self._asked(what.root, constraint, lambda state: all(state[k] != P for k in axes))
+        self._limit_uses(what.root, constraint, lambda state: all(state[k] != P for k in axes))
         if not self._speaks(root, f"output {what.root.output}", constraint):
             return
 

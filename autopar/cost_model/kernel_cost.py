@@ -18,7 +18,7 @@ from math import prod
 
 from autopar.cluster.kernels import LAUNCHES_PER_COLLECTIVE
 from autopar.cost_model.moves import to_ns
-from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
+from autopar.cost_model.roofline import attention_s, matmul_s, pointwise_s, stream_s
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize, per_graph
 from autopar.ir.mesh import Device
@@ -185,32 +185,34 @@ def _kernel_s(
 
 
 def _masked_bytes(
-    graph: Graph, node: Node, choice: Choice, made: Sequence[Sharding], sizes: Sequence[int]
+    graph: Graph, node: Node, choice: Choice, outputs: Sequence[Sharding], sizes: Sequence[int]
 ) -> int:
     """What is read and written to take the rows of other ranks out of what a lookup found in a part
-    of the table (`codegen.ops.lookup`); a compiler does that before it writes them."""
+    of the table (`codegen.ops.embedding_lookup`); a compiler does that before it writes them."""
     record = record_of(node.op)
-    if not (record.lookup and record.reads and exchange_axes(node, choice)):
+    if not (record.embedding_lookup and record.reads and exchange_axes(node, choice)):
         return 0
-    return 2 * local_bytes(node.outputs[0], graph.atoms, made[0], sizes)
+    return 2 * local_bytes(node.outputs[0], graph.atoms, outputs[0], sizes)
 
 
 def _contraction_s(
-    graph: Graph, node: Node, done: Work, made: int, moved: int, device: Device
+    graph: Graph, node: Node, done: Work, num_elements: int, moved: int, device: Device
 ) -> float:
-    """An op that makes `made` elements and moves `moved` bytes. One of several products is priced
-    as one of all their sums."""
+    """An op that makes `num_elements` elements and moves `moved` bytes. One of several products is
+    priced as one of all their sums."""
     dtype = graph.type_of(node.inputs[0]).dtype if node.inputs else "float32"
     moved *= done.passes
-    if done.products is not None:
+    if done.matmuls is not None:
         found_s = sum(
-            each.count * product_s(each.out, each.depth, each.num_bytes, dtype, device)
-            for each in done.products
+            each.count * matmul_s(each.out, each.depth, each.num_bytes, dtype, device)
+            for each in done.matmuls
         )
     elif done.scores is not None:
         found_s = attention_s(done.flops, done.scores, moved, dtype, device)
     else:
-        found_s = product_s(made, done.flops / (2 * max(1, made)), moved, dtype, device)
+        found_s = matmul_s(
+            num_elements, done.flops / (2 * max(1, num_elements)), moved, dtype, device
+        )
     if done.merges:
         start_s = done.merge_launches * device.floor_s(device.kernels.start_s)
         found_s += done.merges * (start_s + stream_s(done.merged_bytes, device))
@@ -254,5 +256,5 @@ def _kernels(graph: Graph, node: Node, done: Traffic, choice: Choice, sizes: Seq
     if is_fusible(node):
         return int(any(done.writes))
     work = busiest_work(graph, node, choice, sizes)
-    passes = work.passes if work.products is None else sum(p.count for p in work.products)
+    passes = work.passes if work.matmuls is None else sum(p.count for p in work.matmuls)
     return passes + work.merges * work.merge_launches

@@ -169,8 +169,8 @@ def _of_origin(origin: str, rules: Sequence[LimitRule]) -> str:
     return f"{origin} ({' and '.join(dict.fromkeys(str(rule.constraint) for rule in rules))})"
 
 
-def _of(entry: NodeClass, kept: Iterable[int]) -> NodeClass:
-    chosen = sorted(kept)
+def _of(entry: NodeClass, allowed: Iterable[int]) -> NodeClass:
+    chosen = sorted(allowed)
     return replace(
         entry,
         choices=tuple(entry.choices[c] for c in chosen),

@@ -22,10 +22,10 @@ from autopar.plans.requests.request import PlanRequest
 class Life:
     """Of a tensor in one phase: the ops that read it, by place, with the first use of each; `first`
     of all, `certain` and `last` of those that are no optional copies (-1: none). What is made in
-    the phase is there from `made`; else it was before."""
+    the phase is there from `start`; else it was before."""
 
     group: Group
-    made: int | None
+    start: int | None
     uses: Mapping[int, Use]
     first: int
     certain: int
@@ -52,9 +52,9 @@ def lives(graph: Graph) -> tuple[Life, ...]:
 
 
 @per_graph
-def handed_out(graph: Graph) -> tuple[tuple[Node, int], ...]:
+def results_in_order(graph: Graph) -> tuple[tuple[Node, int], ...]:
     """What forward returns detached, which the script holds from then on, and the last op that
-    reads it, or may if it is saved and not made again; a tensor once, and none that is larger than
+    reads it, or may if it is saved and not recomputed; a tensor once, and none that is larger than
     what it is a view of."""
     last: dict[int, int] = {}
     made = {node.name: node.index for node in graph.nodes if node.phase is Phase.FORWARD}
@@ -105,22 +105,22 @@ class InFlight:
         rest = self.others.weights if key in _read_by_second_part(self.graph) else 0
         return 1 + self.others.backward + rest
 
-    def made_again(self, key: str, labels: Sequence[Label]) -> IntArray:
-        """Bytes, per choice of an op that backward may make again, of what waits for the second
+    def recomputed(self, key: str, labels: Sequence[Label]) -> IntArray:
+        """Bytes, per choice of an op that backward may recompute, of what waits for the second
         part of backward where the first makes it: a piece of each tensor, cut on every axis."""
-        refs = _made_for_both(self.graph).get(key, ())
+        refs = _read_by_both(self.graph).get(key, ())
         pieces = sum(self.graph.type_of(ref).num_bytes // prod(self.sizes) for ref in refs)
         is_made = [not isinstance(label, Saved) for label in labels]
         return np.array(is_made, np.int64) * (self.others.weights * pieces)
 
     def amounts(self, key: str, labels: Sequence[Label], of_all: IntArray) -> IntArray:
         """Bytes per choice that others hold, of those that a problem counts for all."""
-        times, again = self.times(key), self.made_again(key, labels)
+        times, again = self.times(key), self.recomputed(key, labels)
         return (of_all - again) // times * (times - 1) + again
 
 
 def _keys(graph: Graph, root: Ref) -> tuple[str, str]:
-    """What decides how a tensor is handed over, or made again: by the key of its maker, and by that
+    """What decides how a tensor is handed over, or recomputed: by the key of its maker, and by that
     of the decision alone."""
     maker = graph.nodes[root.node]
     saved = original_key(maker.key) if is_optional(maker) else root_key(graph, root)
@@ -140,7 +140,7 @@ def _read_by_second_part(graph: Graph) -> frozenset[str]:
 
 
 @per_graph
-def _made_for_both(graph: Graph) -> Mapping[str, Sequence[Ref]]:
+def _read_by_both(graph: Graph) -> Mapping[str, Sequence[Ref]]:
     """Per class of optional copies in the first part of backward, what they make that the second
     reads."""
 

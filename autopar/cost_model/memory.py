@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.cost_model.event_prices import EventPrices
+from autopar.cost_model.microbatch_times import arrivals, parts_of_microbatch
 from autopar.cost_model.optimizer import ParamMemory
-from autopar.cost_model.turn_times import arrivals, parts_of_turn
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.mesh import Mesh
-from autopar.ir.moments import Moment, is_moment, moment_of
 from autopar.ir.own_ops import is_result
+from autopar.ir.peak_candidates import PeakCandidate, is_peak_candidate, peak_candidate_of
 from autopar.ir.pipeline import Pass, Waiting
 from autopar.ir.schedule import Compute, Schedule, Update, Value
 from autopar.ir.timeline import HOLDERS, Occupant, Timeline, held_at_peak
-from autopar.plans.estimates import Held, HeldBytes, Memory, MemoryCurve, TurnMemory
+from autopar.plans.estimates import Held, HeldBytes, Memory, MemoryCurve, MicrobatchMemory
 from autopar.plans.layout import Layout
 from autopar.plans.requests.request import PlanRequest
 
-MAX_MOMENTS = 128
+MAX_CURVE_POINTS = 128
 MAX_HELD = 24
 IN_FLIGHT = "(messages)"
 
@@ -32,8 +32,8 @@ def waiting_bytes(
 ) -> tuple[int, int]:
     """Bytes that other microbatches hold while they wait, of what is kept of parameters, and saved:
     those of as many as are the most of `others`."""
-    turn = scheduled if scheduled.before is None else scheduled.before
-    whole, rest = _held(turn.saved, prices), _held(turn.carried, prices)
+    microbatch = scheduled if scheduled.before is None else scheduled.before
+    whole, rest = _held(microbatch.saved, prices), _held(microbatch.carried, prices)
     ways = [
         tuple(each.backward * a + each.weights * b for a, b in zip(whole, rest, strict=True))
         for each in others
@@ -42,26 +42,28 @@ def waiting_bytes(
     return kept, saved
 
 
-def turn_memory(scheduled: Schedule, played: Timeline, prices: EventPrices) -> TurnMemory:
+def microbatch_memory(
+    scheduled: Schedule, timeline: Timeline, prices: EventPrices
+) -> MicrobatchMemory:
     """What is held in each part of a microbatch, and of each that waits."""
     parts: dict[tuple[Pass, bool], HeldBytes] = {}
-    start = len(played.events) - len(scheduled.last_turn)
+    start = len(timeline.events) - len(scheduled.last_microbatch)
     usual = scheduled.before
-    turns = [(True, scheduled, start)]
+    microbatches = [(True, scheduled, start)]
     if usual is not None:
-        turns.append((False, usual, start - len(scheduled.turn_before)))
-    for is_last, turn, first in turns:
-        *places, (_, end) = parts_of_turn(turn, first)
+        microbatches.append((False, usual, start - len(scheduled.microbatch_before)))
+    for is_last, microbatch, first in microbatches:
+        *places, (_, end) = parts_of_microbatch(microbatch, first)
         for kind, (a, b) in zip(Pass, places, strict=True):
             # What the optimizer needs counts for what comes before it.
-            live = played.live[a : end if b == places[-1][1] else b]
+            live = timeline.live[a : end if b == places[-1][1] else b]
             parts[kind, is_last] = HeldBytes(*max(live, key=sum, default=(0, 0, 0)))
-    turn = scheduled if usual is None else usual
+    microbatch = scheduled if usual is None else usual
     waiting = {
         kind: HeldBytes(*_held(values, prices))
-        for kind, values in ((Pass.BACKWARD, turn.saved), (Pass.WEIGHTS, turn.carried))
+        for kind, values in ((Pass.BACKWARD, microbatch.saved), (Pass.WEIGHTS, microbatch.carried))
     }
-    return TurnMemory(parts, waiting, sum(prices.held(value)[1] for value in prices.given()))
+    return MicrobatchMemory(parts, waiting, sum(prices.held(value)[1] for value in prices.given()))
 
 
 def _held(values: Sequence[Value], prices: EventPrices) -> tuple[int, int]:
@@ -70,15 +72,15 @@ def _held(values: Sequence[Value], prices: EventPrices) -> tuple[int, int]:
     found: dict[str, int] = dict.fromkeys(HOLDERS, 0)
     for value in values:
         root = prices.graph.nodes[value.ref.node]
-        is_copy = root.role is Role.PARAM and value.state != prices.layout.made(value.ref)
+        is_copy = root.role is Role.PARAM and value.state != prices.layout.output_state(value.ref)
         if root.role is Role.OP or is_copy:
             holder, num_bytes = prices.held(value)
             found[holder] += num_bytes
-    return found["kept"], found["saved"] + found["transient"]
+    return found["unsharded"], found["saved"] + found["transient"]
 
 
 def peak_memory(
-    played: Timeline,
+    timeline: Timeline,
     prices: EventPrices,
     layout: Layout,
     request: PlanRequest,
@@ -94,28 +96,28 @@ def peak_memory(
     at_rest = ParamMemory(layout.graph, layout.mesh.sizes, device, optimizers)
     params = gradients = optimizer = 0
     for node in layout.graph.with_role(Role.PARAM):
-        if layout.params[node.target].hosted and request.cluster.has_host_memory:
+        if layout.params[node.target].num_on_host and request.cluster.has_host_memory:
             continue
         storage = layout.params[node.target].storage
         params += prices.rounded(at_rest.local_bytes(node, storage))
         gradients += prices.rounded(at_rest.gradient_bytes(node, storage))
         optimizer += at_rest.state_bytes(node, storage, prices.rounded)
     accumulated = sum(
-        prices.rounded(layout.held_bytes(ref, layout.made(ref)))
+        prices.rounded(layout.held_bytes(ref, layout.output_state(ref)))
         for node in filter(is_result, layout.graph.nodes)
         for ref in (Ref(node.index),)
     )
-    kept, saved, transient = played.live[played.peak] if played.live else (0, 0, 0)
+    kept, saved, transient = timeline.live[timeline.peak] if timeline.live else (0, 0, 0)
     memory = Memory(
         params=params,
         gradients=gradients,
         optimizer=optimizer,
-        kept=kept + waiting[0],
+        unsharded=kept + waiting[0],
         saved=saved + waiting[1],
         transient=transient,
         accumulated=accumulated,
     )
-    return memory, _holders(held_at_peak(played, prices.given(), prices), layout)
+    return memory, _holders(held_at_peak(timeline, prices.given(), prices), layout)
 
 
 def _holders(held: tuple[Occupant, ...], layout: Layout) -> tuple[Held, ...]:
@@ -142,48 +144,48 @@ def _named(held: Occupant, layout: Layout) -> tuple[str, str]:
             return IN_FLIGHT, ""
 
 
-def fullest_moments(
-    played: Timeline, graph: Graph, mesh: Mesh, static_bytes: int
-) -> tuple[tuple[Moment, int], ...]:
+def fullest_points(
+    timeline: Timeline, graph: Graph, mesh: Mesh, static_bytes: int
+) -> tuple[tuple[PeakCandidate, int], ...]:
     """Per window the moment at which most is held, and how many bytes that is with the
     `static_bytes` that are there all the time, most first. What is held between two moments counts
     for the one that comes next, at the end for the last one."""
     ops = [
         (k, event.node)
-        for k, event in enumerate(played.events)
-        if isinstance(event, Compute) and is_moment(graph, event.node)
+        for k, event in enumerate(timeline.events)
+        if isinstance(event, Compute) and is_peak_candidate(graph, event.node)
     ]
-    ends = [*(k + 1 for k, _ in ops[:-1]), len(played.events)]
+    ends = [*(k + 1 for k, _ in ops[:-1]), len(timeline.events)]
     known, start = blocks_of(graph, mesh), 0
     most: dict[WindowPlace | None, tuple[int, int]] = {}
     for (_, node), end in zip(ops, ends, strict=bool(ops)):
-        held = max(sum(live) for live in played.live[start:end])
+        held = max(sum(live) for live in timeline.live[start:end])
         place, start = known.window_of(graph.nodes[node]), end
         if held > most.get(place, (-1, 0))[0]:
             most[place] = held, node
     found = sorted(most.values(), key=lambda each: (-each[0], each[1]))
-    return tuple((moment_of(graph, node), static_bytes + held) for held, node in found)
+    return tuple((peak_candidate_of(graph, node), static_bytes + held) for held, node in found)
 
 
-def memory_curve(played: Timeline, waiting: tuple[int, int]) -> MemoryCurve:
-    """What is held in up to `MAX_MOMENTS` equal stretches of the step before the optimizer, with
-    what is `waiting` (`waiting_bytes`), and while that steps."""
-    events = [k for k, event in enumerate(played.events) if not isinstance(event, Update)]
-    levels = np.array([played.live[k] for k in events], np.int64).reshape(-1, 3)
-    starts = np.array(arrivals(played), np.int64)[events] if events else np.zeros(0, np.int64)
-    total = played.spans[events[-1]].end_ns if events else 0
-    moments = max(1, min(MAX_MOMENTS, total))
-    marks = [total * (k + 1) // moments for k in range(moments)]
-    fullest = np.zeros((moments, 3), np.int64)
+def memory_curve(timeline: Timeline, waiting: tuple[int, int]) -> MemoryCurve:
+    """What is held in up to `MAX_CURVE_POINTS` equal stretches of the step before the optimizer,
+    with what is `waiting` (`waiting_bytes`), and while that steps."""
+    events = [k for k, event in enumerate(timeline.events) if not isinstance(event, Update)]
+    levels = np.array([timeline.live[k] for k in events], np.int64).reshape(-1, 3)
+    starts = np.array(arrivals(timeline), np.int64)[events] if events else np.zeros(0, np.int64)
+    total = timeline.spans[events[-1]].end_ns if events else 0
+    peak_candidates = max(1, min(MAX_CURVE_POINTS, total))
+    marks = [total * (k + 1) // peak_candidates for k in range(peak_candidates)]
+    fullest = np.zeros((peak_candidates, 3), np.int64)
     if events:
         ends = np.append(starts[1:], total)
-        first = np.searchsorted(marks, starts, side="right").clip(max=moments - 1)
-        last = np.searchsorted(marks, ends, side="left").clip(max=moments - 1)
+        first = np.searchsorted(marks, starts, side="right").clip(max=peak_candidates - 1)
+        last = np.searchsorted(marks, ends, side="left").clip(max=peak_candidates - 1)
         together = levels.sum(axis=1)
         for place in np.argsort(together, kind="stable"):
             fullest[first[place] : max(first[place], last[place]) + 1] = levels[place]
     fullest += np.array([*waiting, 0], np.int64)
     kept, saved, transient = (tuple(int(n) for n in fullest[:, k]) for k in range(3))
-    rest = (0,) if len(events) < len(played.events) else ()
-    time_ns = (*marks, *([played.end_ns] if rest else []))
+    rest = (0,) if len(events) < len(timeline.events) else ()
+    time_ns = (*marks, *([timeline.end_ns] if rest else []))
     return MemoryCurve(time_ns, (*kept, *rest), (*saved, *rest), (*transient, *rest))

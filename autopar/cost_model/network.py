@@ -3,7 +3,7 @@
 On three axes a tensor has a hundred states and a thousand steps, and a model of a thousand
 different layers has ten thousand tensors. Many of them are alike, up to the sizes of their atoms:
 states and steps are worked out once for each kind, and each kind of step is priced for all sizes.
-A step is priced again and again, with more or less that is made again or in other microbatches, and
+A step is priced again and again, with more or less that is recomputed or in other microbatches, and
 most of its tensors are then the same: what was worked out last is remembered.
 """
 
@@ -168,7 +168,7 @@ _Tensor = tuple[TensorType, tuple[Atom, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class WantedMove:
+class MoveRequest:
     """`tensor` is to be brought from and to states among `ends`; `bucketed` as in `buckets`."""
 
     tensor: TensorType
@@ -177,36 +177,36 @@ class WantedMove:
 
 
 def networks(
-    wanted: Sequence[WantedMove],
+    moves: Sequence[MoveRequest],
     atoms: Sequence[Atom],
     mesh: Mesh,
     device: Device,
     sharing: Sharing,
 ) -> list[Network]:
-    """The network of each of `wanted`, tensors made of `atoms` on a mesh."""
+    """The network of each of `moves`, tensors made of `atoms` on a mesh."""
     ways = sorted({prod(some) for n in range(len(mesh.sizes) + 1) for some in _some(mesh.sizes, n)})
     kinds = [(atom.in_param, *(_cut(atom.size, n) for n in ways)) for atom in atoms]
     alike: dict[object, dict[tuple[int, ...], list[int]]] = {}
-    for number, each in enumerate(wanted):
+    for number, each in enumerate(moves):
         parts = tuple(tuple(kinds[atom] for atom in dim) for dim in each.tensor.parts)
         kind = itemsize(each.tensor.dtype), parts, each.ends, each.bucketed
         sizes = tuple(atoms[atom].size for _, atom in each.tensor.slots())
         alike.setdefault(kind, {}).setdefault(sizes, []).append(number)
     found: dict[int, Network] = {}
     for members in alike.values():
-        some = [wanted[numbers[0]] for numbers in members.values()]
+        some = [moves[numbers[0]] for numbers in members.values()]
         tensors = tuple(_with_own_atoms(each.tensor, atoms) for each in some)
         used = sharing if some[0].bucketed else None
         made = _make(tensors, some[0].ends, mesh, device, used)
         for network, numbers in zip(made, members.values(), strict=True):
             found |= dict.fromkeys(numbers, network)
-    return [found[number] for number in range(len(wanted))]
+    return [found[number] for number in range(len(moves))]
 
 
-def _cut(size: int, ways: int) -> int:
+def _cut(size: int, num_parts: int) -> int:
     """What becomes of an atom in so many pieces: 0 if it does not divide, 1 if nothing of it is
     left to divide, else 2. Nothing else of its size decides which states and steps there are."""
-    return 0 if size % ways else 1 if size == ways else 2
+    return 0 if size % num_parts else 1 if size == num_parts else 2
 
 
 def _with_own_atoms(tensor: TensorType, atoms: Sequence[Atom]) -> _Tensor:

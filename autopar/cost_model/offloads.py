@@ -1,6 +1,6 @@
 """What is offloaded, or may be, in the problem: copies to and from the host instead of memory.
 
-Where it is open what backward makes again, it is open what is offloaded too, on devices whose host
+Where it is open what backward recomputes, it is open what is offloaded too, on devices whose host
 has memory of its own and meshes of up to one axis: each state that an activation of a class can be
 saved in is one more choice. Tensors of the class that stay on the device (`ir.offloading`) take
 memory, and so do as many as are on their way at a time.
@@ -25,7 +25,7 @@ from autopar.ir.choices import Decision, Saved
 from autopar.ir.graph import Graph, Phase, Ref
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import HOST_LINKS, Cluster
-from autopar.ir.offloading import AHEAD, Away, copied_in, offloadable, offloaded
+from autopar.ir.offloading import AHEAD, OffloadedTensor, copied_in, offloadable, offloaded
 from autopar.ir.own_ops import is_optional, original_key
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
@@ -37,7 +37,7 @@ from autopar.plans.scheduling.host_copies import elements, pace
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class SavedForBackward:
     """A class of activations: per choice of the node `holder` the state in which one of its `count`
     tensors is handed over, None where it is not, and whether it is offloaded."""
 
@@ -49,7 +49,7 @@ class HandedOver:
 
 
 class Offloads:
-    """Those of a request: `away` has what is away of each class that is offloaded, or may be if
+    """Those of a request: `tensors` has what is away of each class that is offloaded, or may be if
     that `is_open`."""
 
     def __init__(self, request: PlanRequest) -> None:
@@ -57,14 +57,14 @@ class Offloads:
         self.rounding = Rounding(request)
         self.host = request.cluster.host
         self.launch_ns = to_ns(request.cluster.device.host_launch_s)
-        self.is_open = request.again is None
-        self.away: Mapping[str, Sequence[Away]] = {}
+        self.is_open = request.recompute is None
+        self.tensors: Mapping[str, Sequence[OffloadedTensor]] = {}
         if not self.is_open:
             away = offloaded(self.graph, self.mesh, request.offloaded)
-            self.away = grouped((root_key(self.graph, each.root), each) for each in away)
+            self.tensors = grouped((root_key(self.graph, each.root), each) for each in away)
         elif is_open(request):
             computed = self._computed()
-            self.away = {
+            self.tensors = {
                 key: away
                 for key, away in offloadable(self.graph, self.mesh).items()
                 if self._hides(away[0].root, request.cluster, computed)
@@ -89,23 +89,23 @@ class Offloads:
         return is_long and takes <= computed[root.node]
 
     @property
-    def open_classes(self) -> Mapping[str, Sequence[Away]]:
+    def open_classes(self) -> Mapping[str, Sequence[OffloadedTensor]]:
         """Those of which it is open."""
-        return self.away if self.is_open else {}
+        return self.tensors if self.is_open else {}
 
     def labels(self, key: str, states: Sequence[Sharding | None]) -> tuple[Decision, ...]:
-        """How a class may be saved that is not made again, on the device and in the host's memory;
+        """How a class may be saved that is not recomputed, on the device and in the host's memory;
         None is not at all."""
         may_be = key in self.open_classes
         away = (Saved((s,), offloaded=True) for s in states if may_be and s is not None)
         return (*(Saved() if s is None else s for s in states), *away)
 
-    def handed(
+    def saved_for_backward(
         self,
         all_groups: Sequence[Group],
         table: Mapping[str, NodeClass],
         saves: Mapping[str, Sequence[Decision]],
-    ) -> Iterator[HandedOver]:
+    ) -> Iterator[SavedForBackward]:
         """All that forward hands to backward, or may: of the outputs of an op that may be made
         again, those that anyone reads there."""
         nodes = self.graph.nodes
@@ -118,62 +118,62 @@ class Offloads:
                     root, states = Ref(node.index, output), saved_by(entry, output)
                     known = self._known(root, flags)
                     if (entry.key, output) in read:
-                        yield HandedOver(entry.key, root, entry.count, states, known)
+                        yield SavedForBackward(entry.key, root, entry.count, states, known)
         crossing = [group.root for group in all_groups if is_saved(self.graph, group)]
         counts = Counter(root_key(self.graph, root) for root in crossing)
         for key, root in {root_key(self.graph, root): root for root in crossing}.items():
             entry = table[self.graph.nodes[root.node].key]
-            holder, states = entry.key, entry.made(root.output)
+            holder, states = entry.key, entry.output_states(root.output)
             if key in saves:
                 holder, states = SAVED + key, tuple(map(state_of, saves[key]))
             flags = (not self.is_open,) * len(states)
             if self.is_open and key in saves:
                 flags = tuple(isinstance(c, Saved) and c.offloaded for c in saves[key])
-            yield HandedOver(holder, root, counts[key], states, self._known(root, flags))
+            yield SavedForBackward(holder, root, counts[key], states, self._known(root, flags))
 
     def _known(self, root: Ref, flags: tuple[bool, ...]) -> tuple[bool, ...]:
-        return flags if root_key(self.graph, root) in self.away else (False,) * len(flags)
+        return flags if root_key(self.graph, root) in self.tensors else (False,) * len(flags)
 
-    def held(self, handed: HandedOver) -> IntArray:
+    def held(self, activations: SavedForBackward) -> IntArray:
         """Bytes on the device when forward ends, per choice: of what is offloaded those that stay,
         and those that are soon on their way."""
-        away = len(self.away.get(root_key(self.graph, handed.root), ()))
-        near = min(handed.count, handed.count - away + AHEAD)
-        counts = np.where(handed.offloaded, near, handed.count)
-        return counts * self._bytes(handed)
+        away = len(self.tensors.get(root_key(self.graph, activations.root), ()))
+        near = min(activations.count, activations.count - away + AHEAD)
+        counts = np.where(activations.offloaded, near, activations.count)
+        return counts * self._bytes(activations)
 
     def add_copies(
         self,
-        handed: HandedOver,
+        activations: SavedForBackward,
         costs: dict[str, IntArray],
         windows: Windows,
         number: Mapping[str, int],
     ) -> None:
         """What copies cost, and where they hide, per choice."""
-        away = self.away.get(root_key(self.graph, handed.root), ())
-        if not away or not any(handed.offloaded):
+        away = self.tensors.get(root_key(self.graph, activations.root), ())
+        if not away or not any(activations.offloaded):
             return
-        pairs = zip(self._bytes(handed).tolist(), handed.offloaded, strict=True)
+        pairs = zip(self._bytes(activations).tolist(), activations.offloaded, strict=True)
         each = np.array([copy_ns(n, self.host) if copied else 0 for n, copied in pairs], np.int64)
-        launched = np.array(handed.offloaded, np.int64) * self.launch_ns
-        copies = self.graph.turns * len(HOST_LINKS) * len(away)
-        costs[handed.holder] += copies * (each + launched)
+        launched = np.array(activations.offloaded, np.int64) * self.launch_ns
+        copies = self.graph.microbatches * len(HOST_LINKS) * len(away)
+        costs[activations.holder] += copies * (each + launched)
         hides = (copied_in(self.graph, self.mesh, one) for one in away)
         for k, places in enumerate(zip(*hides, strict=True)):
             sent = windows.hiding.sent(len(self.mesh) + k, each)
             for place, count in Counter(places).items():
                 hidden = sent, windows.hiding.launched(launched)
-                windows.add_node(place, number[handed.holder], *hidden, count=count)
+                windows.add_node(place, number[activations.holder], *hidden, count=count)
 
-    def _bytes(self, handed: HandedOver) -> IntArray:
-        tensor, atoms = self.rounding.saved_type(handed.root), self.graph.atoms
-        states, sizes = handed.states, self.mesh.sizes
+    def _bytes(self, activations: SavedForBackward) -> IntArray:
+        tensor, atoms = self.rounding.saved_type(activations.root), self.graph.atoms
+        states, sizes = activations.states, self.mesh.sizes
         return np.array(
             [0 if s is None else local_bytes(tensor, atoms, s, sizes) for s in states], np.int64
         )
 
 
-def optional_ops(graph: Graph, keys: Mapping[str, Sequence[Away]]) -> frozenset[str]:
+def optional_ops(graph: Graph, keys: Mapping[str, Sequence[OffloadedTensor]]) -> frozenset[str]:
     """The keys of the ops that make what has these keys."""
     return frozenset(graph.nodes[away[0].root.node].key for away in keys.values())
 

@@ -17,7 +17,7 @@ from math import prod
 
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.optimizer_kinds import Optimizer, find_optimizers
-from autopar.cost_model.roofline import product_s, stream_s
+from autopar.cost_model.roofline import matmul_s, stream_s
 from autopar.ir.graph import Atom, Graph, Node, Role, TensorType, itemsize, per_graph
 from autopar.ir.mesh import Device, Host, Mesh
 from autopar.ir.redistribute import local_bytes, local_shape
@@ -111,8 +111,8 @@ def _orthogonal_s(optimizer: Optimizer, tensor: TensorType, device: Device) -> f
         return 0.0
     m, n = sorted(tensor.shape)
     products = ((m * m, n), (m * m, m), (m * n, m))
-    start_s = device.floor_s(device.kernels.product_start_s)
-    taken_s = (product_s(made, k, 0.0, "bfloat16", device) for made, k in products)
+    start_s = device.floor_s(device.kernels.matmul_start_s)
+    taken_s = (matmul_s(made, k, 0.0, "bfloat16", device) for made, k in products)
     once_s = sum(max(0.0, each - start_s) for each in taken_s)
     return _NEWTON_SCHULZ_STEPS * once_s
 

@@ -15,7 +15,7 @@ from autopar.cost_model.sends import MessageBytes
 from autopar.ir.graph import Phase, Ref, Role
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Cluster
-from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, Pass, answers
+from autopar.ir.pipeline import Action, ActionSpan, Hop, Pass, PipelineSchedule, answers
 from autopar.plans.estimates import (
     NOTHING_ON_HOST,
     Delay,
@@ -23,16 +23,16 @@ from autopar.plans.estimates import (
     HeldBytes,
     HostMemory,
     Memory,
+    MicrobatchMemory,
     Shared,
     StageEstimates,
-    TurnMemory,
 )
 from autopar.plans.layout import Layout
-from autopar.plans.pipelines import play_pipeline
+from autopar.plans.pipelines import simulate_pipeline
 
 
 def add_up(
-    table: ActionTable,
+    actions: PipelineSchedule,
     stages: Sequence[StageEstimates],
     devices: Sequence[int],
     sends: Sequence[Delay],
@@ -43,21 +43,23 @@ def add_up(
     """The estimates of a pipeline on `cluster` whose stages have so many devices each, of which
     those of a rank hold what `held` says. What ranks share at the end is communication that nothing
     hides."""
-    played = play_pipeline(table, stages, sends, shared)
+    played = simulate_pipeline(actions, stages, sends, shared)
     step_ns = played.step_ns
     rank = played.busy_ns.index(max(played.busy_ns))
-    own = [stages[s] for s, at in table.ranks.items() if at == rank]
+    own = [stages[s] for s, at in actions.ranks.items() if at == rank]
     total = {name: sum(getattr(each, name) for each in own) for name in _ADDED}
-    total["exposed_host_ns"] += sum(stages[a.stage].turn.action_ns for a in table.rows[rank])
+    total["exposed_host_ns"] += sum(
+        stages[a.stage].microbatch.action_ns for a in actions.rows[rank]
+    )
     shared_ns = played.shared_ns[rank]
     total["communication_ns"] += shared_ns
     total["exposed_communication_ns"] += shared_ns
     useful = sum(
         each.mfu_ppm * each.step_ns * size for each, size in zip(stages, devices, strict=True)
     )
-    everywhere = sum({at: devices[s] for s, at in table.ranks.items()}.values())
+    everywhere = sum({at: devices[s] for s, at in actions.ranks.items()}.values())
     tokens = max(each.tokens for each in stages)
-    on_host = _on_host(table, stages, cluster)
+    on_host = _on_host(actions, stages, cluster)
     return Estimates(
         **total,
         memory_limit=own[0].memory_limit,
@@ -79,11 +81,13 @@ def add_up(
     )
 
 
-def _on_host(table: ActionTable, stages: Sequence[StageEstimates], cluster: Cluster) -> HostMemory:
+def _on_host(
+    actions: PipelineSchedule, stages: Sequence[StageEstimates], cluster: Cluster
+) -> HostMemory:
     """What a device has on its host, of the rank that has most there: of all its stages."""
     ranks: list[HostMemory] = []
-    for rank in range(len(table.rows)):
-        own = [stages[stage].host_memory for stage in table.stages_of(rank)]
+    for rank in range(len(actions.rows)):
+        own = [stages[stage].host_memory for stage in actions.stages_of(rank)]
         sums = {name: sum(getattr(each, name) for each in own) for name in _ON_HOST}
         ranks.append(HostMemory(**sums, limit=cluster.host.memory_bytes))
     most = max(ranks, key=lambda each: each.total)
@@ -116,52 +120,57 @@ _ADDED = (
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What a stage holds on its own: `memory` as its plan has it, and `turns` part by part; an
-    allocator hands memory out in multiples of `granule_bytes`."""
+    """What a stage holds on its own: `memory` as its plan has it, and `microbatches` part by part;
+    an allocator hands memory out in multiples of `granule_bytes`."""
 
     layout: Layout
     memory: Memory
-    turns: TurnMemory
+    microbatches: MicrobatchMemory
     granule_bytes: int
 
     def there(self, roles: Collection[Role]) -> Iterator[tuple[tuple[Role, str], int]]:
         """Bytes of a device of what is there all the time in these roles, by role and name."""
         layout = self.layout
         for node in layout.graph.with_role(*roles):
-            if node.role is not Role.PARAM or not layout.params[node.target].hosted:
+            if node.role is not Role.PARAM or not layout.params[node.target].num_on_host:
                 ref = Ref(node.index)
-                num_bytes = layout.held_bytes(ref, layout.made(ref))
+                num_bytes = layout.held_bytes(ref, layout.output_state(ref))
                 yield (node.role, node.target), round_up(num_bytes, self.granule_bytes)
 
 
 def device_memory(
-    table: ActionTable,
+    actions: PipelineSchedule,
     stages: Sequence[StageMemory],
     spans: Mapping[Action, ActionSpan],
     messages: Mapping[Hop, MessageBytes],
 ) -> tuple[Memory, ...]:
     """At its fullest moment, by rank, where actions start and end as `spans` say, and stages send
     each other `messages` for each microbatch."""
-    mail = _Mail(table, spans, messages)
-    return tuple(_fullest(table, stages, mail, rank) for rank in range(len(table.rows)))
+    mail = _MessageBytes(actions, spans, messages)
+    return tuple(_fullest(actions, stages, mail, rank) for rank in range(len(actions.rows)))
 
 
-def _fullest(table: ActionTable, stages: Sequence[StageMemory], mail: _Mail, rank: int) -> Memory:
-    own = {stage: stages[stage] for stage in table.stages_of(rank)}
+def _fullest(
+    actions: PipelineSchedule,
+    stages: Sequence[StageMemory],
+    message_bytes: _MessageBytes,
+    rank: int,
+) -> Memory:
+    own = {stage: stages[stage] for stage in actions.stages_of(rank)}
     given = sum(dict(each for s in own.values() for each in s.there(GIVEN_ROLES)).values())
     behind = {Pass.FORWARD: Pass.BACKWARD}
-    if table.is_split:
+    if actions.is_split:
         behind[Pass.BACKWARD] = Pass.WEIGHTS
     waiting, most = Counter[tuple[int, Pass]](), HeldBytes()
-    for action, sent in zip(table.rows[rank], mail.held(rank), strict=True):
+    for action, sent in zip(actions.rows[rank], message_bytes.held(rank), strict=True):
         stage, kind, _ = action
         waiting[stage, kind] -= kind is not Pass.FORWARD
-        turns = own[stage].turns
-        held = turns.parts[kind, table.is_last(action)]
-        held = held.plus(HeldBytes(transient=given - turns.given + sent))
+        microbatches = own[stage].microbatches
+        held = microbatches.parts[kind, actions.is_last(action)]
+        held = held.plus(HeldBytes(transient=given - microbatches.given + sent))
         for (other, part), number in waiting.items():
             if number:
-                held = held.plus(own[other].turns.waiting[part], number)
+                held = held.plus(own[other].microbatches.waiting[part], number)
         most = max(most, held, key=sum)
         if kind in behind:
             waiting[stage, behind[kind]] += 1
@@ -174,7 +183,7 @@ def _fullest(table: ActionTable, stages: Sequence[StageMemory], mail: _Mail, ran
         params=once,
         gradients=once,
         optimizer=round(share * sum(each.optimizer for each in memories)),
-        kept=most.kept,
+        unsharded=most.unsharded,
         saved=most.saved,
         transient=most.transient,
         accumulated=sum(each.accumulated for each in memories),
@@ -194,28 +203,28 @@ _Message = tuple[Hop, int]
 """What goes along a hop, of a microbatch."""
 
 
-class _Mail:
+class _MessageBytes:
     """What messages take on the ranks of a table."""
 
     def __init__(
         self,
-        table: ActionTable,
+        actions: PipelineSchedule,
         spans: Mapping[Action, ActionSpan],
         messages: Mapping[Hop, MessageBytes],
     ) -> None:
-        self.table, self.spans, self.messages = table, spans, messages
+        self.actions, self.spans, self.messages = actions, spans, messages
         self.ends = grouped(
             ((stage, hop[2], is_source), hop)
             for hop in sorted(messages)
             for stage, is_source in ((hop[0], True), (hop[1], False))
         )
         """By stage and phase, along what it sends, or is sent something."""
-        self.place = {action: k for row in table.rows for k, action in enumerate(row)}
+        self.place = {action: k for row in actions.rows for k, action in enumerate(row)}
 
     def held(self, rank: int) -> Iterator[int]:
         """Bytes of a device, action by action of a row: of what it has sent, or handed itself, that
         is not read yet, and of what it has asked for, but for what the action reads."""
-        row, table = self.table.rows[rank], self.table
+        row, table = self.actions.rows[rank], self.actions
         later = answers(table.rows, rank)
         peers = {table.ranks[hop[0]] for hop in self.messages if table.ranks[hop[1]] == rank}
         orders = {peer: deque(self._order(peer, rank)) for peer in sorted(peers)}
@@ -266,7 +275,7 @@ class _Mail:
         """What a rank is sent by another one, one after the other; it asks itself for nothing."""
         return (
             message
-            for action in (self.table.rows[peer] if peer != rank else ())
+            for action in (self.actions.rows[peer] if peer != rank else ())
             for message in self._ends(action, is_source=True)
-            if self.table.ranks[message[0][1]] == rank
+            if self.actions.ranks[message[0][1]] == rank
         )

@@ -27,7 +27,7 @@ from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
 from autopar.cost_model.optimizer import ParamMemory, host_update_s, update_s
 from autopar.cost_model.optimizer_kinds import find_optimizers
-from autopar.cost_model.residency import HostedParams, Streams, hosted_counts
+from autopar.cost_model.residency import ParamsOnHost, Streams, on_host_counts
 from autopar.cost_model.rounding import Rounding, add_rounding
 from autopar.cost_model.saved import add_saved_traffic, decision_key, saved_states, with_savings
 from autopar.cost_model.space import NodeClass, classes
@@ -65,15 +65,15 @@ def price(request: PlanRequest) -> Problem:
     in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
     space = Space(graph, table, in_state, number, limits, owners)
     streams = Streams(request)
-    copied = host_contention(cluster) if offloads.away or streams.hosts.members else ()
-    windows = Windows.of(mesh, cluster.device, copied, graph.turns)
+    copied = host_contention(cluster) if offloads.tensors or streams.hosts.members else ()
+    windows = Windows.of(mesh, cluster.device, copied, graph.microbatches)
     costs = _compute(request, all_groups, table, windows, streams.hosts)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     in_flight = InFlight(request)
     usages = _held(request, table, saves, 1 + in_flight.others.backward, streams.hosts)
     for key, entry in table.items():
-        usages[key] += in_flight.made_again(key, entry.choices)
-    for handed in offloads.handed(all_groups, table, saves):
+        usages[key] += in_flight.recomputed(key, entry.choices)
+    for handed in offloads.saved_for_backward(all_groups, table, saves):
         usages[handed.holder] += in_flight.times(handed.holder) * offloads.held(handed)
         offloads.add_copies(handed, costs, windows, number)
     streams.add_copies(table, costs, windows, number)
@@ -102,7 +102,7 @@ def limited_classes(
     else. InfeasibleError if a class has none."""
     graph, mesh = request.step, request.mesh
     limits = impose(graph, mesh, all_groups, request.imposed)
-    table = classes(graph, mesh, all_groups, limits, hosted_counts(request))
+    table = classes(graph, mesh, all_groups, limits, on_host_counts(request))
     for key, labels in request.narrowed:
         if key in table:
             table[key] = table[key].only(labels)
@@ -125,7 +125,7 @@ def _compute(
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
     windows: Windows,
-    hosts: HostedParams,
+    hosts: ParamsOnHost,
 ) -> dict[str, IntArray]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
@@ -146,7 +146,7 @@ def _compute(
         if (key, done) not in done_of:
             done_of[key, done] = _node_ns(graph, cluster.device, mesh, entry, done)
         computed, talk, launched = done_of[key, done]
-        costs[key] += graph.turns * count * (computed + talk.sum(axis=0) + launched)
+        costs[key] += graph.microbatches * count * (computed + talk.sum(axis=0) + launched)
         talks = np.flatnonzero(talk.any(axis=1)).tolist()
         waited = (windows.hiding.waited(axis, talk[axis]) for axis in talks)
         hidden = windows.hiding.computed(computed), windows.hiding.launched(launched), *waited
@@ -164,7 +164,9 @@ def _compute(
         tensor = table[key].node.outputs[0]
         for c, choice in enumerate(table[key].choices):
             assert isinstance(choice, ParamChoice)
-            hosted = hosts.hosted(key, choice.hosted) if choice.hosted else frozenset[str]()
+            hosted = (
+                hosts.on_host(key, choice.num_on_host) if choice.num_on_host else frozenset[str]()
+            )
             kinds = Counter((optimizers.of(each), each.target in hosted) for each in params)
             for (optimizer, on_host), count in kinds.items():
                 where = optimizer, tensor, graph.atoms, choice.storage, mesh
@@ -208,7 +210,7 @@ def _held(
     table: Mapping[str, NodeClass],
     saves: Mapping[str, Sequence[Decision]],
     in_flight: int,
-    hosts: HostedParams,
+    hosts: ParamsOnHost,
 ) -> dict[str, IntArray]:
     """Bytes per device of every choice that parameters and their like take all the time, of all
     nodes, and what is kept of them for as many microbatches as are `in_flight`; and what turns add
@@ -224,12 +226,12 @@ def _held(
             for c, choice in enumerate(entry.choices):
                 assert isinstance(choice, ParamChoice)
                 kept = (
-                    in_flight * local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
-                    if choice.kept != choice.storage
+                    in_flight * local_bytes(tensor, graph.atoms, choice.for_backward, mesh.sizes)
+                    if choice.for_backward != choice.storage
                     else 0
                 )
-                elsewhere = choice.hosted if request.cluster.has_host_memory else 0
-                hosted = hosts.hosted(key, elsewhere) if elsewhere else frozenset[str]()
+                elsewhere = choice.num_on_host if request.cluster.has_host_memory else 0
+                hosted = hosts.on_host(key, elsewhere) if elsewhere else frozenset[str]()
                 here = [node for node in members[key] if node.target not in hosted]
                 usages[key][c] = len(here) * kept
                 for alike in _stepped_alike(here, at_rest):

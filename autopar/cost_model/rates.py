@@ -104,7 +104,7 @@ def _looked_up(graph: Graph) -> frozenset[int]:
     found = (
         _given(graph, ref)
         for node in graph.with_role(Role.OP)
-        if record_of(node.op).lookup and node.phase is Phase.FORWARD
+        if record_of(node.op).embedding_lookup and node.phase is Phase.FORWARD
         for ref in node.inputs[1:]
     )
     return frozenset(node.index for node in found if node.role is Role.INPUT)
@@ -113,10 +113,10 @@ def _looked_up(graph: Graph) -> frozenset[int]:
 def _given(graph: Graph, ref: Ref) -> Node:
     """What a tensor is a view of, or the microbatch's rows."""
     node = graph.nodes[root_of(graph, ref)[0].node]
-    if graph.turns == 1 or node.role is not Role.OP or len(node.inputs) != 1:
+    if graph.microbatches == 1 or node.role is not Role.OP or len(node.inputs) != 1:
         return node
     rows, *rest = graph.type_of(node.inputs[0]).shape or (0,)
-    is_part = node.outputs[0].shape == (rows // graph.turns, *rest)
+    is_part = node.outputs[0].shape == (rows // graph.microbatches, *rest)
     return graph.nodes[root_of(graph, node.inputs[0])[0].node] if is_part else node
 
 
@@ -129,7 +129,7 @@ def _is_sequence(graph: Graph, shape: tuple[int, ...]) -> bool:
         if record.sequential and any(length in x.shape for x in given if len(x.shape) > 2):
             return True
         if record.scores_targets:
-            scored = (prod(x.shape) * graph.turns for x in given if x.dtype in _TOKENS)
+            scored = (prod(x.shape) * graph.microbatches for x in given if x.dtype in _TOKENS)
             if any(count in targets for count in scored):
                 return True
     return False
@@ -143,7 +143,7 @@ def utilisation_ppm(graph: Graph, cluster: Cluster, computed: Iterable[int], ste
     for index in computed:
         node = graph.nodes[index]
         if is_contraction(node.op) and node.inputs and not is_copy(node):
-            done[graph.type_of(node.inputs[0]).dtype] += graph.turns * flops(node, graph)
+            done[graph.type_of(node.inputs[0]).dtype] += graph.microbatches * flops(node, graph)
     ideal_s = sum(done[d] / cluster.device.peak(d) for d in sorted(done)) / cluster.num_devices
     return round(ideal_s / (step_ns * 1e-9) * 1e6) if step_ns else 0
 
@@ -157,13 +157,13 @@ def reads(layout: Layout, all_groups: Sequence[Group]) -> Reads:
     return {
         (use.node, use.arg): (group, state)
         for group in all_groups
-        for use, state in zip(group.uses, layout.asked(group), strict=True)
+        for use, state in zip(group.uses, layout.use_states(group), strict=True)
     }
 
 
-def inputs(layout: Layout, node: Node, found: Reads) -> Words:
+def inputs(layout: Layout, node: Node, reads: Reads) -> Words:
     """(key of the root, the sharding it is in to be read) of each tensor input."""
-    read = (found[node.index, arg] for arg in range(len(node.inputs)))
+    read = (reads[node.index, arg] for arg in range(len(node.inputs)))
     return tuple((root_key(layout.graph, group.root), str(state)) for group, state in read)
 
 

@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import exp, isfinite, log
 
-from autopar.ir.mesh import AttentionSeries, Device, ProductGrid
+from autopar.ir.mesh import AttentionSeries, Device, MatmulGrid
 from autopar.rules.op import Scores
 
 # Between points that were measured, straight along logarithms; beyond them as a law says.
@@ -54,7 +54,7 @@ def on_line(points: Sequence[tuple[float, float]], x: float, law: Law) -> float:
 
 
 def on_grid(
-    grid: ProductGrid, out: float, depth: float, law: Callable[[float, float], float]
+    grid: MatmulGrid, out: float, depth: float, law: Callable[[float, float], float]
 ) -> float:
     """The seconds of a product of `out` elements and `depth`; `law(out, depth)` says what lies
     outside."""
@@ -106,7 +106,7 @@ def stream_s(bytes_moved: float, device: Device, part: float | None = None) -> f
     return bytes_moved / (reached * device.memory_bytes_per_s)
 
 
-def product_s(
+def matmul_s(
     out_elements: float, depth: float, bytes_moved: float, dtype: str, device: Device
 ) -> float:
     """Seconds of one kernel that makes `out_elements` sums of `depth` products each, in `dtype`
@@ -115,11 +115,11 @@ def product_s(
     its = device.kernels
 
     def compute_s(out_elements: float, depth: float) -> float:
-        return its.product_flops(out_elements, depth) / (its.product * device.peak(dtype))
+        return its.matmul_flops(out_elements, depth) / (its.matmul * device.peak(dtype))
 
-    memory_s = stream_s(bytes_moved, device, its.product_memory)
-    start_s = device.floor_s(its.product_start_s)
-    for grid in device.measured.products:
+    memory_s = stream_s(bytes_moved, device, its.matmul_memory)
+    start_s = device.floor_s(its.matmul_start_s)
+    for grid in device.measured.matmuls:
         if grid.dtype == dtype:
             found_s = on_grid(grid, out_elements, depth, lambda out, k: start_s + compute_s(out, k))
             return max(found_s, memory_s) + _called_s(device, grid.seconds[0][0])
@@ -197,7 +197,7 @@ def _attention_s(
         reached *= its.attention_masked
     reached *= width * (its.attention_backward if scores.backward else 1.0)
     compute_s = compute / (reached * device.peak(dtype))
-    memory_s = stream_s(bytes_moved, device, its.product_memory)
+    memory_s = stream_s(bytes_moved, device, its.matmul_memory)
     return scores.passes * device.floor_s(its.start_s) + max(compute_s, memory_s)
 
 

@@ -1,4 +1,4 @@
-"""What is saved in fewer bits than it has, in the problem that is open about what is made again.
+"""What is saved in fewer bits than it has, in the problem that is open about what is recomputed.
 
 There, what an optional copy makes is saved by a decision, and has no ops that round it and bring it
 back (`ir.passes.rounding`), as it has once the step is settled. So that decision takes their time,
@@ -69,7 +69,7 @@ def add_rounding(
     *,
     fused: bool,
 ) -> None:
-    """Adds to the `costs` of saving what optional copies would make again, and to `windows`."""
+    """Adds to the `costs` of saving what optional copies would recompute, and to `windows`."""
     graph, number = rounding.graph, {key: i for i, key in enumerate(table)}
     known = blocks_of(graph, mesh)
     forward = {g.root: g for g in all_groups if g.phase is Phase.FORWARD}
@@ -90,7 +90,7 @@ def add_rounding(
         for node, has_wide, starts in ends:
             ns = _cast_ns(rounding, mesh, device, table[copy.key], group.root, has_wide, starts)
             launched = np.where(ns > 0, to_ns(device.host_launch_s) * starts, 0)
-            costs[copy.key][:] += graph.turns * (ns + launched)
+            costs[copy.key][:] += graph.microbatches * (ns + launched)
             hidden = windows.hiding.computed(ns), windows.hiding.launched(launched)
             windows.add_node(known.window_of(node), number[copy.key], *hidden)
 

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from autopar.cost_model.flows import asked_states, source_states
+from autopar.cost_model.flows import consumer_states, source_states
 from autopar.cost_model.kernel_cost import Traffic, bandwidth_part, is_fusible
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import to_ns
@@ -46,21 +46,23 @@ def saved_states(
     table: Mapping[str, NodeClass],
     owners: Mapping[str, str],
     limits: Limits,
-    away: Collection[str] = (),
+    offloaded: Collection[str] = (),
 ) -> dict[str, tuple[Sharding | None, ...]]:
     """Per class of activations that cross, the states they may be saved in: what their forward
     groups can bring them into, but not partial. None, not to be saved, where only optional copies
     read them. On one device there is one state, of which there is something to decide for those,
-    and for the classes `away`, which may be offloaded."""
+    and for the classes `offloaded`, which may be offloaded."""
     ends: dict[str, set[Sharding]] = {}
     roots: dict[str, Group] = {}
     certain = _read_for_certain(graph, all_groups)
     for group in reversed({group.key: group for group in reversed(all_groups)}.values()):
         root, key = graph.nodes[group.root.node], root_key(graph, group.root)
         is_open = group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP
-        if is_open and (mesh.axes or key in away or key not in certain):
+        if is_open and (mesh.axes or key in offloaded or key not in certain):
             source = {s for s in source_states(table[root.key], group) if s is not None}
-            asked = (s for _, wanted in asked_states(graph, group, table, owners) for s in wanted)
+            asked = (
+                s for _, wanted in consumer_states(graph, group, table, owners) for s in wanted
+            )
             ends.setdefault(key, source).update(s for s in asked if s is not None)
             roots.setdefault(key, group)
     saves: dict[str, tuple[Sharding | None, ...]] = {}
@@ -90,11 +92,11 @@ def with_savings(
     table: Mapping[str, NodeClass],
     owners: Mapping[str, str],
     limits: Limits,
-    away: Collection[str] = (),
+    offloaded: Collection[str] = (),
 ) -> dict[str, NodeClass]:
     """`table`, in which optional copies may also be none: what their originals make is saved, in
     any state that the original leaves it in or a reader of backward asks for, or on the way
-    between, or nothing reads it. What ops with keys `away` make may be offloaded."""
+    between, or nothing reads it. What ops with keys `offloaded` make may be offloaded."""
     found = dict(table)
     alike = {group.key: group for group in reversed(all_groups)}
     ends: dict[tuple[str, int], set[Sharding]] = {}
@@ -102,7 +104,7 @@ def with_savings(
         maker = graph.nodes[group.root.node]
         if is_optional(maker):
             states = ends.setdefault((maker.key, group.root.output), set())
-            asked = asked_states(graph, group, table, owners)
+            asked = consumer_states(graph, group, table, owners)
             states.update(s for _, wanted in asked for s in wanted if s is not None)
     for key, entry in table.items():
         if not is_optional(entry.node):
@@ -110,7 +112,7 @@ def with_savings(
         original = table[original_key(key)]
         per_output: list[tuple[Sharding, ...]] = []
         for output in range(len(entry.node.outputs)):
-            made = {s for s in original.made(output) if s is not None}
+            made = {s for s in original.output_states(output) if s is not None}
             ref = Ref(original.node.index, output)
             states = closure(
                 graph.type_of(ref),
@@ -121,7 +123,7 @@ def with_savings(
             whole = tuple(state for state in states if not state.has_partial)
             per_output.append(limits.saved_states(root_key(graph, ref), graph.type_of(ref), whole))
         kept = [Saved(states) for states in _together(original, per_output)]
-        if original.key in away:
+        if original.key in offloaded:
             kept += [replace(each, offloaded=True) for each in kept]
         found[key] = _or_saved(entry, kept)
     return found
@@ -179,7 +181,7 @@ def add_saved_traffic(
     costs: Mapping[str, IntArray],
     windows: Windows,
 ) -> None:
-    """Adds to the `costs` of saving what optional copies would make again, and to `windows`. What
+    """Adds to the `costs` of saving what optional copies would recompute, and to `windows`. What
     is rounded is written and read as it was rounded alone, which is priced there (`rounding`)."""
     graph = rounding.graph
     number = {key: i for i, key in enumerate(table)}
@@ -188,7 +190,7 @@ def add_saved_traffic(
     for kernel, count in found.items():
         ns = _kernel_ns(graph, mesh, device, table[kernel.key], kernel)
         launched = np.where(ns > 0, to_ns(device.host_launch_s) if kernel.starts else 0, 0)
-        costs[kernel.key][:] += graph.turns * count * (ns + launched)
+        costs[kernel.key][:] += graph.microbatches * count * (ns + launched)
         hidden = windows.hiding.computed(ns), windows.hiding.launched(launched)
         windows.add_node(kernel.place, number[kernel.key], *hidden, count=count)
 

@@ -20,7 +20,7 @@ from autopar.ir.own_ops import RECEIVE, SEND
 from autopar.ir.passes.recompute import STATE_BYTES
 from autopar.ir.passes.stages import StageLink, link_of
 from autopar.ir.pipeline import Hop
-from autopar.ir.redistribute import OnMesh, holders, local_bytes, parcels
+from autopar.ir.redistribute import OnMesh, holders, local_bytes, shard_pieces
 from autopar.plans.estimates import Delay, Shared
 from autopar.plans.layout import Layout
 
@@ -108,7 +108,9 @@ def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> t
     held = holders(tensor, atoms, OnMesh(layout.mesh, state))
     out, come = Counter[int](), Counter[int]()
     for device in range(other.mesh.num_devices):
-        for parcel in parcels(held, OnMesh(other.mesh, made).box(tensor, atoms, device), device):
+        for parcel in shard_pieces(
+            held, OnMesh(other.mesh, made).box(tensor, atoms, device), device
+        ):
             size = itemsize(tensor.dtype) * prod(b - a for a, b in parcel.box)
             out[parcel.source] += size
             come[device] += size

@@ -44,11 +44,11 @@ class NodeClass:
             outputs=tuple(self.outputs[c] for c in kept),
         )
 
-    def asked(self, arg: int) -> tuple[Sharding | None, ...]:
+    def input_states(self, arg: int) -> tuple[Sharding | None, ...]:
         """What it asks input `arg` to be in, per choice; None where it does not read it."""
         return tuple(states[arg] if states else None for states in self.inputs)
 
-    def made(self, output: int) -> tuple[Sharding | None, ...]:
+    def output_states(self, output: int) -> tuple[Sharding | None, ...]:
         """What it leaves output `output` in, per choice; None where it makes none."""
         return tuple(states[output] if states else None for states in self.outputs)
 
@@ -58,14 +58,14 @@ def classes(
     mesh: Mesh,
     groups: Sequence[Group],
     limits: Limits,
-    hosted: Mapping[str, Sequence[int]],
+    on_host_counts: Mapping[str, Sequence[int]],
 ) -> dict[str, NodeClass]:
     """Every class that takes a decision (no views, nothing that leaves as a parameter is stored),
     in order of the first node.
 
     A choice that asks for an input no root can be brought into is left out, as is a parameter's if
-    no gradient can be, and what `limits` forbid. `hosted` says how many parameters, by their
-    class, may be on the host; of those left out none. InfeasibleError if they leave nothing.
+    no gradient can be, and what `limits` forbid. `on_host_counts` says how many parameters, by
+    their class, may be on the host; of those left out none. InfeasibleError if they leave nothing.
     """
     made = (n for n in graph.nodes if not n.view and n.role not in STORED_ROLES)
     members = grouped((node.key, node) for node in made)
@@ -84,7 +84,7 @@ def classes(
     for key, nodes in members.items():
         reads = tuple(uses.get(key, {}).values())
         if nodes[0].role is Role.PARAM:
-            counts, given = hosted.get(key, (0,)), limits.storages.get(key)
+            counts, given = on_host_counts.get(key, (0,)), limits.storages.get(key)
             in_forward = key in read_in_forward(graph)
             entry = _param_class(graph, mesh, nodes, reads, given, counts, in_forward=in_forward)
         else:
@@ -143,10 +143,10 @@ def _feasible(
 
 
 def _reaches(
-    graph: Graph, sizes: Sequence[int], use: Use, tensor: TensorType, wanted: Sharding
+    graph: Graph, sizes: Sequence[int], use: Use, tensor: TensorType, target: Sharding
 ) -> bool:
-    """Whether the root, of type `tensor`, can be brought into what gives the use `wanted`."""
-    needed = requirement(graph, use, wanted)
+    """Whether the root, of type `tensor`, can be brought into what gives the use `target`."""
+    needed = requirement(graph, use, target)
     return needed is not None and is_legal(tensor, graph.atoms, needed, sizes)
 
 
@@ -213,5 +213,5 @@ def _param_class(
         if 0 in counts:
             found.extend(ParamChoice(storage, kept) for kept in gathered)
         found.extend(ParamChoice(storage, storage, count) for count in counts if count)
-    pairs = tuple((choice.storage, choice.kept) for choice in found)
+    pairs = tuple((choice.storage, choice.for_backward) for choice in found)
     return NodeClass(node.key, node, len(nodes), tuple(found), ((),) * len(pairs), pairs)

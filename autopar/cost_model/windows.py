@@ -94,18 +94,20 @@ class Windows:
     hiding: Hiding
     resources: tuple[str, ...]
     """Their names."""
-    turns: int = 1
+    microbatches: int = 1
     """How often what is added happens in a step (`ir.passes.microbatches`), unless it happens
     `once`: in the last turn."""
     nodes: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
     flows: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
 
     @staticmethod
-    def of(mesh: Mesh, device: Device, copies: Sequence[int] = (), turns: int = 1) -> Windows:
+    def of(
+        mesh: Mesh, device: Device, copies: Sequence[int] = (), microbatches: int = 1
+    ) -> Windows:
         """None yet, as `Hiding.of` has it."""
         hiding = Hiding.of(mesh, device, copies)
         links = mesh.link_names[: len(hiding.contention)]
-        return Windows(hiding, ("device", *links, *("host",) * hiding.has_host), turns)
+        return Windows(hiding, ("device", *links, *("host",) * hiding.has_host), microbatches)
 
     def add_node(
         self,
@@ -153,7 +155,7 @@ class Windows:
         *,
         once: bool = False,
     ) -> None:
-        for there, count in _turns(place, 1 if once else self.turns):
+        for there, count in _places_by_part(place, 1 if once else self.microbatches):
             rows = tables.setdefault(there, [{} for _ in savings])
             for row, saving in zip(rows, savings, strict=True):
                 if saving.any():
@@ -175,13 +177,13 @@ class Windows:
 class Hidden:
     """What is hidden under a plan, added up thing by thing."""
 
-    def __init__(self, hiding: Hiding, turns: int = 1) -> None:
-        self._turns = turns
+    def __init__(self, hiding: Hiding, microbatches: int = 1) -> None:
+        self._microbatches = microbatches
         self._sums: dict[Place, list[int]] = defaultdict(lambda: [*hiding.computed(0)])
 
     def add(self, place: Place | None, savings: Sequence[int], *, once: bool = False) -> None:
         """Something that happens in a window, or in none; in every turn or `once`."""
-        for there, count in _turns(place, 1 if once else self._turns):
+        for there, count in _places_by_part(place, 1 if once else self._microbatches):
             for resource, saving in enumerate(savings):
                 self._sums[there][resource] += count * saving
 
@@ -192,18 +194,18 @@ class Hidden:
         return {key: ns for key, ns in least.items() if ns}
 
 
-def _turns(place: Place | None, turns: int) -> Iterator[tuple[Place, int]]:
+def _places_by_part(place: Place | None, microbatches: int) -> Iterator[tuple[Place, int]]:
     """The windows of the last turn and of all before it, and how often something happens there that
     happens in so many turns. What happens once hides in the last; None is no window."""
     if place is None:
         return
     yield place, 1
-    if turns > 1:
+    if microbatches > 1:
         phase, name = place
-        yield (phase, f"{name} {_BEFORE}".lstrip()), turns - 1
+        yield (phase, f"{name} {_BEFORE}".lstrip()), microbatches - 1
 
 
-_BEFORE = "in the turns before"
+_BEFORE = "in the microbatches before"
 
 
 def window_key(place: Place) -> str:

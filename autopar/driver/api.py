@@ -16,10 +16,16 @@ from torch import nn
 
 from autopar.cluster.mesh_shapes import MeshLike
 from autopar.cluster.profile import Profile
-from autopar.compile import Found, plan_call
+from autopar.compile import PlanT, plan_call
 from autopar.cost_model.optimizer_given import optimizer_name
-from autopar.driver.arguments import ClusterLike, read_cluster, read_model, told
-from autopar.driver.asking import answer, ask_for, call_on, check_outputs, describe_cluster
+from autopar.driver.arguments import ClusterLike, read_cluster, read_model, with_checked_options
+from autopar.driver.planning import (
+    answer,
+    call_on,
+    check_outputs,
+    describe_cluster,
+    make_call_request,
+)
 from autopar.driver.search.frontier import find_frontier
 from autopar.driver.training.reporting import report_at_exit
 from autopar.driver.training.session import Builder, Request
@@ -44,10 +50,10 @@ from autopar.plans.requests.plan_options import (
 from autopar.plans.requests.read_options import (
     make_options,
     read_options,
-    settle_options,
+    resolve_options,
     unsaid_open,
 )
-from autopar.plans.requests.request import Asked
+from autopar.plans.requests.request import GraphRequest
 from autopar.runtime.checkpoint.weights import find_sources
 from autopar.runtime.module import params
 from autopar.runtime.module.accelerated import is_accelerated
@@ -62,7 +68,7 @@ from autopar.runtime.program.random import DefaultRandom, SharedRandom
 from autopar.tracer import Traced
 
 
-@told
+@with_checked_options
 def compile(
     model: nn.Module,
     *,
@@ -147,10 +153,10 @@ def compile(
     described = read_cluster(cluster, model)
     asked = read_options(**given | {"optimizer": optimizer_name(optimizer, model)})
     if stored is None:
-        options = settle_options(asked)
+        options = resolve_options(asked)
     else:
         # For the calls that the stored plan is not for; what is not said is as it has that.
-        options = stored_options(settle_options(unsaid_open(asked)), stored.structure)
+        options = stored_options(resolve_options(unsaid_open(asked)), stored.structure)
     planned_for = described or planned_cluster(stored)
     kind = planned_for.device.kind if planned_for else None
     world = look(device_of(model), kind)
@@ -175,8 +181,8 @@ def compile(
         params.replicate(model, world, sources)
         kinds = inputs.values() if isinstance(inputs, Mapping) else [inputs]
         is_alike = "local" not in kinds
-        if is_alike and world.meeting is not None and not is_accelerated():
-            world.meeting.draw_alike()
+        if is_alike and world.pre_step_check is not None and not is_accelerated():
+            world.pre_step_check.draw_alike()
     random = DefaultRandom(world.device) if is_alike else SharedRandom(world.device)
     builder = Builder(model, world, request, random)
     compiled = CompiledModule(model, Runner(model, world, builder, inputs, with_values=verify))
@@ -184,7 +190,7 @@ def compile(
     return compiled
 
 
-@told
+@with_checked_options
 def plan(
     model: nn.Module,
     inputs: Any,
@@ -214,10 +220,12 @@ def plan(
     say: Callable[[str], None] = progress or (lambda _: None)
     model = read_model(model)
     options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
-    return _asked(model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say))
+    return _on_traced(
+        model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say)
+    )
 
 
-@told
+@with_checked_options
 def frontier(
     model: nn.Module,
     inputs: Any,
@@ -252,29 +260,29 @@ def frontier(
     model = read_model(model)
     options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
     options = replace(options, stages_if_needed=False, microbatches_if_needed=False)
-    return _asked(
+    return _on_traced(
         model, inputs, cluster, profile, options, say,
         lambda asked: find_frontier(asked, rungs, say),
     )  # fmt: skip
 
 
-def _asked(
+def _on_traced(
     model: nn.Module,
     inputs: Any,
     cluster: ClusterLike | None,
     profile: Profile | str | os.PathLike[str] | None,
     options: Options,
     say: Callable[[str], None],
-    find: Callable[[Asked], Found],
-) -> Found:
+    find: Callable[[GraphRequest], PlanT],
+) -> PlanT:
     """What is found for a call of `model`, traced once."""
     at_hand = read_cluster(cluster, model)
     described = describe_cluster(at_hand or look(device_of(model)).cluster, profile)
     call = call_on(model, inputs, options)
 
-    def find_for(traced: Traced) -> Found:
+    def find_for(traced: Traced) -> PlanT:
         check_outputs(traced, options)
-        return find(ask_for(call, traced, described, options))
+        return find(make_call_request(call, traced, described, options))
 
     say("tracing the model")
     return plan_call(call, find_for)[1]

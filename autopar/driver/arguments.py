@@ -41,7 +41,7 @@ def with_old_names(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return grouped
 
 
-def told(function: Callable[Given, _Result]) -> Callable[Given, _Result]:
+def with_checked_options(function: Callable[Given, _Result]) -> Callable[Given, _Result]:
     """`function`, of autopar, with `check_known` before it is called, and with options in groups
     that are called as before there were any."""
     known = list(inspect.signature(function).parameters)

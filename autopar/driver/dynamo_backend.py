@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 
 from autopar.cost_model.optimizer_given import optimizer_name
 from autopar.driver.arguments import read_cluster, with_old_names
-from autopar.driver.asking import describe_cluster
+from autopar.driver.planning import describe_cluster
 from autopar.driver.training.session import Builder, Request
 from autopar.errors import AutoparError
 from autopar.plans.compatibility import check_cluster
@@ -98,13 +98,13 @@ def _check_taken(given: Mapping[str, Any]) -> None:
         check_known(f"{name} of {_ITSELF}", said, _OPTIONS[name])
 
 
-def _check_whole(asked: Options, flat: nn.Module) -> None:
+def _check_whole(options: Options, flat: nn.Module) -> None:
     """AutoparError if something asked for stores a parameter in shards."""
-    if asked.strategy not in ("", "ddp"):
-        raise AutoparError(f"{_ITSELF} cannot do strategy {asked.strategy}: {_INSTEAD}")
-    for constraint in asked.constraints:
+    if options.strategy not in ("", "ddp"):
+        raise AutoparError(f"{_ITSELF} cannot do strategy {options.strategy}: {_INSTEAD}")
+    for constraint in options.constraints:
         named = any(matches(constraint.pattern, name) for name, _ in flat.named_parameters())
-        if constraint.kind in ("", "param") and named and constraint.wanted.shards:
+        if constraint.kind in ("", "param") and named and constraint.placement.shards:
             raise AutoparError(f"{_ITSELF} cannot do {constraint.origin}: {_INSTEAD}")
 
 
@@ -157,11 +157,11 @@ class _Compiled:
     """Runs a graph of dynamo's; makes its program at the first call."""
 
     def __init__(
-        self, flat: _Flat, given: dict[str, Any], asked: Options, scalars: list[bool]
+        self, flat: _Flat, given: dict[str, Any], options: Options, scalars: list[bool]
     ) -> None:
         self.flat = flat
         self.given = given
-        self.asked = asked
+        self.options = options
         self.scalars = scalars
         self.runner: Runner | None = None
 
@@ -179,7 +179,7 @@ class _Compiled:
         return tuple(_plain(x, scalar) for x, scalar in zip(outputs, self.scalars, strict=True))
 
     def _runner(self) -> Runner:
-        options, flat = self.asked, self.flat
+        options, flat = self.options, self.flat
         if any(True for _ in flat.parameters()):
             whole = Constraint.parse("param:* = R", "parameters whole, as torch.compile has them")
             options = replace(options, constraints=(whole, *options.constraints))

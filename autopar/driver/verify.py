@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from autopar.compile import Compiled, ModelCall, compile_call
-from autopar.driver.arguments import told
-from autopar.driver.asking import call_on, checked_plan, planned_gradients
+from autopar.driver.arguments import with_checked_options
+from autopar.driver.planning import call_on, checked_plan, planned_gradients
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph
 from autopar.plans.plan import Plan
 from autopar.plans.requests.plan_options import OutputOptions
 from autopar.plans.requests.read_options import make_options
-from autopar.runtime.module.made import external_tensors
+from autopar.runtime.module.executable import external_tensors
 from autopar.runtime.module.params import buffer_places
 from autopar.runtime.program.externals import whole_external
 from autopar.runtime.simulator.comparison import EXACT_TOLERANCE, Report, blank_note
@@ -242,7 +242,7 @@ def _whole(state: Tensor, *, keep: bool) -> Tensor:
     return nn.Parameter(values, state.requires_grad) if isinstance(state, nn.Parameter) else values
 
 
-@told
+@with_checked_options
 def verify(
     plan: Plan,
     model: nn.Module,

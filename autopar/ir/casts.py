@@ -55,14 +55,14 @@ def casts_of(graph: Graph) -> Casts:
     gradients = set[int]()
     for node in reversed(graph.nodes):
         is_step = _is_cast(graph, node) or node.op == ACCUMULATE
-        if is_step and _is_made_in_backward(graph, node):
+        if is_step and _is_backward_output(graph, node):
             found = (graph.nodes[user] for user in users.get(node.index, ()))
             if all(user.role is Role.GRAD or user.index in gradients for user in found):
                 gradients.add(node.index)
     return Casts(copies, frozenset(gradients))
 
 
-def _is_made_in_backward(graph: Graph, node: Node) -> bool:
+def _is_backward_output(graph: Graph, node: Node) -> bool:
     """Whether an op of backward made what a node reads."""
     root = graph.nodes[root_of(graph, node.inputs[0])[0].node]
     return root.role is Role.OP and root.phase is Phase.BACKWARD

@@ -39,7 +39,7 @@ class Choice:
         """The mesh axes, ascending, on which it does one of `names`."""
         return tuple(axis for axis, option in enumerate(self.options) if option in names)
 
-    def ways(self, names: Container[str], sizes: Sequence[int]) -> int:
+    def num_parts(self, names: Container[str], sizes: Sequence[int]) -> int:
         """Over how many ranks of a mesh of `sizes` it does one of `names`."""
         return prod(sizes[axis] for axis in self.axes_of(names))
 
@@ -47,15 +47,15 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class ParamChoice:
     """How the parameters of a class are stored, what is kept of them from forward to backward, and
-    how many of them are `hosted`: in the memory of the device's host."""
+    how many of them are `num_on_host`: in the memory of the device's host."""
 
     storage: Sharding
-    kept: Sharding
-    hosted: int = 0
+    for_backward: Sharding
+    num_on_host: int = 0
 
     def __str__(self) -> str:
-        where = f"|{self.hosted} on host" if self.hosted else ""
-        return f"{self.storage}|{self.kept}{where}"
+        where = f"|{self.num_on_host} on host" if self.num_on_host else ""
+        return f"{self.storage}|{self.for_backward}{where}"
 
     @staticmethod
     def parse(text: str) -> ParamChoice:
@@ -73,7 +73,7 @@ class ParamChoice:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What an op makes is saved in `states`, one per output, and not made again; where it is
+    """What an op makes is saved in `states`, one per output, and not recomputed; where it is
     `offloaded`, in the host's memory. Or it is not even saved, since nothing reads it, if there are
     none."""
 
@@ -145,14 +145,14 @@ def shardings(node: Node, choice: Choice) -> tuple[tuple[Sharding, ...], tuple[S
 
 
 def all_shardings(
-    node: Node, offered: Sequence[Choice]
+    node: Node, candidates: Sequence[Choice]
 ) -> list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]]:
     """`shardings` of every choice: of as many as there are on three axes what an option means is
     worked out once."""
-    names = {option for choice in offered for option in choice.options}
+    names = {option for choice in candidates for option in choice.options}
     placed = {option: _placements(node, option) for option in names}
     found: list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = []
-    for choice in offered:
+    for choice in candidates:
         per_axis = [placed[option] for option in choice.options]
         if per_axis:
             inputs, outputs = (zip(*sides, strict=True) for sides in zip(*per_axis, strict=True))
@@ -186,7 +186,7 @@ def _shard(slot: Slot | None, absent: Placement) -> Placement:
 
 def num_shards(node: Node, choice: Choice, sizes: Sequence[int]) -> int:
     """Among how many ranks `choice` divides the op's work."""
-    return choice.ways({f.name for f in node.factors}, sizes)
+    return choice.num_parts({f.name for f in node.factors}, sizes)
 
 
 def joint_axes(node: Node, choice: Choice) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
+class MatmulRoles:
     """`roles[key][factor]` is `IN` or `OUT` for the factors of products that are features of a
     weight; `weights[name][slot]` the same for the dims of weights. `derived` are the tensors that
     are parameters in another shape or dtype, with their names; `casts` the ops that do no more than
@@ -51,7 +51,7 @@ def batch_atoms(graph: Graph) -> frozenset[int]:
     return frozenset(leading - others)
 
 
-def find_products(graph: Graph) -> Products:
+def find_matmuls(graph: Graph) -> MatmulRoles:
     """The products with weights of a graph."""
     derived = _derived(graph)
     weights: dict[str, dict[Slot, str]] = {}
@@ -68,13 +68,13 @@ def find_products(graph: Graph) -> Products:
             factor.name: weights[weight.name][weight.slots[slot]]
             for weight, factor, slot in _features(node, derived)
             if weight.slots[slot] in weights.get(weight.name, {})
-        } or _made(node, gradients, weights)
+        } or _output_features(node, gradients, weights)
         if found:
             roles.setdefault(node.key, found)
     names = {ref: weight.name for ref, weight in derived.items()}
     read = {ref.node: graph.nodes[ref.node].inputs for ref in gradients}
     joined = (node for node, inputs in read.items() if any(ref in gradients for ref in inputs))
-    return Products(roles, weights, names, frozenset((*(ref.node for ref in names), *joined)))
+    return MatmulRoles(roles, weights, names, frozenset((*(ref.node for ref in names), *joined)))
 
 
 def _contractions(graph: Graph, *phases: Phase) -> Iterator[Node]:
@@ -102,7 +102,7 @@ def _features(node: Node, derived: Mapping[Ref, Weight]) -> Iterator[tuple[Weigh
             yield from ((weight, f, slot) for f, slot in used if slot is not None)
 
 
-def _made(
+def _output_features(
     node: Node,
     gradients: Mapping[Ref, Weight],
     weights: Mapping[str, Mapping[Slot, str]],

@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class SegmentPlan:
     """One way to do a segment: nanoseconds of a microbatch, forward and backward; bytes that are
     there all the time; bytes that a microbatch holds between its forward and its backward;
     nanoseconds of what is done once in a step, beyond that; and those of the forward alone. It is
@@ -50,13 +50,13 @@ class RankMeshes:
 
 @dataclass(frozen=True, slots=True)
 class CutProblem:
-    """`counts` segments of each sort follow one another, and have the `ways` of the sort to be
+    """`counts` segments of each sort follow one another, and have the `plans` of the sort to be
     done. Stage k is on rank `ranks[k]`, and holds `in_flight[k]` microbatches at most; what stages
     of a rank hold is within `limit_bytes` together. Where backward comes in two parts, it
     `is_split`. Ranks have the one mesh there is, or each one of `meshes`."""
 
     counts: tuple[int, ...]
-    ways: tuple[tuple[Way, ...], ...]
+    plans: tuple[tuple[SegmentPlan, ...], ...]
     ranks: tuple[int, ...]
     in_flight: tuple[int, ...]
     microbatches: int
@@ -100,7 +100,7 @@ class Division:
         """The mesh of each rank, by its number."""
         found = dict.fromkeys(sorted(problem.ranks), 0)
         for rank, stage in zip(problem.ranks, self.taken, strict=True):
-            for numbers, ways in zip(stage, problem.ways, strict=True):
+            for numbers, ways in zip(stage, problem.plans, strict=True):
                 for number, way in zip(numbers, ways, strict=True):
                     found[rank] = way.mesh if number else found[rank]
         return tuple(found.values())
@@ -130,7 +130,7 @@ class Division:
         forwards = 0.0
         for rank, stage in zip(problem.ranks, self.taken, strict=True):
             before.setdefault(rank, forwards)
-            for numbers, ways in zip(stage, problem.ways, strict=True):
+            for numbers, ways in zip(stage, problem.plans, strict=True):
                 for number, way in zip(numbers, ways, strict=True):
                     busy[rank] += number * way.time_ns
                     once[rank] += number * way.once_ns

@@ -38,7 +38,9 @@ def _node(node: Node, written: dict[int, str]) -> str:
     if id(node.outputs) not in written:
         written[id(node.outputs)] = ", ".join(map(_tensor, node.outputs))
     factors, outputs = written[id(node.factors)], written[id(node.outputs)]
-    flags = f"{node.partial} {_flags(node.mean, node.view, node.has_rule)}{node.handed or ''}"
+    flags = (
+        f"{node.partial} {_flags(node.mean, node.view, node.has_rule)}{node.input_sharding or ''}"
+    )
     return (
         f"{node.key} | {node.role.value} {node.phase.value} {node.target} | {node.op}"
         f"({_arg(node.args)}; {kwargs}) -> {outputs} | {factors} | {flags}"

@@ -15,7 +15,7 @@ from math import prod
 from typing import Literal, TypeVar
 from weakref import ReferenceType
 
-from autopar.ir.sharding import Handed
+from autopar.ir.sharding import InputSharding
 
 Slot = tuple[int, int]
 """(dim, part): one atom of one dim of a tensor."""
@@ -157,7 +157,7 @@ class Factor:
 
 
 Checkpointed = Literal["", "whole", "selective"]
-"""Whether an op is in a region that the model wraps in `torch.utils.checkpoint`, to be made again
+"""Whether an op is in a region that the model wraps in `torch.utils.checkpoint`, to be recomputed
 as a whole, or as a `context_fn` says."""
 
 
@@ -172,8 +172,8 @@ class Node:
     output partial; `mean` says a reduced factor averages instead of sums; a `view` computes
     nothing and shares its input's storage. `has_rule` is False for an op nobody has described: it
     runs replicated. `target` is the name of a parameter, buffer or input, or the position of an
-    output. For `Role.GRAD`, `target` is the parameter's name. `handed` says what ranks are handed
-    of an input, if that is not all of it; `random` of an op that it draws random numbers;
+    output. For `Role.GRAD`, `target` is the parameter's name. `input_sharding` says what ranks are
+    handed of an input, if that is not all of it; `random` of an op that it draws random numbers;
     `checkpoint` what the model asks to be saved of it. A parameter that is `external` is the
     script's: whole on every rank, and nobody knows its optimizer.
     """
@@ -196,7 +196,7 @@ class Node:
     view: bool = False
     has_rule: bool = True
     source_line: str = ""
-    handed: Handed | None = None
+    input_sharding: InputSharding | None = None
     random: bool = False
     checkpoint: Checkpointed = ""
     external: bool = False
@@ -206,13 +206,13 @@ class Node:
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Graph:
     """Nodes in topological order, and the atoms their tensors are made of. All of it but what
-    leaves the graph happens in `turns`, each on a part of the batch (`microbatches`). Of a backward
-    in two parts (`passes.stages`) the second begins with the node `second_part`."""
+    leaves the graph happens in `microbatches`, each on a part of the batch (`microbatches`). Of a
+    backward in two parts (`passes.stages`) the second begins with the node `second_part`."""
 
     name: str
     nodes: tuple[Node, ...]
     atoms: tuple[Atom, ...]
-    turns: int = 1
+    microbatches: int = 1
     second_part: int | None = None
 
     def type_of(self, ref: Ref) -> TensorType:

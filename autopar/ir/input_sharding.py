@@ -1,7 +1,7 @@
 """How the ranks are handed an input: each all of it, or each a piece.
 
-`Node.handed` says which piece. A plan whose mesh cuts the input in the same way starts from the
-pieces; otherwise the input is put together before the program runs.
+`Node.input_sharding` says which piece. A plan whose mesh cuts the input in the same way starts from
+the pieces; otherwise the input is put together before the program runs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from math import prod
 
 from autopar.ir.graph import Atom, Graph, Node, Role
 from autopar.ir.redistribute import nesting
-from autopar.ir.sharding import Handed, Sharding
+from autopar.ir.sharding import InputSharding, Sharding
 
 
-def with_handed(graph: Graph, handed: Mapping[str, Handed]) -> Graph:
-    """`graph` with `handed` as how its inputs, by target, come to the ranks."""
+def with_input_shardings(graph: Graph, shardings: Mapping[str, InputSharding]) -> Graph:
+    """`graph` with `shardings` as how its inputs, by target, come to the ranks."""
     return replace(
         graph,
         nodes=tuple(
-            replace(node, handed=handed[node.target])
-            if node.role is Role.INPUT and node.target in handed
+            replace(node, input_sharding=shardings[node.target])
+            if node.role is Role.INPUT and node.target in shardings
             else node
             for node in graph.nodes
         ),
@@ -31,7 +31,7 @@ def with_handed(graph: Graph, handed: Mapping[str, Handed]) -> Graph:
 def input_state(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> Sharding:
     """The state in which an input is there when a program on a mesh of `sizes` starts."""
     whole = Sharding.replicated(len(sizes))
-    handed = node.handed
+    handed = node.input_sharding
     if handed is None:
         return whole
     if handed.sizes == tuple(sizes):
@@ -62,7 +62,8 @@ def _is_cut_so(node: Node, atoms: Sequence[Atom], state: Sharding, sizes: Sequen
 def describe_inputs(graph: Graph) -> tuple[str, ...]:
     """`0: int64[8, 128]` of every tensor input, as `Structure.inputs` has them, and what ranks are
     handed of it: `0: int64[8, 128] [S(0)] on 4`."""
+    inputs = ((n, n.outputs[0]) for n in graph.with_role(Role.INPUT))
     return tuple(
-        f"{n.target}: {n.outputs[0].dtype}{list(n.outputs[0].shape)} {n.handed or ''}".strip()
-        for n in graph.with_role(Role.INPUT)
+        f"{n.target}: {tensor.dtype}{list(tensor.shape)} {n.input_sharding or ''}".strip()
+        for n, tensor in inputs
     )

@@ -14,8 +14,8 @@ TILE = 128 * 128
 class Kernels:
     """What parts of its datasheet's rates a device's kernels reach (`cost_model.roofline`).
 
-    A kernel takes `start_s` however little it does, a product `product_start_s`. Products come to a
-    part `product` of the peak where they are large, and to `product_memory` of the bandwidth where
+    A kernel takes `start_s` however little it does, a product `matmul_start_s`. Products come to a
+    part `matmul` of the peak where they are large, and to `matmul_memory` of the bandwidth where
     they are thin; `wave` and `depth` say how many waves of tiles over the `processors`, and how
     many products in a sum, bring them to half of that. Attention comes to a part `attention` of the
     peak with heads of 128, of which heads of 64 reach `attention_narrow` and backward
@@ -26,9 +26,9 @@ class Kernels:
     """
 
     start_s: float = 2.5e-6
-    product_start_s: float = 3e-6
-    product: float = 0.75
-    product_memory: float = 0.8
+    matmul_start_s: float = 3e-6
+    matmul: float = 0.75
+    matmul_memory: float = 0.8
     wave: float = 0.15
     depth: float = 125.0
     processors: int = 128
@@ -42,14 +42,14 @@ class Kernels:
     reduction: float = 0.7
     reduction_backward: float = 0.37
 
-    def product_flops(self, out_elements: float, depth: float) -> float:
+    def matmul_flops(self, out_elements: float, depth: float) -> float:
         """What a product of so many sums of `depth` products does at its full rate in the time it
         takes: more than its FLOPs, part of a wave and the start of each sum being idle."""
         return 2 * (out_elements + self.wave * TILE * self.processors) * (depth + self.depth)
 
 
 @dataclass(frozen=True, slots=True)
-class ProductGrid:
+class MatmulGrid:
     """Seconds of products of `outs[i]` elements, each a sum of `depths[j]` products, in `dtype`."""
 
     dtype: str
@@ -74,7 +74,7 @@ class Measured:
     """What kernels were measured to take, with all that each of them takes; nothing falls as sizes
     grow. `pointwise` are (bytes moved, seconds)."""
 
-    products: tuple[ProductGrid, ...] = ()
+    matmuls: tuple[MatmulGrid, ...] = ()
     attention: tuple[AttentionSeries, ...] = ()
     pointwise: tuple[tuple[int, float], ...] = ()
 

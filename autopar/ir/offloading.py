@@ -25,7 +25,7 @@ AHEAD = 2
 at most so many blocks ahead of the one that needs it."""
 
 
-class Away(NamedTuple):
+class OffloadedTensor(NamedTuple):
     """A tensor that is on the host between op `last` of forward, which makes it or is the last to
     read it, and op `first` of backward, the first to read it."""
 
@@ -34,16 +34,16 @@ class Away(NamedTuple):
     first: int
 
 
-def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[Away, ...]]:
+def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[OffloadedTensor, ...]]:
     """Per class of activations (`uses.root_key`) those of its tensors that are away when it is
     offloaded, in order; classes of which none would be are left out. Where it is open whether one
-    is made again (`recompute.with_options`), it is read where its copy is."""
+    is recomputed (`recompute.with_options`), it is read where its copy is."""
     blocks, copies = blocks_of(graph, mesh).of, casts_of(graph).copies
     made = {n.name: n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD}
     num_blocks = len(blocks_of(graph, mesh).windows[Phase.FORWARD])
     found = groups(graph)
     forward = {group.root: group for group in found if group.phase is Phase.FORWARD}
-    away: dict[str, list[Away]] = defaultdict(list)
+    away: dict[str, list[OffloadedTensor]] = defaultdict(list)
     for group in found:
         root, maker = group.root, graph.nodes[group.root.node]
         if is_optional(maker):
@@ -57,23 +57,23 @@ def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[Away, ...]]:
         last = max((root.node, *(use.node for use in used)))
         first = min(use.node for use in group.uses)
         if blocks[last] + AHEAD < num_blocks and blocks[first] >= AHEAD:
-            away[root_key(graph, root)].append(Away(root, last, first))
+            away[root_key(graph, root)].append(OffloadedTensor(root, last, first))
     return {key: tuple(away[key]) for key in sorted(away)}
 
 
 def copied_in(
-    graph: Graph, mesh: Mesh, away: Away
+    graph: Graph, mesh: Mesh, tensor: OffloadedTensor
 ) -> tuple[WindowPlace | None, WindowPlace | None]:
     """What hides the copies: that to the host the block after the last use, that back the block
     before the first."""
     known = blocks_of(graph, mesh)
     return (
-        known.window(Phase.FORWARD, known.of[away.last] + 1),
-        known.window(Phase.BACKWARD, known.of[away.first] - 1),
+        known.window(Phase.FORWARD, known.of[tensor.last] + 1),
+        known.window(Phase.BACKWARD, known.of[tensor.first] - 1),
     )
 
 
-def offloaded(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Away, ...]:
+def offloaded(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[OffloadedTensor, ...]:
     """What is away when the classes `keys` are offloaded. ValueError if one of them cannot be."""
     if not keys:
         return ()
@@ -93,7 +93,7 @@ def offloaded(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Away, ..
 # stays.
 
 
-class Streamed(NamedTuple):
+class StreamedParam(NamedTuple):
     """A parameter on the host: the blocks of `forward` and `backward` for which it is copied to the
     device, None where it is not; that of backward in which its gradient is made, if it is. What is
     copied for forward `stays` until backward where that reads it soon."""
@@ -115,7 +115,7 @@ class Streamed(NamedTuple):
 
 
 @per_graph
-def can_be_hosted(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+def can_be_on_host(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     """The parameters that may live on the host, per class in order: all that forward does not
     change, that do not leave the graph as they are, and that are not the script's."""
     changed = {node.target for node in graph.with_role(Role.UPDATE)}
@@ -156,14 +156,14 @@ class Hosting(NamedTuple):
         return (*self.do, *chosen)
 
 
-def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed, ...]:
+def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[StreamedParam, ...]:
     """The parameters `names` on the host, all of which can be there, in order."""
     if not names:
         return ()
     known, found = blocks_of(graph, mesh), groups(graph)
     by_root = {(group.root.node, group.phase): group for group in found}
     gradients = {node.target: node for node in graph.with_role(Role.GRAD)}
-    num_blocks, all_streamed = len(known.windows[Phase.FORWARD]), list[Streamed]()
+    num_blocks, all_streamed = len(known.windows[Phase.FORWARD]), list[StreamedParam]()
     for node in graph.with_role(Role.PARAM):
         if node.target not in names:
             continue
@@ -178,7 +178,7 @@ def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed
         made = gradients.get(node.target)
         where = None if made is None else known.of.get(root_of(graph, made.inputs[0])[0].node, -1)
         again = None if stays else backward
-        all_streamed.append(Streamed(Ref(node.index), forward, again, where, stays))
+        all_streamed.append(StreamedParam(Ref(node.index), forward, again, where, stays))
     return tuple(all_streamed)
 
 

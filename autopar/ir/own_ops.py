@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autopar.ir.graph import Node, Phase
 
-TURN, SHARE = "autopar.turn.default", "autopar.share.default"
+MICROBATCH, SHARE = "autopar.microbatch.default", "autopar.share.default"
 
 ACCUMULATE, COLLECT = "autopar.accumulate.default", "autopar.collect.default"
 
@@ -39,7 +39,7 @@ SCORES, SCORES_BACKWARD = "autopar.scores_nll.default", "autopar.scores_nll_back
 
 CHUNKED = frozenset({LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKWARD})
 
-# The keys of ops of backward that make again what ops of forward made (`passes.recompute`).
+# The keys of ops of backward that recompute what ops of forward made (`passes.recompute`).
 
 COPY, OPTION = "again", "maybe again"
 """Stand in the key of a copy where that of its original has the phase."""
@@ -48,7 +48,7 @@ COPY, OPTION = "again", "maybe again"
 def original_key(key: str) -> str:
     """The key of the ops of which those with `key` are copies, optional or not; `key` if of none.
 
-    >>> original_key("layers.*.mlp:again:silu.0")
+    >>> original_key("layers.*.mlp:recompute:silu.0")
     'layers.*.mlp:forward:silu.0'
     """
     module, _, rest = key.partition(":")

@@ -52,10 +52,10 @@ def _literal(part: str) -> str:
     return "\\" + part if part[:1] in ("{", "\\") else part
 
 
-def _merged(found: Iterable[_Numbers]) -> _Sets:
-    """Products of sets of numbers that make up `found`, tuples of equal length."""
+def _merged(sets: Iterable[_Numbers]) -> _Sets:
+    """Products of sets of numbers that make up `sets`, tuples of equal length."""
     rests: dict[int, list[_Numbers]] = {}
-    for numbers in sorted(set(found)):
+    for numbers in sorted(set(sets)):
         if not numbers:
             return ((),)
         rests.setdefault(numbers[0], []).append(numbers[1:])

@@ -79,7 +79,7 @@ Hop = tuple[int, int, Phase]
 """(source, target, phase): stages of which the first sends the other something in that phase."""
 
 
-def hops_in_line(stages: int) -> frozenset[Hop]:
+def hops_in_sequence(stages: int) -> frozenset[Hop]:
     """Each stage sends its neighbours alone: the next one forward, the one before backward."""
     line = range(stages - 1)
     forward = ((s, s + 1, Phase.FORWARD) for s in line)
@@ -87,17 +87,17 @@ def hops_in_line(stages: int) -> frozenset[Hop]:
 
 
 @dataclass(frozen=True)
-class ActionTable:
+class PipelineSchedule:
     """What each rank of a pipeline does in which order."""
 
     rows: tuple[tuple[Action, ...], ...]
 
     @staticmethod
-    def parse(text: str) -> ActionTable:
+    def parse(text: str) -> PipelineSchedule:
         """A table of a line per rank, actions apart by blanks or commas. StageError, naming what is
         wrong, on anything else, and where ranks would wait for each other."""
         rows = (tuple(map(Action.parse, _words(line))) for line in text.strip().splitlines())
-        table = ActionTable(tuple(rows)).with_second_parts()
+        table = PipelineSchedule(tuple(rows)).with_second_parts()
         table.check()
         return table
 
@@ -131,18 +131,18 @@ class ActionTable:
         """The microbatch that is the last of each stage to be done, by kind."""
         return {(a.stage, a.kind): a.microbatch for row in self.rows for a in row}
 
-    def last_turns(self, stage: int) -> tuple[int, int]:
+    def last_microbatches(self, stage: int) -> tuple[int, int]:
         """The microbatches with which a stage is done going forward, and with the gradients of
         parameters."""
         final = Pass.WEIGHTS if self.is_split else Pass.BACKWARD
         return self._last[stage, Pass.FORWARD], self._last[stage, final]
 
     def is_last(self, action: Action) -> bool:
-        """Whether it is of the microbatch with which its stage is done (`last_turns`)."""
+        """Whether it is of the microbatch with which its stage is done (`last_microbatches`)."""
         is_backward = action.kind is not Pass.FORWARD
-        return action.microbatch == self.last_turns(action.stage)[is_backward]
+        return action.microbatch == self.last_microbatches(action.stage)[is_backward]
 
-    def with_second_parts(self) -> ActionTable:
+    def with_second_parts(self) -> PipelineSchedule:
         """The same where each backward of a table with `WEIGHTS` comes in two parts: one that has
         no second part in the table has it right after the first."""
         if not self.is_split:
@@ -157,7 +157,7 @@ class ActionTable:
             )
             return (action, action._replace(kind=Pass.WEIGHTS)) if is_whole else (action,)
 
-        return ActionTable(tuple(tuple(b for a in row for b in both(a)) for row in self.rows))
+        return PipelineSchedule(tuple(tuple(b for a in row for b in both(a)) for row in self.rows))
 
     def check(self, hops: Collection[Hop] | None = None) -> None:
         """StageError, saying where, unless every microbatch goes through every stage once, and no
@@ -183,7 +183,7 @@ class ActionTable:
                         f"stage {stage} does {kind.value} of microbatches {found}: it has to do "
                         f"each of 0 to {len(microbatches) - 1} once"
                     )
-        play_table(self, lambda _: 1, hops)
+        simulate_actions(self, lambda _: 1, hops)
 
     def held(self, rank: int) -> int:
         """How many microbatches at most have gone forward through a stage of a rank, and not back
@@ -211,9 +211,9 @@ class ActionTable:
                 found.add(Waiting(done[Pass.FORWARD] - now[Pass.BACKWARD]))
         return tuple(sorted(a for a in found if not any(_is_more(b, a) for b in found)))
 
-    def first(self, microbatches: int) -> ActionTable:
+    def first(self, microbatches: int) -> PipelineSchedule:
         """The same for the first so many of its microbatches."""
-        return ActionTable(
+        return PipelineSchedule(
             tuple(tuple(a for a in row if a.microbatch < microbatches) for row in self.rows)
         )
 
@@ -268,8 +268,8 @@ def needs(action: Action, sources: Incoming) -> Iterator[tuple[Action, Hop | Non
         yield Action(hop[0], kind, microbatch), hop
 
 
-def play_table(
-    table: ActionTable,
+def simulate_actions(
+    actions: PipelineSchedule,
     length: Callable[[Action], int],
     hops: Collection[Hop] | None = None,
     delay: Callable[[Hop], int] = lambda _: 0,
@@ -277,9 +277,9 @@ def play_table(
     """When each action of a table starts and ends, in the unit of their `length`. What is sent
     along one of `hops` comes `delay` after the action is over. StageError if ranks wait for each
     other for ever."""
-    sources = incoming(hops_in_line(table.num_stages) if hops is None else hops)
+    sources = incoming(hops_in_sequence(actions.num_stages) if hops is None else hops)
     found: dict[Action, ActionSpan] = {}
-    free, done = [0] * len(table.rows), [0] * len(table.rows)
+    free, done = [0] * len(actions.rows), [0] * len(actions.rows)
 
     def ready(action: Action) -> int | None:
         """When all that an action waits for has come; None if that is not known yet."""
@@ -292,7 +292,7 @@ def play_table(
     moved = True
     while moved:
         moved = False
-        for rank, row in enumerate(table.rows):
+        for rank, row in enumerate(actions.rows):
             while done[rank] < len(row) and (when := ready(row[done[rank]])) is not None:
                 action = row[done[rank]]
                 start = max(when, free[rank])
@@ -300,7 +300,7 @@ def play_table(
                 found[action] = ActionSpan(start, free[rank])
                 done[rank] += 1
                 moved = True
-    stuck = [str(row[k]) for row, k in zip(table.rows, done, strict=True) if k < len(row)]
+    stuck = [str(row[k]) for row, k in zip(actions.rows, done, strict=True) if k < len(row)]
     if stuck:
         raise StageError(f"the ranks wait for each other: {', '.join(stuck)} never start")
     return found
@@ -309,7 +309,7 @@ def play_table(
 def answers(rows: Sequence[Sequence[Action]], rank: int) -> frozenset[Action]:
     """The actions of a rank that are sent something, along the line of stages, which other ranks
     make of what the rank's action just before sends them."""
-    sources = incoming(hops_in_line(1 + max(a.stage for row in rows for a in row)))
+    sources = incoming(hops_in_sequence(1 + max(a.stage for row in rows for a in row)))
     row_of = {action: number for number, row in enumerate(rows) for action in row}
     # By action, the place of the last of the rank's own that it comes after.
     behind: dict[Action, int] = {}

@@ -276,7 +276,7 @@ def _lead(
 # another. What a device of the other mesh is to have is put together from what its box shares with
 # those of the first; of devices that have the same box, one sends it.
 
-PieceBox = tuple[tuple[int, int], ...]
+ShardBox = tuple[tuple[int, int], ...]
 """Per part of a tensor, in order of its slots, where a piece begins and ends."""
 
 
@@ -286,7 +286,7 @@ class OnMesh(NamedTuple):
     mesh: Mesh
     sharding: Sharding
 
-    def box(self, tensor: TensorType, atoms: Sequence[Atom], device: int) -> PieceBox:
+    def box(self, tensor: TensorType, atoms: Sequence[Atom], device: int) -> ShardBox:
         """What a device of the mesh has. PlanError if that is no box of the tensor's values."""
         if any(p.kind not in "RS" for p in self.sharding):
             raise PlanError(f"{self.sharding} is no way to hand a tensor on; plan again")
@@ -300,35 +300,35 @@ class OnMesh(NamedTuple):
         return tuple(found)
 
 
-class Parcel(NamedTuple):
+class ShardPiece(NamedTuple):
     """The part of a tensor that a device of another mesh, `source`, hands to one."""
 
     source: int
-    box: PieceBox
+    box: ShardBox
 
 
 def holders(
     tensor: TensorType, atoms: Sequence[Atom], holding: OnMesh
-) -> dict[PieceBox, list[int]]:
+) -> dict[ShardBox, list[int]]:
     """The devices of a mesh by what they have of a tensor."""
-    found: dict[PieceBox, list[int]] = {}
+    found: dict[ShardBox, list[int]] = {}
     for device in range(holding.mesh.num_devices):
         found.setdefault(holding.box(tensor, atoms, device), []).append(device)
     return found
 
 
-def parcels(
-    held: Mapping[PieceBox, Sequence[int]], wanted: PieceBox, device: int
-) -> tuple[Parcel, ...]:
-    """All that `device` is handed, which is to have the box `wanted`: each element once.
+def shard_pieces(
+    held: Mapping[ShardBox, Sequence[int]], target: ShardBox, device: int
+) -> tuple[ShardPiece, ...]:
+    """All that `device` is handed, which is to have the box `target`: each element once.
 
     Of devices with the same box the one at the place of `device` among them sends, so that devices
     of equal meshes send to one each.
     """
-    found: list[Parcel] = []
+    found: list[ShardPiece] = []
     for box, devices in held.items():
-        shared = tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(box, wanted, strict=True))
+        shared = tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(box, target, strict=True))
         if all(start < end for start, end in shared):
             sender = device if device in devices else devices[device % len(devices)]
-            found.append(Parcel(sender, shared))
+            found.append(ShardPiece(sender, shared))
     return tuple(found)

@@ -127,7 +127,7 @@ class Schedule:
     """The events of a step: `forward` and `backward`, then the update of the parameters. Where
     backward comes in two parts (`passes.stages`), `backward` has the first, `weights` the second.
 
-    In `turns` (`microbatches`), that is the last of them; all others are `before` it.
+    In `microbatches` (`microbatches`), that is the last of them; all others are `before` it.
 
     Parameters, buffers, inputs and tangents are there without an event and are never freed; nor are
     `outputs`, the values that leave the graph. `saved` are those that forward hands to backward,
@@ -141,21 +141,21 @@ class Schedule:
     saved: tuple[Value, ...]
     outputs: frozenset[Value]
     before: Schedule | None = None
-    turns: int = 1
+    microbatches: int = 1
     weights: tuple[Event, ...] = ()
     carried: tuple[Value, ...] = ()
 
     @property
     def events(self) -> tuple[Event, ...]:
         """All of them."""
-        return (self.turns - 1) * self.turn_before + self.last_turn
+        return (self.microbatches - 1) * self.microbatch_before + self.last_microbatch
 
     @property
-    def turn_before(self) -> tuple[Event, ...]:
+    def microbatch_before(self) -> tuple[Event, ...]:
         """Those of a turn that is not the last."""
-        return self.before.last_turn if self.before is not None else ()
+        return self.before.last_microbatch if self.before is not None else ()
 
     @property
-    def last_turn(self) -> tuple[Event, ...]:
+    def last_microbatch(self) -> tuple[Event, ...]:
         """Those of the last turn, and the update."""
         return self.forward + self.backward + self.weights + self.update

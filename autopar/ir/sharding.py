@@ -118,7 +118,7 @@ class Sharding:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class InputSharding:
     """Which piece of an input each rank is handed: `sharding` over all ranks in a grid of `sizes`,
     row-major, slowest axis first. `[S(0)] on 4`: each of four ranks has a quarter of dim 0."""
 

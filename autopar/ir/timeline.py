@@ -23,7 +23,7 @@ from autopar.ir.schedule import (
     Wait,
 )
 
-HOLDERS = ("kept", "saved", "transient")
+HOLDERS = ("unsharded", "saved", "transient")
 """What memory beside parameters, their gradients and the optimizer's states is held for."""
 
 
@@ -116,19 +116,24 @@ class Timeline:
         return sums.index(max(sums)) if sums else 0
 
 
-def play(
-    events: Sequence[Event], given: Sequence[Value], prices: Prices, turn: int = 0, turns: int = 0
+def simulate_events(
+    events: Sequence[Event],
+    given: Sequence[Value],
+    prices: Prices,
+    microbatch: int = 0,
+    microbatches: int = 0,
 ) -> Timeline:
     """`events` in order, where the tensors `given` are there from the start. They may begin with so
-    many `turns` of the same `turn` events: once one passes as the one before it, so do all."""
-    player = _Player(events, given, prices)
-    if turn:
-        player.repeat(turn, turns)
+    many `microbatches` of the same `microbatch` events: once one passes as the one before it, so do
+    all."""
+    player = _Simulator(events, given, prices)
+    if microbatch:
+        player.repeat(microbatch, microbatches)
     player.go_on(len(events))
     return player.timeline()
 
 
-class _Player:
+class _Simulator:
     """What has happened of `events`: spans, and the numbers of the messages that were started."""
 
     def __init__(self, events: Sequence[Event], given: Sequence[Value], prices: Prices) -> None:
@@ -144,23 +149,23 @@ class _Player:
             self.happened.append(self.time.do(event))
             self.live.append(self.memory.do(event))
 
-    def repeat(self, turn: int, turns: int) -> None:
-        """So many `turns` of so many events."""
+    def repeat(self, microbatch: int, microbatches: int) -> None:
+        """So many `microbatches` of so many events."""
         hardware, before = self.time.hardware, None
-        for left in range(turns - 1, -1, -1):
+        for left in range(microbatches - 1, -1, -1):
             start = len(self.happened)
-            self.go_on(start + turn)
+            self.go_on(start + microbatch)
             now = hardware.mark()
-            if left and before and now and self._is_steady(before, now, turn):
+            if left and before and now and self._is_steady(before, now, microbatch):
                 self._shift(start, hardware.repeat(before, now, left), left)
                 return
             before = now
 
-    def _is_steady(self, before: Mark, now: Mark, turn: int) -> bool:
+    def _is_steady(self, before: Mark, now: Mark, microbatch: int) -> bool:
         """Whether a turn that begins `now` passes as the one did that began `before`."""
         # A device that did not wait for its host in a whole turn has only gained on it.
         is_host_alike = now.waited == before.waited or now.ahead == before.ahead
-        return is_host_alike and self.live[-turn:] == self.live[-2 * turn : -turn]
+        return is_host_alike and self.live[-microbatch:] == self.live[-2 * microbatch : -microbatch]
 
     def _shift(self, start: int, passed: float, times: int) -> None:
         """What has happened since event `start` happens so many `times` more."""
@@ -189,13 +194,15 @@ class _Player:
         return what if isinstance(what, Span) else self.time.hardware.span_of(what)
 
 
-def held_at_peak(played: Timeline, given: Sequence[Value], prices: Prices) -> tuple[Occupant, ...]:
+def held_at_peak(
+    timeline: Timeline, given: Sequence[Value], prices: Prices
+) -> tuple[Occupant, ...]:
     """What is held at the fullest moment of what was played with these prices."""
-    memory, place = _Memory(prices, given), played.peak
+    memory, place = _Memory(prices, given), timeline.peak
     for number in range(place):
-        if number not in played.repeated:
-            memory.do(played.events[number])
-    return memory.during(played.events[place]) if played.events else ()
+        if number not in timeline.repeated:
+            memory.do(timeline.events[number])
+    return memory.during(timeline.events[place]) if timeline.events else ()
 
 
 class _Time:

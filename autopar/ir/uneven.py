@@ -27,14 +27,14 @@ def held(size: int, cuts: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return start, length
 
 
-def chunk_length(size: int, ways: int) -> int:
-    """Rows of the largest of `ways` chunks."""
-    return -(-size // ways)
+def chunk_length(size: int, num_parts: int) -> int:
+    """Rows of the largest of `num_parts` chunks."""
+    return -(-size // num_parts)
 
 
-def largest(size: int, all_ways: Iterable[int]) -> int:
-    """Rows of the largest piece after cuts into `all_ways`, one after the other."""
-    for ways in all_ways:
+def largest(size: int, all_counts: Iterable[int]) -> int:
+    """Rows of the largest piece after cuts into `all_counts`, one after the other."""
+    for ways in all_counts:
         size = chunk_length(size, ways)
     return size
 

@@ -54,17 +54,19 @@ def stored_options(options: Options, structure: Structure) -> Options:
     _check_same("pipeline.cuts", ", ".join(options.cuts), ", ".join(stored.cuts))
     usual = {"auto": "", **{name: f"{name}:2" for name in IN_CHUNKS}}
     asked = usual.get(options.schedule, options.schedule)
-    _check_same("pipeline.schedule", asked, "\n".join(structure.table) or structure.schedule)
+    _check_same(
+        "pipeline.schedule", asked, "\n".join(structure.schedule_rows) or structure.schedule
+    )
     _check_same("microbatches", options.microbatches, count)
     _check_same("memory.loss_chunks", options.loss_chunks, chunks)
     _check_same("memory.saved_dtype", options.saved_dtype, saved_dtype)
     return replace(stored, loss_chunks=chunks, saved_dtype=saved_dtype)
 
 
-def _check_same(name: str, asked: int | str | None, stored: int | str) -> None:
-    if asked and asked != stored:
+def _check_same(name: str, expected: int | str | None, stored: int | str) -> None:
+    if expected and expected != stored:
         raise ArgumentError(
-            f"{name}={asked!r}: the plan has {stored or 'none'}, and is applied as it is: leave "
+            f"{name}={expected!r}: the plan has {stored or 'none'}, and is applied as it is: leave "
             f"{name} out, or plan again with it"
         )
 

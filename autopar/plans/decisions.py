@@ -8,7 +8,7 @@ from dataclasses import replace
 from autopar.errors import SolverError
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
 from autopar.ir.graph import Graph, Node, Role
-from autopar.ir.offloading import Hosting, can_be_hosted, offloadable
+from autopar.ir.offloading import Hosting, can_be_on_host, offloadable
 from autopar.ir.own_ops import original_key
 from autopar.ir.passes.rounding import rounded_key
 from autopar.ir.problem import Conflict, Label, Problem, Solution
@@ -32,8 +32,8 @@ def make_stage(request: PlanRequest, problem: Problem, solution: Solution) -> St
     for node in graph.with_role(Role.PARAM):
         choice, tensor = chosen[node.key], node.outputs[0]
         assert isinstance(choice, ParamChoice)
-        states = str(choice.storage), str(choice.kept)
-        residency = "host" if node.target in (request.hosted or ()) else "device"
+        states = str(choice.storage), str(choice.for_backward)
+        residency = "cpu" if node.target in (request.params_on_host or ()) else "cuda"
         residency = "external" if node.external else residency
         params[node.target] = Param(tensor.shape, tensor.dtype, *states, residency)
     texts = {key: str(choice) for key, choice in chosen.items()}
@@ -43,7 +43,7 @@ def make_stage(request: PlanRequest, problem: Problem, solution: Solution) -> St
         ops={key: text for key, text in texts.items() if roles.get(key) is Role.OP},
         outputs={key: text for key, text in texts.items() if roles.get(key) is Role.DETACHED},
         routes=_routes(problem, solution),
-        again=request.again or (),
+        recompute=request.recompute or (),
         offloaded=request.offloaded,
         reload_pace=pace(request.cluster) if request.offloaded else 0,
         saved_dtype=request.options.saved_dtype,
@@ -79,45 +79,45 @@ def describe_conflict(conflict: Conflict, *, on_host: bool = False) -> str:
         where, limit = "per device in its host's memory", "its share"
         option = "--memory-host"
     return (
-        f"the leanest plan needs {format_bytes(conflict.needed)} {where} where {limit} "
+        f"the smallest-memory plan needs {format_bytes(conflict.needed)} {where} where {limit} "
         f"is {format_bytes(conflict.limit)}: {missing} is missing. Most is held by {holders}. "
         f"Raise {option}, use more devices, or lower the batch"
     )
 
 
-# From what was decided while it was open what backward makes again, and what is offloaded, to a
+# From what was decided while it was open what backward recomputes, and what is offloaded, to a
 # plan of the step with just those copies.
 
 
-def settled_request(request: PlanRequest, problem: Problem, solution: Solution) -> PlanRequest:
-    """The request for a step in which backward makes again, and what is offloaded, and which
+def resolved_request(request: PlanRequest, problem: Problem, solution: Solution) -> PlanRequest:
+    """The request for a step in which backward recomputes, and what is offloaded, and which
     parameters live on the host, as `solution`, a choice for every node of `problem`, says."""
     chosen = _chosen(problem, solution)
-    again = request.again
+    again = request.recompute
     if again is None:
         copied = (k for k, label in chosen.items() if isinstance(label, Choice))
         again = tuple(sorted(k.removeprefix(SAVED) for k in copied if k.startswith(SAVED)))
-    settled = replace(request, again=again, hosted=_hosted(request, chosen))
+    settled = replace(request, recompute=again, params_on_host=_on_host(request, chosen))
     away = offloadable(settled.step, request.mesh)
-    made_by = {key: settled.step.nodes[found[0].root.node].key for key, found in away.items()}
+    maker_of = {key: settled.step.nodes[found[0].root.node].key for key, found in away.items()}
     offloaded = (
         key
-        for key, maker in made_by.items()
+        for key, maker in maker_of.items()
         for label in [chosen.get(SAVED + key) or _saved(maker, chosen)]
         if isinstance(label, Saved) and label.offloaded
     )
     return replace(settled, offloaded=tuple(sorted(offloaded)))
 
 
-def _hosted(request: PlanRequest, chosen: Mapping[str, Label]) -> frozenset[str]:
+def _on_host(request: PlanRequest, chosen: Mapping[str, Label]) -> frozenset[str]:
     """The parameters that live on the host."""
-    if request.hosted is not None:
-        return request.hosted
-    found, known = set[str](), dict(request.known_hosted)
-    for key, members in can_be_hosted(request.graph).items():
+    if request.params_on_host is not None:
+        return request.params_on_host
+    found, known = set[str](), dict(request.known_on_host)
+    for key, members in can_be_on_host(request.graph).items():
         label = chosen[key]
         assert isinstance(label, ParamChoice)
-        found.update(Hosting.of(members, known).names(label.hosted))
+        found.update(Hosting.of(members, known).names(label.num_on_host))
     return frozenset(found)
 
 
@@ -131,14 +131,14 @@ def same_choice(
     ops = {node.key: node for node in step.with_role(Role.OP)}
     found: list[int] = []
     for key, labels in zip(stated.keys, stated.labels, strict=True):
-        wanted = _wanted(key, chosen)
+        wanted = _target_label(key, chosen)
         if isinstance(wanted, Sharding) and rounded_key(key) and wanted not in labels:
             wanted = _leaving_in(wanted, ops[key], labels)
         if wanted not in labels and key.startswith(SAVED):
-            wanted = _made(key.removeprefix(SAVED), ops, chosen)
+            wanted = _output_label(key.removeprefix(SAVED), ops, chosen)
         if wanted not in labels:
             raise SolverError(
-                f"{key} cannot be {wanted} once it is known what is made again; this is a defect "
+                f"{key} cannot be {wanted} once it is known what is recomputed; this is a defect "
                 "of autopar"
             )
         found.append(labels.index(wanted))
@@ -150,7 +150,7 @@ def _chosen(problem: Problem, solution: Solution) -> dict[str, Label]:
     return {key: labels[c] for key, labels, c in triples}
 
 
-def _made(key: str, ops: Mapping[str, Node], chosen: Mapping[str, Label]) -> Label:
+def _output_label(key: str, ops: Mapping[str, Node], chosen: Mapping[str, Label]) -> Label:
     """The state in which an op leaves the output whose `uses.root_key` is `key`."""
     maker, output = (
         (key, 0) if key in ops else (key.rpartition(".")[0], int(key.rpartition(".")[2]))
@@ -175,7 +175,7 @@ def _saved(key: str, chosen: Mapping[str, Label]) -> Label | None:
     return chosen.get(SAVED + of) or chosen.get(f"{SAVED}{of}.0")
 
 
-def _wanted(key: str, chosen: Mapping[str, Label]) -> Label:
+def _target_label(key: str, chosen: Mapping[str, Label]) -> Label:
     """The decision on a class of the settled step: on a copy, or the state that one of the outputs
     of an op is saved in, it is part of the decision on what was open. Of what rounds something, or
     brings it back, all that is decided is that state."""

@@ -24,7 +24,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     params: Count
     gradients: Count
     optimizer: Count
-    kept: Count
+    unsharded: Count
     saved: Count
     transient: Count
     accumulated: Count = 0
@@ -32,7 +32,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     @property
     def total(self) -> int:
         at_rest = self.params + self.gradients + self.optimizer + self.accumulated
-        return at_rest + self.kept + self.saved + self.transient
+        return at_rest + self.unsharded + self.saved + self.transient
 
 
 class HostMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -89,7 +89,7 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     host_ns: Count = 0
 
 
-class TurnTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class MicrobatchTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a device takes for a microbatch, forward and backward; for the last one, in which
     gradients are reduced; and for the optimizer. Of a backward in two parts, the second is
     `weights_ns`. Where it is a stage's, a CPU takes `action_ns` more for each part, for what is no
@@ -119,7 +119,7 @@ class TurnTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 class HeldBytes(NamedTuple):
     """Bytes of a device beside what is there all the time, by holder, as `Memory` has them."""
 
-    kept: int = 0
+    unsharded: int = 0
     saved: int = 0
     transient: int = 0
 
@@ -129,7 +129,7 @@ class HeldBytes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TurnMemory:
+class MicrobatchMemory:
     """What a device holds for a stage: at the fullest moment of each `part` of a microbatch, by
     whether it is the last one, `given` bytes of buffers and inputs included; and of each other
     microbatch, as it waits for a part of backward."""
@@ -174,7 +174,7 @@ class MemoryCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is the fullest point of the stretch of the step that ends at `time_ns[k]`."""
 
     time_ns: tuple[Count, ...] = ()
-    kept: tuple[Count, ...] = ()
+    unsharded: tuple[Count, ...] = ()
     saved: tuple[Count, ...] = ()
     transient: tuple[Count, ...] = ()
 
@@ -248,8 +248,8 @@ class StageEstimates(
     device and links of each axis slow each other down, in thousandths. `sends` has the collectives
     by the key of the tensor they redistribute, or of the op that sends; `collectives` adds them up.
     `memory_curve` says what is held over time, `peak_holders` the largest of what is held at the
-    peak. `order` is that of the step; in microbatches that of the last one, behind `turns_before`
-    in `order_before`. `turn` says what a microbatch takes."""
+    peak. `order` is that of the step; in microbatches that of the last one, behind
+    `microbatches_before` in `order_before`. `microbatch` says what a microbatch takes."""
 
     collectives: tuple[CollectiveTotal, ...]
     ops: dict[str, OpTotal]
@@ -260,13 +260,13 @@ class StageEstimates(
     memory_curve: MemoryCurve
     peak_holders: tuple[Held, ...]
     order_before: tuple[Run, ...] = ()
-    turns_before: Count = 0
-    turn: TurnTimes = TurnTimes()
+    microbatches_before: Count = 0
+    microbatch: MicrobatchTimes = MicrobatchTimes()
 
     @property
     def runs(self) -> tuple[Run, ...]:
         """The order of all turns."""
-        return self.turns_before * self.order_before + self.order
+        return self.microbatches_before * self.order_before + self.order
 
     @property
     def modelled_ns(self) -> int:

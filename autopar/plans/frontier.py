@@ -23,11 +23,11 @@ class FrontierPoint:
 class Frontier(ShownFrontier):
     """Points by descending limit: no step is shorter than that of a larger limit. `device_bytes`
     is what each device has, or the limit that was asked for; `unlimited` the best plan whatever it
-    holds, `leanest_bytes` the smallest peak that was found."""
+    holds, `smallest_peak_bytes` the smallest peak that was found."""
 
     device_bytes: int
     unlimited: Plan
-    leanest_bytes: int
+    smallest_peak_bytes: int
     points: tuple[FrontierPoint, ...]
 
 

@@ -11,7 +11,13 @@ from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
-from autopar.ir.offloading import Away, Streamed, can_be_hosted, offloaded, streamed
+from autopar.ir.offloading import (
+    OffloadedTensor,
+    StreamedParam,
+    can_be_on_host,
+    offloaded,
+    streamed,
+)
 from autopar.ir.passes.stages import Cut, first_ops
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
@@ -50,13 +56,13 @@ class Layout:
     outputs: Mapping[str, Sharding]
     saved: Mapping[str, Sharding]
     routes: Mapping[str, tuple[Move, ...]]
-    away: tuple[Away, ...] = ()
+    offloaded_tensors: tuple[OffloadedTensor, ...] = ()
     """What is offloaded."""
     reload_pace: int = 0
-    streamed: tuple[Streamed, ...] = ()
+    streamed_params: tuple[StreamedParam, ...] = ()
     """The parameters on the host."""
     _pairs: dict[str, Pair] = field(default_factory=dict[str, Pair])
-    _asked: dict[tuple[Ref, Phase], tuple[Sharding, ...]] = field(
+    _use_states: dict[tuple[Ref, Phase], tuple[Sharding, ...]] = field(
         default_factory=dict[tuple[Ref, Phase], tuple[Sharding, ...]]
     )
     _held: dict[tuple[str, Sharding], int] = field(default_factory=dict[tuple[str, Sharding], int])
@@ -101,7 +107,7 @@ class Layout:
             states.append(state)
         return tuple(reversed(states))
 
-    def made(self, ref: Ref) -> Sharding:
+    def output_state(self, ref: Ref) -> Sharding:
         """The state in which a root comes into being."""
         root = self.graph.nodes[ref.node]
         if root.role is Role.PARAM:
@@ -112,25 +118,25 @@ class Layout:
         """The state the group's tensor starts in."""
         root = self.graph.nodes[group.root.node]
         if group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD:
-            return self.kept(group.root)
-        return self.made(group.root)
+            return self.for_backward(group.root)
+        return self.output_state(group.root)
 
-    def kept(self, ref: Ref) -> Sharding:
+    def for_backward(self, ref: Ref) -> Sharding:
         """The state in which a root of the forward phase is handed to the backward phase."""
         root = self.graph.nodes[ref.node]
         if root.role is Role.PARAM:
-            return self.params[root.target].kept
+            return self.params[root.target].for_backward
         saved = self.saved.get(root_key(self.graph, ref))
         return self.pair(root)[1][ref.output] if saved is None else saved
 
-    def asked(self, group: Group) -> tuple[Sharding, ...]:
+    def use_states(self, group: Group) -> tuple[Sharding, ...]:
         """The states the group's uses ask its tensor to be in, one per use."""
         known = group.root, group.phase
-        if known not in self._asked:
-            self._asked[known] = self._find_asked(group)
-        return self._asked[known]
+        if known not in self._use_states:
+            self._use_states[known] = self._find_use_states(group)
+        return self._use_states[known]
 
-    def _find_asked(self, group: Group) -> tuple[Sharding, ...]:
+    def _find_use_states(self, group: Group) -> tuple[Sharding, ...]:
         found: list[Sharding] = []
         for use in group.uses:
             user = self.graph.nodes[use.node]
@@ -153,9 +159,9 @@ class Layout:
         return self._held[known]
 
 
-def _check_hosted(graph: Graph, names: Collection[str]) -> None:
+def _check_on_host(graph: Graph, names: Collection[str]) -> None:
     """PlanMismatchError if a parameter that lives on the host cannot in `graph`."""
-    known = {name for members in can_be_hosted(graph).values() for name in members}
+    known = {name for members in can_be_on_host(graph).values() for name in members}
     if wrong := sorted({*names} - known):
         raise PlanMismatchError(
             f"parameter {wrong[0]} lives in the host's memory, but this call of the model changes "
@@ -212,8 +218,8 @@ def parse_layout(step: Graph, stage: Stage) -> Layout:
     mesh = stage.mesh
     params = {name: param.choice for name, param in stage.params.items()}
     nodes = step.with_role(Role.PARAM)
-    hosted = [n.target for n in nodes if n.target in params and params[n.target].hosted]
-    _check_hosted(step, hosted)
+    hosted = [n.target for n in nodes if n.target in params and params[n.target].num_on_host]
+    _check_on_host(step, hosted)
     return Layout(
         step,
         mesh,
@@ -224,7 +230,7 @@ def parse_layout(step: Graph, stage: Stage) -> Layout:
         routes={
             key: tuple(Move.parse(text) for text in steps) for key, steps in stage.routes.items()
         },
-        away=offloaded(step, mesh, stage.offloaded),
+        offloaded_tensors=offloaded(step, mesh, stage.offloaded),
         reload_pace=stage.reload_pace,
-        streamed=streamed(step, mesh, hosted),
+        streamed_params=streamed(step, mesh, hosted),
     )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from autopar.ir.graph import Graph, per_graph
 from autopar.ir.passes.loss_chunks import in_loss_chunks
 from autopar.ir.passes.microbatches import in_microbatches
-from autopar.ir.passes.recompute import with_again
+from autopar.ir.passes.recompute import with_recompute
 from autopar.ir.passes.rounding import with_rounding
 from autopar.ir.passes.stages import Cut, in_two_parts, one_stage
 from autopar.plans.structure import Stage
@@ -40,7 +40,7 @@ class StepForm(NamedTuple):
             microbatches=stage.microbatches,
             loss_chunks=stage.loss_chunks,
             saved_dtype=stage.saved_dtype,
-            recompute=frozenset(stage.again),
+            recompute=frozenset(stage.recompute),
             is_split=stage.is_split,
         )
 
@@ -48,7 +48,7 @@ class StepForm(NamedTuple):
 def with_saved_dtype(graph: Graph, dtype: str) -> Graph:
     """A pass: takes a step that recomputes nothing, gives the one whose ops say which activations
     may be saved in `dtype`. They are the same whatever is recomputed later. All else is kept."""
-    refs = roundable(graph, exact_keys(with_again(graph, None)))
+    refs = roundable(graph, exact_keys(with_recompute(graph, None)))
     marked = {ref.node for ref in refs}
     if not marked:
         return graph
@@ -68,7 +68,7 @@ STEP_PASSES = (
     GraphPass("cut", one_stage),
     GraphPass("loss_chunks", in_loss_chunks),
     GraphPass("saved_dtype", with_saved_dtype),
-    GraphPass("recompute", with_again),
+    GraphPass("recompute", with_recompute),
     GraphPass("saved_dtype", with_rounding),
     GraphPass("is_split", in_two_parts),
 )
@@ -80,20 +80,20 @@ def step_graph(graph: Graph, form: StepForm) -> Graph:
     where something cannot be recomputed, if it cannot be; ValueError, naming the pass, if one of
     them makes a graph that is not well formed."""
     for each in STEP_PASSES:
-        wanted = getattr(form, each.field)
-        if wanted != StepForm._field_defaults[each.field]:
-            graph = _after(graph, each, wanted)
+        value = getattr(form, each.field)
+        if value != StepForm._field_defaults[each.field]:
+            graph = _after(graph, each, value)
     return graph
 
 
-def _after(graph: Graph, change: GraphPass, wanted: Hashable) -> Graph:
-    known = _made(graph)
-    if (change, wanted) not in known:
-        found = change.run(graph, wanted)
+def _after(graph: Graph, change: GraphPass, value: Hashable) -> Graph:
+    known = _cache(graph)
+    if (change, value) not in known:
+        found = change.run(graph, value)
         if found is not graph:
             _check(found, change)
-        known[change, wanted] = None if found is graph else found
-    return known[change, wanted] or graph
+        known[change, value] = None if found is graph else found
+    return known[change, value] or graph
 
 
 def _check(graph: Graph, change: GraphPass) -> None:
@@ -104,6 +104,6 @@ def _check(graph: Graph, change: GraphPass) -> None:
 
 
 @per_graph
-def _made(_: Graph) -> dict[tuple[GraphPass, Hashable], Graph | None]:
+def _cache(_: Graph) -> dict[tuple[GraphPass, Hashable], Graph | None]:
     """What passes made of a graph; None for the graph itself, which nothing may hold here."""
     return {}

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from autopar.errors import StageError
-from autopar.ir.pipeline import Action, ActionTable, Pass
+from autopar.ir.pipeline import Action, Pass, PipelineSchedule
 
 ONE_AFTER_THE_OTHER = "1f1b"
 """The schedule of one stage: forward and backward of each microbatch."""
@@ -38,7 +38,7 @@ F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
 
 
 @lru_cache(maxsize=8)
-def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> ActionTable:
+def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> PipelineSchedule:
     """The schedule `name` of `microbatches` on so many ranks, with `chunks` stages on each where it
     is one of `IN_CHUNKS`. StageError if there is no such schedule."""
     if name not in SCHEDULES:
@@ -52,12 +52,12 @@ def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Act
     return table
 
 
-def made_table(schedule: str, ranks: int, microbatches: int) -> ActionTable:
+def named_schedule(schedule: str, ranks: int, microbatches: int) -> PipelineSchedule:
     """The same of a schedule with its stages per rank: `interleaved:2`."""
     name, _, chunks = schedule.partition(":")
     if chunks and not (chunks.isascii() and chunks.isdecimal()):
         raise StageError(f"schedule {schedule!r} is none")
-    return make_table(name, ranks, microbatches, int(chunks or 1))
+    return make_schedule(name, ranks, microbatches, int(chunks or 1))
 
 
 def has_order(name: str, ranks: int, microbatches: int) -> bool:
@@ -90,11 +90,11 @@ class _Row:
         return self._next[stage, kind]
 
 
-def _table(rows: Iterable[_Row]) -> ActionTable:
-    return ActionTable(tuple(tuple(row.actions) for row in rows))
+def _table(rows: Iterable[_Row]) -> PipelineSchedule:
+    return PipelineSchedule(tuple(tuple(row.actions) for row in rows))
 
 
-def _gpipe(ranks: int, microbatches: int, _: int) -> ActionTable:
+def _gpipe(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
     """All forwards, then all backwards."""
     rows = [_Row(microbatches) for _ in range(ranks)]
     for rank, row in enumerate(rows):
@@ -102,7 +102,7 @@ def _gpipe(ranks: int, microbatches: int, _: int) -> ActionTable:
     return _table(rows)
 
 
-def _one_f_one_b(ranks: int, microbatches: int, _: int) -> ActionTable:
+def _one_f_one_b(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
     """As many forwards as it takes for the first backward to come, then one for each backward."""
     rows = [_Row(microbatches) for _ in range(ranks)]
     for rank, row in enumerate(rows):
@@ -110,7 +110,7 @@ def _one_f_one_b(ranks: int, microbatches: int, _: int) -> ActionTable:
     return _table(rows)
 
 
-def _eager_1f1b(ranks: int, microbatches: int, _: int) -> ActionTable:
+def _eager_1f1b(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
     """1F1B with one more forward ahead for each rank behind: a send each way may take as long as
     the work on half a microbatch."""
     rows = [_Row(microbatches) for _ in range(ranks)]
@@ -119,7 +119,7 @@ def _eager_1f1b(ranks: int, microbatches: int, _: int) -> ActionTable:
     return _table(rows)
 
 
-def _interleaved(ranks: int, microbatches: int, chunks: int) -> ActionTable:
+def _interleaved(ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
     """1F1B with several stages per rank, `ranks` apart: microbatches go through the first of them
     in rounds of as many as there are ranks, then through the next."""
     rows, at_once = [_Row(microbatches) for _ in range(ranks)], _at_once(ranks, microbatches)
@@ -133,18 +133,18 @@ def _interleaved(ranks: int, microbatches: int, chunks: int) -> ActionTable:
     return _table(rows)
 
 
-def _zb_h1(ranks: int, microbatches: int, _: int) -> ActionTable:
+def _zb_h1(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
     """1F1B whose gradients of weights wait, so that every rank holds as much as the first, and
     fill the gaps at the end."""
     return _zero_bubble(ranks, microbatches, 1, microbatches)
 
 
-def _zb(ranks: int, microbatches: int, chunks: int) -> ActionTable:
+def _zb(ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
     """The same with several stages per rank, interleaved."""
     return _zero_bubble(ranks, microbatches, chunks, _at_once(ranks, microbatches))
 
 
-def _zero_bubble(ranks: int, microbatches: int, chunks: int, at_once: int) -> ActionTable:
+def _zero_bubble(ranks: int, microbatches: int, chunks: int, at_once: int) -> PipelineSchedule:
     """Ranks begin with one forward less for each rank behind than interleaved 1F1B has, and leave
     the gradients of weights of as many backwards as there are ranks before them for the end."""
     rows = [_Row(microbatches) for _ in range(ranks)]
@@ -181,7 +181,7 @@ def _in_rounds(
     return forward, [((chunks - 1 - chunk) * ranks + rank, B) for chunk in order]
 
 
-def _zb_v(ranks: int, microbatches: int, _: int) -> ActionTable:
+def _zb_v(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
     """Two stages per rank, of which the second ones come in the order of ranks reversed: the last
     microbatch's way back meets the first one's way forth on every rank."""
     rows = [_Row(microbatches) for _ in range(ranks)]
@@ -199,7 +199,7 @@ def _zb_v(ranks: int, microbatches: int, _: int) -> ActionTable:
     return _table(rows)
 
 
-SCHEDULES: dict[str, Callable[[int, int, int], ActionTable]] = {
+SCHEDULES: dict[str, Callable[[int, int, int], PipelineSchedule]] = {
     "gpipe": _gpipe,
     "1f1b": _one_f_one_b,
     "eager-1f1b": _eager_1f1b,

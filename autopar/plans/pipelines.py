@@ -7,12 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir.graph import Phase
-from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, hops_in_line, play_table
+from autopar.ir.pipeline import (
+    Action,
+    ActionSpan,
+    Hop,
+    PipelineSchedule,
+    hops_in_sequence,
+    simulate_actions,
+)
 from autopar.plans.estimates import Delay, Estimates, Memory, Shared, StageEstimates
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedPipeline:
+class SimulatedPipeline:
     """When each action starts and ends, for how long each rank works, for how long it shares
     something then, when it has all that is shared, when it is done with the optimizer's step, and
     what is sent along each hop takes."""
@@ -30,45 +37,45 @@ class PlayedPipeline:
         return max(self.ends_ns)
 
 
-def memory_of_devices(estimates: Estimates, table: ActionTable) -> tuple[Memory, ...]:
+def memory_of_devices(estimates: Estimates, actions: PipelineSchedule) -> tuple[Memory, ...]:
     """What a device of each rank holds for all of its stages; of a plan that does not say, no more
     than each stage at its own fullest moment."""
     if estimates.devices:
         return estimates.devices
     own = [
-        [estimates.stages[stage].memory for stage in table.stages_of(rank)]
-        for rank in range(len(table.rows))
+        [estimates.stages[stage].memory for stage in actions.stages_of(rank)]
+        for rank in range(len(actions.rows))
     ]
     names = Memory.__struct_fields__
     return tuple(Memory(*(sum(getattr(m, n) for m in each) for n in names)) for each in own)
 
 
-def play_pipeline(
-    table: ActionTable,
+def simulate_pipeline(
+    actions: PipelineSchedule,
     stages: Sequence[StageEstimates],
     sends: Sequence[Delay],
     shared: Sequence[Shared],
-) -> PlayedPipeline:
+) -> SimulatedPipeline:
     """The step of a pipeline whose stages take what `stages` says for each microbatch. What is
     `shared` waits for the last of its ranks, and is shared one after the other."""
 
     def length(action: Action) -> int:
-        turn = stages[action.stage].turn
-        return turn.length_ns(action.kind, is_last=table.is_last(action))
+        microbatch = stages[action.stage].microbatch
+        return microbatch.length_ns(action.kind, is_last=actions.is_last(action))
 
-    late: dict[Hop, int] = dict.fromkeys(hops_in_line(len(stages)), 0)
+    late: dict[Hop, int] = dict.fromkeys(hops_in_sequence(len(stages)), 0)
     late |= {(d.source, d.target, Phase(d.phase)): d.time_ns for d in sends}
-    spans = play_table(table, length, late, late.__getitem__)
-    complete = [max(spans[action].end for action in row) for row in table.rows]
-    busy = [sum(map(length, row)) for row in table.rows]
-    sharing = [0] * len(table.rows)
+    spans = simulate_actions(actions, length, late, late.__getitem__)
+    complete = [max(spans[action].end for action in row) for row in actions.rows]
+    busy = [sum(map(length, row)) for row in actions.rows]
+    sharing = [0] * len(actions.rows)
     for each in shared:
         end_ns = max(complete[rank] for rank in each.ranks) + each.time_ns
         for rank in each.ranks:
             complete[rank] = end_ns
             sharing[rank] += each.time_ns
     ends = list(complete)
-    for stage, rank in table.ranks.items():
-        ends[rank] += stages[stage].turn.update_ns
-        busy[rank] += stages[stage].turn.update_ns
-    return PlayedPipeline(spans, tuple(busy), tuple(sharing), tuple(complete), tuple(ends), late)
+    for stage, rank in actions.ranks.items():
+        ends[rank] += stages[stage].microbatch.update_ns
+        busy[rank] += stages[stage].microbatch.update_ns
+    return SimulatedPipeline(spans, tuple(busy), tuple(sharing), tuple(complete), tuple(ends), late)

@@ -108,7 +108,7 @@ def _list(table: Table, name: str) -> list[Any]:
     return cast(list[Any], found)
 
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 
 
 class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
@@ -210,7 +210,7 @@ def _check_timeline(estimates: StageEstimates) -> None:
             raise ValueError(f"order: {text} is neither an op nor sent")
     if sum(run.times * len(run.items) for run in estimates.runs) > MAX_ITEMS:
         raise ValueError(f"order: a step has at most {MAX_ITEMS} items")
-    lengths = {len(curve.time_ns), len(curve.kept), len(curve.saved), len(curve.transient)}
+    lengths = {len(curve.time_ns), len(curve.unsharded), len(curve.saved), len(curve.transient)}
     if len(lengths) > 1:
         raise ValueError("memory_curve: its lists must be equally long")
 

@@ -52,7 +52,9 @@ def _pipeline_of(plan: Plan) -> PipelineOptions:
     if not structure.is_pipeline:
         return PipelineOptions(stages=1)
     cuts = tuple(stage.start for stage in structure.stages[1:])
-    return PipelineOptions(cuts=cuts, schedule="\n".join(structure.table) or structure.schedule)
+    return PipelineOptions(
+        cuts=cuts, schedule="\n".join(structure.schedule_rows) or structure.schedule
+    )
 
 
 def cluster_of(plan: Plan) -> Cluster:

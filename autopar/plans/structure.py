@@ -11,10 +11,10 @@ from autopar.errors import StageError
 from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import itemsize
 from autopar.ir.mesh import BUCKET_BYTES, Axis, Mesh, meshes_text
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.ir.sharding import Sharding
 from autopar.plans.cluster_rates import Count
-from autopar.plans.pipeline_orders import ONE_AFTER_THE_OTHER, made_table
+from autopar.plans.pipeline_orders import ONE_AFTER_THE_OTHER, named_schedule
 
 MAX_TENSOR_BYTES = 2**60
 MAX_ITEMS = 2_000_000
@@ -29,21 +29,21 @@ class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     bucket_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_TENSOR_BYTES)] = BUCKET_BYTES
 
 
-Residency = Literal["device", "host", "external"]
+Residency = Literal["cuda", "cpu", "external"]
 """Whose memory holds a tensor: the device's that computes with it, or its host's; of one that is
 the script's own, the device's."""
 
 
 class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a parameter lies with its gradient and the optimizer's states (`storage`, in the memory
-    of `residency`) and what is kept of it from forward to backward (`kept`, equal to `storage` when
-    it is gathered again)."""
+    of `residency`) and what is kept of it from forward to backward (`for_backward`, equal to
+    `storage` when it is gathered again)."""
 
     shape: tuple[Count, ...]
     dtype: str
     storage: str
-    kept: str
-    residency: Residency = "device"
+    for_backward: str
+    residency: Residency = "cuda"
 
     @property
     def type_text(self) -> str:
@@ -53,8 +53,8 @@ class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def choice(self) -> ParamChoice:
         """All of it. ValueError if what should be a sharding is none."""
-        states = Sharding.parse(self.storage), Sharding.parse(self.kept)
-        return ParamChoice(*states, int(self.residency == "host"))
+        states = Sharding.parse(self.storage), Sharding.parse(self.for_backward)
+        return ParamChoice(*states, int(self.residency == "cpu"))
 
     @property
     def num_bytes(self) -> int:
@@ -75,11 +75,11 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     `ops` maps a node's key to its choice (`choices`), `outputs` the key of a
     detached output to its sharding, `routes` a group's key (`uses`) to the steps
     "[R, P] -> [R, S(0)]" that its tensor takes, `saved` the key of an activation
-    (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `again` are
-    the keys of ops that backward makes again (`ir.passes.recompute`), whose copies are among `ops`;
-    `offloaded` those of activations (`uses.root_key`) that forward hands over in the host's memory
-    (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`). What is
-    saved is rounded to `saved_dtype` (`ir.passes.rounding`)."""
+    (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `recompute`
+    are the keys of ops that backward recomputes (`ir.passes.recompute`), whose copies are among
+    `ops`; `offloaded` those of activations (`uses.root_key`) that forward hands over in the host's
+    memory (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`). What
+    is saved is rounded to `saved_dtype` (`ir.passes.rounding`)."""
 
     axes: tuple[MeshAxis, ...] = msgspec.field(name="mesh")
     params: dict[str, Param]
@@ -87,7 +87,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     outputs: dict[str, str]
     routes: dict[str, tuple[str, ...]]
     saved: dict[str, str] = {}
-    again: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
     offloaded: tuple[str, ...] = ()
     reload_pace: Count = 0
     saved_dtype: SavedDtype = ""
@@ -112,7 +112,8 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The decisions: those of each of the `stages`, of which a plan without a pipeline has one, and
     the order in which ranks work on their microbatches, by the name of a `schedule`
-    (`pipeline_orders`, with its stages per rank: `interleaved:2`) or as the rows of a `table`."""
+    (`pipeline_orders`, with its stages per rank: `interleaved:2`) or as the rows of a
+    `schedule_rows`."""
 
     model: str
     fingerprint: str
@@ -121,7 +122,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     inputs: tuple[str, ...]
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1)]
     schedule: str = ONE_AFTER_THE_OTHER
-    table: tuple[str, ...] = ()
+    schedule_rows: tuple[str, ...] = ()
 
     @property
     def is_pipeline(self) -> bool:
@@ -155,12 +156,12 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return len({stage.first_rank for stage in self.stages})
 
     @property
-    def actions(self) -> ActionTable:
+    def actions(self) -> PipelineSchedule:
         """What each rank does. ValueError if there is no such table."""
         try:
-            if self.table:
-                return ActionTable.parse("\n".join(self.table))
-            return made_table(self.schedule, self.num_ranks, self.microbatches)
+            if self.schedule_rows:
+                return PipelineSchedule.parse("\n".join(self.schedule_rows))
+            return named_schedule(self.schedule, self.num_ranks, self.microbatches)
         except StageError as error:
             raise ValueError(f"schedule: {error}") from error
 
@@ -190,14 +191,14 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             raise ValueError(f"schedule: a step has at most {MAX_ITEMS} items")
         for each in self.stages:
             _check_stage(each)
-        _check_table(self)
+        _check_schedule(self)
 
 
-def _check_table(structure: Structure) -> None:
+def _check_schedule(structure: Structure) -> None:
     """ValueError if what ranks do is of other stages, microbatches, ranks or parts of backward than
     are planned."""
     first, count = structure.stages[0], structure.microbatches
-    is_usual = structure.schedule == ONE_AFTER_THE_OTHER and not structure.table
+    is_usual = structure.schedule == ONE_AFTER_THE_OTHER and not structure.schedule_rows
     if is_usual and len(structure.stages) == 1:
         # Its table would take seconds to lay out for as many microbatches as a file may say.
         if first.first_rank or first.is_split:
@@ -238,7 +239,7 @@ def _check_stage(stage: Stage) -> None:
             raise ValueError(f"parameter {name}: unknown dtype {param.dtype!r}") from None
         if num_bytes > MAX_TENSOR_BYTES:
             raise ValueError(f"parameter {name}: shape {list(param.shape)} is not plausible")
-        for sharding in (param.choice.storage, param.choice.kept):
+        for sharding in (param.choice.storage, param.choice.for_backward):
             if len(sharding.placements) != len(names) or sharding.has_partial:
                 raise ValueError(f"parameter {name}: {sharding} on {len(names)} mesh axes")
             if any(p.dim >= len(param.shape) for p in sharding):

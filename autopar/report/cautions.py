@@ -65,7 +65,7 @@ def cautions(plan: Plan) -> Iterator[str]:
         yield f"{stages_text(stages)}: {text}" if several else text
     if not several:
         yield from _waiting(plan)
-        yield from _played_longer(plan.stages[0])
+        yield from _simulated_longer(plan.stages[0])
         if not plan.provenance.is_proven:
             yield f"not proven optimal: {doubt(plan.provenance)}"
     yield from _fragile(plan.provenance)
@@ -87,7 +87,7 @@ def _waiting(plan: Plan) -> Iterator[str]:
         )
 
 
-def _played_longer(plan: StagePlan) -> Iterator[str]:
+def _simulated_longer(plan: StagePlan) -> Iterator[str]:
     """That a step in one stage, event by event, is far from what the solver made least of."""
     step_ns, modelled_ns = plan.estimates.step_ns, plan.estimates.modelled_ns
     if step_ns > MUCH_LONGER * modelled_ns > 0:
@@ -128,13 +128,13 @@ def _whole(plan: StagePlan, params: Sequence[ParamGroup]) -> Iterator[str]:
             f"every device holds {format_bytes(whole_bytes)} of parameters whole, "
             f"{whole[0].name} the largest ({format_bytes(whole[0].local_bytes)})"
         )
-    made = max(_made_whole(plan), default=(0, ""))
+    made = max(_replicated(plan), default=(0, ""))
     if made[0] >= least:
         name = tensor_name(plan.estimates, made[1])
         yield f"every device makes all of {name}, {format_bytes(made[0])}"
 
 
-def _made_whole(plan: StagePlan) -> Iterator[tuple[int, str]]:
+def _replicated(plan: StagePlan) -> Iterator[tuple[int, str]]:
     """(bytes, key) of what ops make on every device."""
     for key, op in sorted(plan.estimates.ops.items()):
         for text, state in op.outputs if op.count else ():

@@ -68,8 +68,8 @@ def single(what: str, before: str, after: str) -> tuple[Change, ...]:
     return (Change(what, 1, before, after),) if before != after else ()
 
 
-def _weightiest_first(found: Iterable[tuple[str, list[ChangeItem]]]) -> tuple[Change, ...]:
-    weighed = sorted(found, key=lambda pair: (-sum(item.weight for item in pair[1]), pair[0]))
+def _weightiest_first(changes: Iterable[tuple[str, list[ChangeItem]]]) -> tuple[Change, ...]:
+    weighed = sorted(changes, key=lambda pair: (-sum(item.weight for item in pair[1]), pair[0]))
     return tuple(
         Change(what, len(alike), alike[0].before, alike[0].after) for what, alike in weighed
     )

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autopar.report.bill import value_text
+from autopar.report.cost_comparison import value_text
 from autopar.report.names import clean
 from autopar.report.printed import Printed, code, details, fitted, markdown_table
 from autopar.report.verdict import DIFFERENT, SAME, Verdict, parts, verdict_headline, verdict_line

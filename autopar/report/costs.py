@@ -22,7 +22,7 @@ HOLDER_TITLES: Mapping[str, str] = {
     "gradients": "gradients",
     "accumulated": "sums over microbatches",
     "optimizer": "optimizer states",
-    "kept": "parameters kept for backward",
+    "unsharded": "unsharded parameters",
     "saved": "activations saved for backward",
     "transient": "all else that is live",
 }
@@ -75,8 +75,8 @@ def held_by(memory: Memory) -> dict[str, int]:
     return found
 
 
-def again_ns(estimates: StageEstimates) -> int:
-    """What a step takes to make again for backward what is not saved."""
+def recompute_ns(estimates: StageEstimates) -> int:
+    """What a step takes to recompute for backward what is not saved."""
     return sum(op.compute_ns for key, op in estimates.ops.items() if original_key(key) != key)
 
 

@@ -14,9 +14,9 @@ from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, 
 from autopar.report.names import maker, op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
 
-AS_MADE = "as it is made"
+AS_COMPUTED = "as it is made"
 STAYS = "stays"
-_MADE, _NOT_MADE = "made again", "saved, if it is read"
+_MADE, _NOT_MADE = "recomputed", "saved, if it is read"
 _ON_HOST, _ON_DEVICE = "in the host's memory", "on the device, if it is saved"
 
 _Entry = TypeVar("_Entry", str, tuple[str, ...])
@@ -26,7 +26,7 @@ def decision_topics(old: StagePlan, new: StagePlan) -> tuple[Topic, ...]:
     """Topics whose cause is the planner; some may be empty. What is decided of ops and parameters
     that only one plan has is not among them."""
     a, b = old.structure, new.structure
-    saved = _tensors((a.saved, b.saved), old, new, sharding_text, AS_MADE)
+    saved = _tensors((a.saved, b.saved), old, new, sharding_text, AS_COMPUTED)
     moved = _tensors((a.routes, b.routes), old, new, route_text, STAYS)
     returned = _tensors((a.outputs, b.outputs), old, new, sharding_text, "")
     return tuple(
@@ -36,7 +36,10 @@ def decision_topics(old: StagePlan, new: StagePlan) -> tuple[Topic, ...]:
             ("parameters", folded(_params(a, b))),
             ("ops", gathered(_ops(old, new))),
             ("activations saved for backward", gathered(saved)),
-            ("made again for backward", gathered(_listed(a.again, b.again, _MADE, _NOT_MADE))),
+            (
+                "recomputed in backward",
+                gathered(_listed(a.recompute, b.recompute, _MADE, _NOT_MADE)),
+            ),
             (
                 "offloaded until backward",
                 gathered(_listed(a.offloaded, b.offloaded, _ON_HOST, _ON_DEVICE)),
@@ -56,7 +59,7 @@ def _params(a: Stage, b: Stage) -> Iterator[ChangeItem]:
 
 
 def _place(param: Param) -> tuple[str, str, str]:
-    return param.storage, param.kept, param.residency
+    return param.storage, param.for_backward, param.residency
 
 
 def _ops(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
@@ -147,7 +150,7 @@ def stage_topics(old: Plan, new: Plan) -> Iterator[Topic]:
 
 def _rows(a: Structure, b: Structure) -> Iterator[Change]:
     """What ranks do otherwise by the tables of two plans that have them for as many ranks."""
-    old, new = a.table, b.table
+    old, new = a.schedule_rows, b.schedule_rows
     if len(old) == len(new):
         for rank, pair in enumerate(zip(old, new, strict=True)):
             yield from single(f"actions of rank {rank}", *pair)

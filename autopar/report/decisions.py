@@ -51,18 +51,18 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
     return "\n".join((head, *columns(rows))) + "\n"
 
 
-def _figures(found: Alternative, now_ns: int) -> Row:
-    if found.is_chosen:
+def _figures(alternative: Alternative, now_ns: int) -> Row:
+    if alternative.is_chosen:
         return format_ns(now_ns), "chosen"
-    if found.status is Status.INFEASIBLE:
+    if alternative.status is Status.INFEASIBLE:
         return "", "does not fit in memory"
-    bound = f"at least {_more(found.bound_ns - now_ns, now_ns)}"
-    if found.modelled_ns is None:
-        return format_ns(found.bound_ns), bound
-    more = _more(found.modelled_ns - now_ns, now_ns)
-    if found.status is Status.OPTIMAL:
-        return format_ns(found.modelled_ns), more
-    return format_ns(found.modelled_ns), f"{more}, {bound}"
+    bound = f"at least {_more(alternative.bound_ns - now_ns, now_ns)}"
+    if alternative.modelled_ns is None:
+        return format_ns(alternative.bound_ns), bound
+    more = _more(alternative.modelled_ns - now_ns, now_ns)
+    if alternative.status is Status.OPTIMAL:
+        return format_ns(alternative.modelled_ns), more
+    return format_ns(alternative.modelled_ns), f"{more}, {bound}"
 
 
 def _more(ns: int, of_ns: int) -> str:
@@ -130,11 +130,11 @@ def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
     count, placed = len(params.names), param.choice
     whole = format_bytes(params.total_bytes // count)
     stored = format_bytes(params.held_bytes(param.storage, mesh) // count)
-    where = "in the memory of each device's host" if placed.hosted else "on each device"
+    where = "in the memory of each device's host" if placed.num_on_host else "on each device"
     kept = (
-        f"kept for backward: {on_axes(placed.kept, mesh)}"
-        if placed.kept != placed.storage
-        else "kept for backward: as it is stored, no copy"
+        f"for backward: {on_axes(placed.for_backward, mesh)}"
+        if placed.for_backward != placed.storage
+        else "for backward: as it is stored, no copy"
     )
     forward = [state for op, state in readers if op.phase == "forward"]
     taken = parsed(forward[0], mesh) if forward else None

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from autopar.plans.plan import Plan
 from autopar.plans.provenance import FRAGILE
-from autopar.report.bill import MEMORY, STAGES, TIME, Figure, bill
 from autopar.report.cautions import doubt
 from autopar.report.changes import Cause, Topic
+from autopar.report.cost_comparison import MEMORY, STAGES, TIME, Figure, compare_costs
 from autopar.report.decided import stage_topics
 from autopar.report.requested import FINGERPRINT, have_ops_of_model, model_topics, request_topics
 
@@ -34,28 +34,29 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`topics` has what is otherwise, none of them empty; `bill` all figures; `notes` are sentences
-    on what is never compared and may be the reason: versions, proofs, what was imposed."""
+    """`topics` has what is otherwise, none of them empty; `costs` all figures; `notes` are
+    sentences on what is never compared and may be the reason: versions, proofs, what was
+    imposed."""
 
     old: Side
     new: Side
     topics: tuple[Topic, ...]
-    bill: tuple[Figure, ...]
+    costs: tuple[Figure, ...]
     notes: tuple[str, ...]
 
     @property
     def differs(self) -> bool:
         """Whether anything is otherwise, count or not."""
-        return bool(self.topics) or any(figure.is_changed for figure in self.bill)
+        return bool(self.topics) or any(figure.is_changed for figure in self.costs)
 
-    def bill_rows(self) -> list[Figure]:
+    def cost_rows(self) -> list[Figure]:
         """The figures worth a row: times and memory, of stages too, if any figure changed, others
         that changed."""
-        if not any(figure.is_changed for figure in self.bill):
+        if not any(figure.is_changed for figure in self.costs):
             return []
         return [
             figure
-            for figure in self.bill
+            for figure in self.costs
             if figure.is_changed
             or (figure.section in (TIME, MEMORY, STAGES) and (figure.before or figure.after))
         ]
@@ -72,7 +73,7 @@ def compare(old: Plan, new: Plan) -> Difference:
         old=_side(old),
         new=_side(new),
         topics=topics,
-        bill=bill(old, new),
+        costs=compare_costs(old, new),
         notes=(*_unseen(old, new, topics), *_notes(old, new)),
     )
 

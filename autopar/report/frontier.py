@@ -11,11 +11,11 @@ from rich.text import Text
 
 from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.frontier import Frontier, FrontierPoint
-from autopar.report.costs import again_ns
+from autopar.report.costs import recompute_ns
 from autopar.report.names import escape
 from autopar.report.printed import Printed, name, section
 from autopar.report.printed import table as new_table
-from autopar.report.summary import made_by
+from autopar.report.summary import maker_of
 
 _COLUMNS, _LINES = 64, 10
 _NO_PLAN = "no plan"
@@ -24,13 +24,14 @@ _NO_PLAN = "no plan"
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The plan of a point, per device and step: `ratio` is its step over the one without a limit,
-    `num_again` and `again_ns` are classes of ops that backward makes again and the time of that."""
+    `num_recomputed` and `recompute_ns` are classes of ops that backward recomputes and the time of
+    that."""
 
     peak_bytes: int
     step_ns: int
     ratio: float
-    num_again: int
-    again_ns: int
+    num_recomputed: int
+    recompute_ns: int
     mesh: str
     gap: float
     digest: str
@@ -56,11 +57,11 @@ class FrontierSummary(Printed):
     world_size: int
     device_bytes: int
     unlimited: Planned
-    leanest_bytes: int
+    smallest_peak_bytes: int
     rungs: tuple[Rung, ...]
     verdict: str
     imposed: tuple[str, ...]
-    made_by: str
+    maker_of: str
 
     @property
     def plans(self) -> tuple[Planned, ...]:
@@ -94,11 +95,11 @@ def summarize_frontier(frontier: Frontier) -> FrontierSummary:
         world_size=best.world_size,
         device_bytes=frontier.device_bytes,
         unlimited=unlimited,
-        leanest_bytes=frontier.leanest_bytes,
+        smallest_peak_bytes=frontier.smallest_peak_bytes,
         rungs=rungs,
         verdict=_verdict(frontier, unlimited, rungs),
         imposed=provenance.imposed,
-        made_by=made_by(provenance),
+        maker_of=maker_of(provenance),
     )
 
 
@@ -111,8 +112,8 @@ def _planned(point: FrontierPoint, unlimited_ns: int) -> Rung:
         peak_bytes=estimates.memory.total,
         step_ns=estimates.step_ns,
         ratio=estimates.step_ns / unlimited_ns if unlimited_ns else 1.0,
-        num_again=sum(len(stage.again) for stage in structure.stages),
-        again_ns=sum(map(again_ns, estimates.stages)),
+        num_recomputed=sum(len(stage.recompute) for stage in structure.stages),
+        recompute_ns=sum(map(recompute_ns, estimates.stages)),
         mesh=structure.mesh_text
         + (f", {count} microbatches" if count > 1 else "")
         + (f", loss in {chunks} chunks" if chunks > 1 else ""),
@@ -125,13 +126,13 @@ def _planned(point: FrontierPoint, unlimited_ns: int) -> Rung:
 def _verdict(frontier: Frontier, unlimited: Planned, rungs: Sequence[Rung]) -> str:
     """In words, whether there is a plan within the memory of a device."""
     device = format_bytes(frontier.device_bytes)
-    least = f"the leanest plan found peaks at {format_bytes(frontier.leanest_bytes)}"
+    least = f"the smallest-memory plan found peaks at {format_bytes(frontier.smallest_peak_bytes)}"
     plans = [unlimited, *(rung.plan for rung in rungs if rung.plan is not None)]
     within = [plan for plan in plans if plan.peak_bytes <= frontier.device_bytes]
     if within:
         best = min(within, key=lambda plan: plan.step_ns)
         return f"fits into {device} per device, step {best.ratio:.3f} times that without a limit"
-    if frontier.leanest_bytes <= frontier.device_bytes:
+    if frontier.smallest_peak_bytes <= frontier.device_bytes:
         return f"fits into {device} per device: {least}"
     return f"does not fit into {device} per device: {least}"
 
@@ -146,22 +147,26 @@ def _head(summary: FrontierSummary) -> RenderableType:
     for line in summary.imposed:
         grid.add_row("imposed", name(line))
     grid.add_row("memory", Text(escape(summary.verdict)))
-    grid.add_row("made by", name(summary.made_by, "dim"))
+    grid.add_row("made by", name(summary.maker_of, "dim"))
     return grid
 
 
 def cells(rung: Rung) -> tuple[str, ...]:
-    """The figures of a row: limit, peak, step, ratio, what is made again, gap and mesh."""
+    """The figures of a row: limit, peak, step, ratio, what is recomputed, gap and mesh."""
     plan = rung.plan
     limit = format_bytes(rung.limit_bytes)
     if plan is None:
         return limit, _NO_PLAN, "", "", "", "", ""
-    again = f"{plan.num_again} in {format_ns(plan.again_ns)}" if plan.num_again else "nothing"
+    again = (
+        f"{plan.num_recomputed} in {format_ns(plan.recompute_ns)}"
+        if plan.num_recomputed
+        else "nothing"
+    )
     figures = format_bytes(plan.peak_bytes), format_ns(plan.step_ns), f"{plan.ratio:.3f}"
     return limit, *figures, again, format_percent(plan.gap), plan.mesh
 
 
-TITLES = ("limit", "peak", "step", "ratio", "made again", "gap", "mesh")
+TITLES = ("limit", "peak", "step", "ratio", "recomputed", "gap", "mesh")
 
 
 def _table(rungs: Sequence[Rung]) -> RenderableType:

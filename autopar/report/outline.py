@@ -54,7 +54,12 @@ def _params(plan: Plan) -> list[Row]:
     structure = plan.structure.only
     found = sorted(param_groups(structure.params, structure.mesh), key=lambda group: group.name)
     return [
-        (p.name, p.stored if p.kept == p.storage else f"{p.stored}, for backward {p.kept}")
+        (
+            p.name,
+            p.stored
+            if p.for_backward == p.storage
+            else f"{p.stored}, for backward {p.for_backward}",
+        )
         for p in found
     ]
 
@@ -72,7 +77,7 @@ def _activations(graph: Graph, plan: Plan) -> list[Row]:
             name = f"{general(root.module) or WHOLE_MODEL}: {short_op(root.op)}"
             row = name, on_axes(made, stage.mesh), list[Sharding]()
             reached = states.setdefault(root_key(graph, group.root), row)[2]
-            reached.extend(s for s in layout.asked(group) if s not in (made, *reached))
+            reached.extend(s for s in layout.use_states(group) if s not in (made, *reached))
     return [
         (name, " -> ".join((made, *(on_axes(s, stage.mesh) for s in reached))))
         for name, made, reached in states.values()

@@ -10,19 +10,19 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autopar.ir.graph import Phase
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.estimates import Memory, Shared
-from autopar.plans.pipelines import PlayedPipeline, memory_of_devices, play_pipeline
+from autopar.plans.pipelines import SimulatedPipeline, memory_of_devices, simulate_pipeline
 from autopar.plans.plan import Plan
 from autopar.report.limits import SHORT
 from autopar.report.names import stages_text
 from autopar.report.printed import name
 from autopar.report.printed import table as new_table
-from autopar.report.waits import PlayedRank, coloured, draw, exposed_ns, played_ranks
+from autopar.report.waits import SimulatedRank, coloured, draw, exposed_ns, simulated_ranks
 
 _STAGES = "Stages: forward and backward of one microbatch"
-_DEVICES = "Memory of a device: what it holds at its fullest moment for all of its stages"
+_DEVICES = "Memory of a device: what it holds at its peak for all of its stages"
 _STEP = "Step: microbatches forward (digits) and backward (letters) through each rank"
 _SPLIT = ", gradients of parameters in capitals"
 _SENDS = (
@@ -125,8 +125,8 @@ def pipeline_content(plan: Plan) -> PipelineContent | None:
     if not plan.structure.is_pipeline:
         return None
     estimates = plan.estimates
-    table, played = played_plan(plan)
-    ranks = played_ranks(table, played)
+    table, played = simulated_plan(plan)
+    ranks = simulated_ranks(table, played)
     rows = stage_rows(plan, table, ranks)
     return PipelineContent(
         stages=rows,
@@ -147,33 +147,35 @@ def pipeline_content(plan: Plan) -> PipelineContent | None:
     )
 
 
-def played_plan(plan: Plan) -> tuple[ActionTable, PlayedPipeline]:
+def simulated_plan(plan: Plan) -> tuple[PipelineSchedule, SimulatedPipeline]:
     """The table of a plan in stages, and how it is played."""
     table = plan.structure.actions
     own = plan.estimates
-    return table, play_pipeline(table, own.stages, own.delays, own.shared)
+    return table, simulate_pipeline(table, own.stages, own.delays, own.shared)
 
 
-def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> tuple[StageRow, ...]:
+def stage_rows(
+    plan: Plan, actions: PipelineSchedule, ranks: Sequence[SimulatedRank]
+) -> tuple[StageRow, ...]:
     """The stages of a plan, in order."""
     step_ns = max(1, plan.estimates.step_ns)
-    devices = memory_of_devices(plan.estimates, table)
+    devices = memory_of_devices(plan.estimates, actions)
     pairs = zip(plan.structure.stages, plan.estimates.stages, strict=True)
     return tuple(
         StageRow(
             stage,
             each.start,
-            table.ranks[stage],
+            actions.ranks[stage],
             each.first_rank,
             each.num_devices,
             each.mesh.text,
-            own.turn.forward_ns,
-            own.turn.backward_ns,
-            own.turn.weights_ns,
-            ranks[table.ranks[stage]].waits_ns / step_ns,
-            table.in_flight(stage),
+            own.microbatch.forward_ns,
+            own.microbatch.backward_ns,
+            own.microbatch.weights_ns,
+            ranks[actions.ranks[stage]].waits_ns / step_ns,
+            actions.in_flight(stage),
             own.memory.saved,
-            devices[table.ranks[stage]].total,
+            devices[actions.ranks[stage]].total,
             plan.estimates.memory_limit,
             len(each.params),
         )
@@ -181,7 +183,7 @@ def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> t
     )
 
 
-def _send_rows(plan: Plan, ranks: tuple[PlayedRank, ...]) -> tuple[SendRow, ...]:
+def _send_rows(plan: Plan, ranks: tuple[SimulatedRank, ...]) -> tuple[SendRow, ...]:
     exposed = exposed_ns(ranks)
     return tuple(
         SendRow(
@@ -196,12 +198,12 @@ def _send_rows(plan: Plan, ranks: tuple[PlayedRank, ...]) -> tuple[SendRow, ...]
     )
 
 
-def busiest(ranks: Sequence[PlayedRank]) -> int:
+def busiest(ranks: Sequence[SimulatedRank]) -> int:
     """The rank that works longest; of several, the first."""
     return max(range(len(ranks)), key=lambda k: (ranks[k].busy_ns, -k))
 
 
-def busiest_text(ranks: Sequence[PlayedRank], step_ns: int) -> str:
+def busiest_text(ranks: Sequence[SimulatedRank], step_ns: int) -> str:
     """A sentence on the rank that works longest, and on what it waits for."""
     rank = ranks[busiest(ranks)]
     waits = (
@@ -221,11 +223,11 @@ def busiest_text(ranks: Sequence[PlayedRank], step_ns: int) -> str:
     return f"{text} and waits for {format_ns(rank.waits_ns)}: {words}"
 
 
-def _fullest_text(table: ActionTable, rows: Sequence[StageRow]) -> str:
+def _fullest_text(actions: PipelineSchedule, rows: Sequence[StageRow]) -> str:
     row = max(rows, key=lambda each: (each.memory_bytes, -each.stage))
     short = "short" if row.memory_bytes >= SHORT * row.memory_limit_bytes else "not short"
     held = format_bytes_of(row.memory_bytes, row.memory_limit_bytes)
-    stages = table.stages_of(row.rank)
+    stages = actions.stages_of(row.rank)
     what = "a device with " * (len(stages) > 1) + stages_text(stages)
     return f"memory is {short}: {what} holds most, at the peak {held}"
 
@@ -257,7 +259,7 @@ def _devices(ranks: tuple[RankRow, ...]) -> RenderableType:
     table = new_table(("rank", "stages"), columns)
     for row in ranks:
         memory = row.memory
-        in_between = memory.kept + memory.saved
+        in_between = memory.unsharded + memory.saved
         table.add_row(
             str(row.rank),
             ", ".join(map(str, row.stages)),

@@ -15,20 +15,20 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autopar.errors import StageError
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
-from autopar.plans.estimates import TurnTimes
-from autopar.plans.pipeline_orders import made_table
-from autopar.plans.pipelines import play_pipeline
+from autopar.plans.estimates import MicrobatchTimes
+from autopar.plans.pipeline_orders import named_schedule
+from autopar.plans.pipelines import simulate_pipeline
 from autopar.plans.plan import Plan
 from autopar.plans.requests.matching import general
 from autopar.report.names import WHOLE_MODEL
-from autopar.report.pipeline import StageRow, busiest, pipeline_content, played_plan
+from autopar.report.pipeline import StageRow, busiest, pipeline_content, simulated_plan
 from autopar.report.printed import name as name_text
 from autopar.report.printed import table as new_table
 from autopar.report.printed import with_rest
 from autopar.report.stage_content import Block, blocks
-from autopar.report.waits import played_ranks
+from autopar.report.waits import simulated_ranks
 
 _SHARE = 0.005
 """Modules that take less of their stage are told together with nothing."""
@@ -107,8 +107,8 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     content = pipeline_content(plan)
     if content is None:
         return None
-    table, played = played_plan(plan)
-    ranks = played_ranks(table, played)
+    table, played = simulated_plan(plan)
+    ranks = simulated_ranks(table, played)
     rows = content.stages
     sent_ns = sum(each.sent_ns for each in ranks[busiest(ranks)].actions)
     binds = [content.binds[0]]
@@ -117,8 +117,8 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     own = plan.estimates.stages
     structure = plan.structure
     sizes = [stage.num_devices for stage in structure.stages]
-    shared = _mean([each.turn for each in own], sizes)
-    even = tuple(msgspec.structs.replace(each, turn=shared) for each in own)
+    shared = _mean([each.microbatch for each in own], sizes)
+    even = tuple(msgspec.structs.replace(each, microbatch=shared) for each in own)
     return PipelineReasons(
         step_ns=played.step_ns,
         schedule=structure.schedule,
@@ -126,19 +126,21 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
         binds=tuple(binds),
         stages=rows,
         parts=tuple(_stage_parts(plan)),
-        even_ns=play_pipeline(table, even, plan.estimates.delays, plan.estimates.shared).step_ns,
+        even_ns=simulate_pipeline(
+            table, even, plan.estimates.delays, plan.estimates.shared
+        ).step_ns,
         moved=tuple(_moved_cuts(plan, table, rows)),
         batches=tuple(_larger_batches(plan)),
     )
 
 
-def _mean(turns: Sequence[TurnTimes], sizes: Sequence[int]) -> TurnTimes:
+def _mean(microbatches: Sequence[MicrobatchTimes], sizes: Sequence[int]) -> MicrobatchTimes:
     """What stages of so many devices would take if all took as long."""
-    pairs = [*zip(turns, sizes, strict=True)]
-    return TurnTimes(
+    pairs = [*zip(microbatches, sizes, strict=True)]
+    return MicrobatchTimes(
         *(
-            sum(getattr(turn, name) * size for turn, size in pairs) // sum(sizes)
-            for name in TurnTimes.__struct_fields__
+            sum(getattr(microbatch, name) * size for microbatch, size in pairs) // sum(sizes)
+            for name in MicrobatchTimes.__struct_fields__
         )
     )
 
@@ -149,7 +151,7 @@ def _blocks_of(plan: Plan, stage: int) -> Mapping[str, Block]:
 
 
 def _stage_parts(plan: Plan) -> Iterator[StagePart]:
-    turns = plan.structure.microbatches
+    microbatches = plan.structure.microbatches
     for stage in range(len(plan.structure.stages)):
         found = _blocks_of(plan, stage)
         whole_ns = sum(b.forward_ns + b.backward_ns for b in found.values()) or 1
@@ -159,14 +161,16 @@ def _stage_parts(plan: Plan) -> Iterator[StagePart]:
                 yield StagePart(
                     stage,
                     block.module or WHOLE_MODEL,
-                    max(1, block.count // turns),
-                    block.forward_ns // turns,
-                    block.backward_ns // turns,
+                    max(1, block.count // microbatches),
+                    block.forward_ns // microbatches,
+                    block.backward_ns // microbatches,
                     share,
                 )
 
 
-def _moved_cuts(plan: Plan, table: ActionTable, rows: Sequence[StageRow]) -> Iterator[MovedCut]:
+def _moved_cuts(
+    plan: Plan, actions: PipelineSchedule, rows: Sequence[StageRow]
+) -> Iterator[MovedCut]:
     """Cuts within a list of modules that have parameters, moved by one of them either way."""
     for row in rows[1:]:
         before = row.stage - 1
@@ -182,7 +186,7 @@ def _moved_cuts(plan: Plan, table: ActionTable, rows: Sequence[StageRow]) -> Ite
             is_all = all(name.startswith(f"{module}.") for name in own)
             is_there = module in _listed(plan, loses, module) and _has(plan, loses, module)
             if is_there and not is_all and _is_known(plan, loses, gains, module):
-                yield _moved(plan, table, rows[gains], loses, module)
+                yield _moved(plan, actions, rows[gains], loses, module)
 
 
 def _is_known(plan: Plan, loses: int, gains: int, module: str) -> bool:
@@ -215,41 +219,43 @@ def _listed(plan: Plan, stage: int, module: str) -> tuple[str, ...]:
     return tuple(each for each in found if general(each) == pattern)
 
 
-def _moved(plan: Plan, table: ActionTable, row: StageRow, loses: int, module: str) -> MovedCut:
+def _moved(
+    plan: Plan, actions: PipelineSchedule, row: StageRow, loses: int, module: str
+) -> MovedCut:
     """The cut that gives `module` to the stage of `row`."""
     gains = row.stage
     # As it is done where there are such modules already, if there are.
     at = gains if _has(plan, gains, module) else loses
     stages = list(plan.estimates.stages)
     for stage, source, sign in ((loses, loses, -1), (gains, at, 1)):
-        turn = _with_block(plan, stage, source, module, sign)
-        stages[stage] = msgspec.structs.replace(stages[stage], turn=turn)
+        microbatch = _with_block(plan, stage, source, module, sign)
+        stages[stage] = msgspec.structs.replace(stages[stage], microbatch=microbatch)
     return MovedCut(
         module,
         loses,
         gains,
-        play_pipeline(table, stages, plan.estimates.delays, plan.estimates.shared).step_ns,
+        simulate_pipeline(actions, stages, plan.estimates.delays, plan.estimates.shared).step_ns,
         row.memory_bytes + _held_by_one(plan, at, module, row.in_flight),
         row.memory_limit_bytes,
     )
 
 
-def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> TurnTimes:
+def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> MicrobatchTimes:
     """What `stage` takes with one module like `module` more, or less, which takes the part of the
     time of stage `source` that it has of what that computes."""
     found, number = _blocks_of(plan, source), len(_listed(plan, source, module))
-    block, turn = found[general(module)], plan.estimates.stages[source].turn
+    block, microbatch = found[general(module)], plan.estimates.stages[source].microbatch
     forward = block.forward_ns / number / (sum(b.forward_ns for b in found.values()) or 1)
     backward = block.backward_ns / number / (sum(b.backward_ns for b in found.values()) or 1)
-    own = plan.estimates.stages[stage].turn
+    own = plan.estimates.stages[stage].microbatch
 
     def with_one(name: str) -> int:
         share = (
             0 if name in ("update_ns", "action_ns") else forward if "forward" in name else backward
         )
-        return max(0, getattr(own, name) + sign * round(getattr(turn, name) * share))
+        return max(0, getattr(own, name) + sign * round(getattr(microbatch, name) * share))
 
-    return TurnTimes(**{name: with_one(name) for name in TurnTimes.__struct_fields__})
+    return MicrobatchTimes(**{name: with_one(name) for name in MicrobatchTimes.__struct_fields__})
 
 
 def _held_by_one(plan: Plan, stage: int, module: str, in_flight: int) -> int:
@@ -269,17 +275,17 @@ def _held_by_one(plan: Plan, stage: int, module: str, in_flight: int) -> int:
 
 def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
     structure, estimates = plan.structure, plan.estimates
-    if structure.table:
+    if structure.schedule_rows:
         return
     times = 2
     while times <= MAX_BATCH:
         count = times * structure.microbatches
         try:
-            table = made_table(structure.schedule, structure.num_ranks, count)
+            table = named_schedule(structure.schedule, structure.num_ranks, count)
         except StageError:
             return
-        played = play_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
-        ranks = played_ranks(table, played)
+        played = simulate_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
+        ranks = simulated_ranks(table, played)
         step_ns = max(1, played.step_ns)
         yield LargerBatch(
             count,

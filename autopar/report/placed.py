@@ -34,7 +34,7 @@ class ParamGroup:
     shape: tuple[int, ...]
     dtype: str
     storage: str
-    kept: str
+    for_backward: str
     total_bytes: int
     local_bytes: int
     on_host: bool
@@ -65,10 +65,10 @@ def _param_group(name: str, names: Sequence[str], param: Param, mesh: Mesh) -> P
         shape=param.shape,
         dtype=param.dtype,
         storage=on_axes(placed.storage, mesh),
-        kept=on_axes(placed.kept, mesh),
+        for_backward=on_axes(placed.for_backward, mesh),
         total_bytes=len(names) * param.num_bytes,
         local_bytes=len(names) * shard_bytes(param.shape, param.dtype, placed.storage, mesh),
-        on_host=param.residency == "host",
+        on_host=param.residency == "cpu",
     )
 
 
@@ -109,8 +109,12 @@ def sharding_text(text: str, mesh: Mesh) -> str:
 
 def param_text(param: Param, mesh: Mesh) -> str:
     """How and where a parameter is stored, and what else is kept of it for backward."""
-    stored = sharding_text(param.storage, mesh) + _ON_HOST * (param.residency == "host")
-    kept = "" if param.kept == param.storage else f", kept {sharding_text(param.kept, mesh)}"
+    stored = sharding_text(param.storage, mesh) + _ON_HOST * (param.residency == "cpu")
+    kept = (
+        ""
+        if param.for_backward == param.storage
+        else f", for backward {sharding_text(param.for_backward, mesh)}"
+    )
     return stored + kept
 
 

@@ -298,12 +298,12 @@ def _share(plan: StagePlan, time_ns: int) -> float:
 
 def _holdings(plan: StagePlan, groups: Sequence[Alike], keys: Sequence[str]) -> tuple[Holding, ...]:
     memory, mesh = plan.estimates.memory, plan.structure.mesh
-    on_device = (group for group in groups if group.param.residency != "host")
+    on_device = (group for group in groups if group.param.residency != "cpu")
     stored = sum(group.held_bytes(group.param.storage, mesh) for group in on_device)
     kept = sum(
-        group.held_bytes(group.param.kept, mesh)
+        group.held_bytes(group.param.for_backward, mesh)
         for group in groups
-        if group.param.kept != group.param.storage
+        if group.param.for_backward != group.param.storage
     )
     ops = plan.estimates.ops
     is_trained = any(ops[key].optimizer_ns for key in keys)
@@ -314,7 +314,7 @@ def _holdings(plan: StagePlan, groups: Sequence[Alike], keys: Sequence[str]) -> 
         params=stored,
         gradients=gradients,
         optimizer=gradients * memory.optimizer // max(1, memory.gradients),
-        kept=kept,
+        unsharded=kept,
         saved=sum(plan.estimates.ops[key].saved_bytes for key in keys),
         transient=0,
     )

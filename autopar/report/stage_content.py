@@ -16,7 +16,7 @@ from autopar.plans.estimates import CollectiveTotal, Memory, OpTotal
 from autopar.plans.plan import StagePlan
 from autopar.plans.requests.matching import general
 from autopar.plans.structure import MeshAxis
-from autopar.report.costs import Cost, again_ns, costs, memory_table
+from autopar.report.costs import Cost, costs, memory_table, recompute_ns
 from autopar.report.critical_parts import critical_parts, critical_table, kinds_table
 from autopar.report.limits import AxisShare, Bottlenecks
 from autopar.report.names import WHOLE_MODEL, short_op
@@ -63,12 +63,12 @@ class StageContent:
 
     number: int
     mesh: tuple[MeshAxis, ...]
-    again: tuple[str, ...]
-    again_ns: int
+    recompute: tuple[str, ...]
+    recompute_ns: int
     offloaded: tuple[str, ...]
     offloaded_bytes: int
-    num_hosted: int
-    hosted_bytes: int
+    num_on_host: int
+    on_host_bytes: int
     memory: Memory
     memory_limit_bytes: int
     blocks: tuple[Block, ...]
@@ -80,12 +80,12 @@ class StageContent:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """What stands at the head of its page, beside what is said of every plan."""
-        if self.again:
-            yield "again", _again(self)
+        if self.recompute:
+            yield "recompute", _recompute_text(self)
         if self.offloaded:
             yield "offload", _offloaded(self)
-        if self.num_hosted:
-            yield "host", _hosted(self)
+        if self.num_on_host:
+            yield "host", _on_host(self)
 
     def sections(self) -> Iterator[tuple[str, RenderableType]]:
         """The tables, with their titles."""
@@ -110,12 +110,12 @@ def stage_content(plan: StagePlan, step: DrawnStep, limits: Bottlenecks) -> Stag
     return StageContent(
         number=plan.number,
         mesh=structure.axes,
-        again=structure.again,
-        again_ns=again_ns(estimates),
+        recompute=structure.recompute,
+        recompute_ns=recompute_ns(estimates),
         offloaded=structure.offloaded,
         offloaded_bytes=away,
-        num_hosted=sum(group.count for group in params if group.on_host),
-        hosted_bytes=max(0, estimates.host_bytes - away),
+        num_on_host=sum(group.count for group in params if group.on_host),
+        on_host_bytes=max(0, estimates.host_bytes - away),
         memory=estimates.memory,
         memory_limit_bytes=estimates.memory_limit,
         blocks=blocks(tuple(estimates.ops.values())),
@@ -169,11 +169,11 @@ def _costliest_first(rows: Iterable[Block]) -> tuple[Block, ...]:
     return tuple(sorted(rows, key=lambda block: (-block.total_ns, block.module)))
 
 
-def _again(part: StageContent) -> str:
-    """What backward makes again, in words."""
+def _recompute_text(part: StageContent) -> str:
+    """What backward recomputes, in words."""
     return (
-        f"{len(part.again)} classes of ops, made again for backward in "
-        f"{format_ns(part.again_ns)} instead of saved: {_kinds(part.again)}"
+        f"{len(part.recompute)} classes of ops, recomputed for backward in "
+        f"{format_ns(part.recompute_ns)} instead of saved: {_kinds(part.recompute)}"
     )
 
 
@@ -185,12 +185,12 @@ def _offloaded(part: StageContent) -> str:
     )
 
 
-def _hosted(part: StageContent) -> str:
+def _on_host(part: StageContent) -> str:
     """What lives in the host's memory, in words."""
     count = sum(group.count for group in part.params)
     return (
-        f"{part.num_hosted} of {count} parameters live in the host's memory, with gradients and "
-        f"the optimizer's states: {format_bytes(part.hosted_bytes)} per device"
+        f"{part.num_on_host} of {count} parameters live in the host's memory, with gradients and "
+        f"the optimizer's states: {format_bytes(part.on_host_bytes)} per device"
     )
 
 
@@ -233,11 +233,11 @@ def _axes(axes: Sequence[AxisShare]) -> RenderableType:
 
 def _params(part: StageContent) -> RenderableType:
     table = new_table(("parameter",), ("count", "per device", "shape"))
-    table.add_column("stored; kept for backward", overflow="fold")
+    table.add_column("stored; for backward", overflow="fold")
     for group in part.params[:MAX_ROWS]:
         placed = _placed(group.stored)
-        if group.kept != group.storage:
-            placed.append("\nkept ").append_text(_placed(group.kept))
+        if group.for_backward != group.storage:
+            placed.append("\nkept ").append_text(_placed(group.for_backward))
         table.add_row(
             name(group.name),
             str(group.count),

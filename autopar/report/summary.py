@@ -30,7 +30,7 @@ from autopar.report.timeline import timeline
 
 MAX_SENTENCE = 600
 
-_ALWAYS_TOLD = "compute", "exposed communication", "optimizer"
+_ALWAYS_SHOWN = "compute", "exposed communication", "optimizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Summary(Printed):
     stage: StageContent | None
     warnings: tuple[str, ...]
     digest: str
-    made_by: str
+    maker_of: str
 
     def page(self) -> RenderableType:
         sections: list[RenderableType] = [_head(self)]
@@ -136,11 +136,11 @@ def summarize(plan: Plan, stage: int | None = None) -> Summary:
         stage=content,
         warnings=tuple(cautions(plan)),
         digest=plan.digest,
-        made_by=made_by(provenance),
+        maker_of=maker_of(provenance),
     )
 
 
-def made_by(provenance: Provenance) -> str:
+def maker_of(provenance: Provenance) -> str:
     """Which versions made a plan."""
     return f"autopar {provenance.autopar}, torch {provenance.torch}, {provenance.solver}"
 
@@ -183,7 +183,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
         yield "margin", Text(escape(summary.margin[:MAX_SENTENCE]))
     if summary.searched:
         yield "search", name(summary.searched)
-    yield "plan", name(f"{summary.digest} ({summary.made_by})", "dim")
+    yield "plan", name(f"{summary.digest} ({summary.maker_of})", "dim")
 
 
 def _proof(summary: Summary) -> Iterator[tuple[str, Text]]:
@@ -208,6 +208,6 @@ def _step(summary: Summary) -> str:
             ("waiting for other stages", summary.bubble_ns),
             ("hidden communication", summary.hidden_communication_ns),
         )
-        if ns or what in _ALWAYS_TOLD
+        if ns or what in _ALWAYS_SHOWN
     ]
     return f"{format_ns(summary.step_ns)}: {', '.join(parts)}"

@@ -101,20 +101,20 @@ class Stretch:
 @dataclass(frozen=True)
 class DrawnStep:
     """A step: stretches one after the other, and all `bars`, those of item k from `bar_of[k]` on;
-    the device comes to it at `turns[k]`. The bars of `path` are its critical path: from 0 to the
-    end each begins where the one before it ends, and because of that. `axes` has what is
+    the device comes to it at `microbatches[k]`. The bars of `path` are its critical path: from 0 to
+    the end each begins where the one before it ends, and because of that. `axes` has what is
     communicated on each axis, by its name."""
 
     stretches: tuple[Stretch, ...]
     bars: tuple[Bar, ...]
     bar_of: Sequence[int]
-    turns: Sequence[int]
+    microbatches: Sequence[int]
     path: tuple[Bar, ...]
     axes: Mapping[str, AxisTime]
 
     @property
     def end_ns(self) -> int:
-        return self.turns[-1]
+        return self.microbatches[-1]
 
     @cached_property
     def tracks(self) -> tuple[Track, ...]:
@@ -130,7 +130,7 @@ class DrawnStep:
     def extent(self, stretch: Stretch, repetition: int) -> tuple[int, int]:
         """From when to when the device is at one repetition of a run."""
         first = stretch.first + repetition * len(stretch.run.items)
-        return self.turns[first], self.turns[first + len(stretch.run.items)]
+        return self.microbatches[first], self.microbatches[first + len(stretch.run.items)]
 
     def title(self, stretch: Stretch) -> str:
         """What a run is about: the block it repeats, and whether forward or backward."""
@@ -181,10 +181,10 @@ def within(bars: Iterable[Bar], start_ns: int, end_ns: int) -> Iterator[Bar]:
 
 def timeline(plan: StagePlan) -> DrawnStep:
     """The step of a plan (that `check` finds nothing wrong with)."""
-    return _Player(plan).run()
+    return _Simulator(plan).run()
 
 
-class _Player:
+class _Simulator:
     def __init__(self, plan: StagePlan) -> None:
         self.estimates = plan.estimates
         self.mesh = plan.structure.mesh
@@ -205,10 +205,10 @@ class _Player:
         """What the host launches, one after the other; of a message its first tensor."""
 
     def run(self) -> DrawnStep:
-        turns, bar_of = [0], [0]
+        microbatches, bar_of = [0], [0]
         for place, text in enumerate(self.texts):
             self._do(place, text)
-            turns.append(self.hardware.now_ns)
+            microbatches.append(self.hardware.now_ns)
             bar_of.append(len(self.bars))
         record = self.hardware.finish()
         self._place_messages(record)
@@ -216,7 +216,7 @@ class _Player:
         first = 0
         for run in self.estimates.runs:
             end = first + run.times * len(run.items)
-            stretches.append(Stretch(run, first, turns[first], turns[end]))
+            stretches.append(Stretch(run, first, microbatches[first], microbatches[end]))
             first = end
         path = tuple(bar for leg in critical_path(record) for bar in self._bars_of(leg))
         axes = {
@@ -224,7 +224,7 @@ class _Player:
             for name, k in self.axes.items()
             if name in self.mesh.names or k in record.axes
         }
-        return DrawnStep(tuple(stretches), tuple(self.bars), bar_of, turns, path, axes)
+        return DrawnStep(tuple(stretches), tuple(self.bars), bar_of, microbatches, path, axes)
 
     def _bars_of(self, leg: Leg) -> Iterable[Bar]:
         if leg.by == "host":

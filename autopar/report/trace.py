@@ -123,14 +123,14 @@ def _memory(plan: StagePlan) -> Iterator[TraceEvent]:
     start_ns = 0
     if not whole["accumulated"]:
         del whole["accumulated"]
-    held = zip(curve.time_ns, curve.kept, curve.saved, curve.transient)
+    held = zip(curve.time_ns, curve.unsharded, curve.saved, curve.transient)
     for end_ns, kept, saved, transient in held:
         yield {
             "ph": "C",
             "name": "memory (bytes)",
             "pid": STAGE,
             "ts": _us(start_ns),
-            "args": {**whole, "kept": kept, "saved": saved, "transient": transient},
+            "args": {**whole, "unsharded": kept, "saved": saved, "transient": transient},
         }
         start_ns = end_ns
 

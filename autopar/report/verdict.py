@@ -16,8 +16,8 @@ from rich.text import Text
 
 from autopar.errors import AutoparError, listed
 from autopar.ir.units import format_bytes, format_ns, format_share
-from autopar.report.bill import MEMORY, OWN_WORDS, TIME, Figure, change_text, value_text
 from autopar.report.changes import Cause, Change, Topic
+from autopar.report.cost_comparison import MEMORY, OWN_WORDS, TIME, Figure, change_text, value_text
 from autopar.report.difference import Difference, Side
 from autopar.report.names import clean
 from autopar.report.printed import (
@@ -88,9 +88,9 @@ class Verdict(Printed):
         for cause, title in CAUSES.items():
             for topic in difference.with_cause(cause):
                 sections += section(f"{title}: {clean(topic.title)}", _change_rows(topic))
-        shown = difference.bill_rows()
+        shown = difference.cost_rows()
         if shown:
-            sections += section("The bill, per device and step", _bill_rows(shown))
+            sections += section("Cost breakdown, per device and step", _cost_rows(shown))
         sections += [Text("")] * bool(difference.notes)
         sections += [Text("note: ", "yellow").append(clean(n), "default") for n in difference.notes]
         return Group(*sections)
@@ -148,7 +148,7 @@ def _moved(difference: Difference) -> tuple[str, ...]:
     """Names of figures, or of sections whose names of figures come from the plans."""
     names = dict.fromkeys(
         figure.name if figure.section in OWN_WORDS else figure.section
-        for figure in difference.bill
+        for figure in difference.costs
         if figure.whole is not None
         and 100 * abs((figure.after or 0) - (figure.before or 0)) > TOLERANCE_PERCENT * figure.whole
     )
@@ -156,7 +156,7 @@ def _moved(difference: Difference) -> tuple[str, ...]:
 
 
 def _grown(difference: Difference, bounds: Bounds) -> Iterator[str]:
-    found: dict[tuple[str, str], Figure] = {(f.section, f.name): f for f in difference.bill}
+    found: dict[tuple[str, str], Figure] = {(f.section, f.name): f for f in difference.costs}
     for key, percent in bounds.percent:
         figure = found[FIGURES[key]]
         before, after = figure.before or 0, figure.after or 0
@@ -209,7 +209,7 @@ def _row(change: Change) -> Iterator[Text]:
     yield text.append(clean(change.after), "green")
 
 
-def _bill_rows(figures: Sequence[Figure]) -> RenderableType:
+def _cost_rows(figures: Sequence[Figure]) -> RenderableType:
     table = new_table(("",), ("before", "after", "change"))
     title = ""
     for figure in figures:
@@ -257,8 +257,8 @@ def parts(verdict: Verdict) -> Iterator[str]:
     difference = verdict.difference
     if verdict.reasons:
         yield "\n".join(f"- {as_text(reason)}" for reason in verdict.reasons)
-    if difference.bill_rows():
-        yield _bill(difference)
+    if difference.cost_rows():
+        yield _cost_text(difference)
     for topic in difference.topics:
         count = sum(change.count for change in topic.changes)
         title = f"{CAUSES[topic.cause]}: {as_text(topic.title)} ({count})"
@@ -274,7 +274,7 @@ def _change(before: int, after: int, unit: str) -> str:
     return f"{texts[0]} → {texts[1]} ({100 * (after - before) / before:+.3g} %)"
 
 
-def _bill(difference: Difference) -> str:
+def _cost_text(difference: Difference) -> str:
     rows = [
         (
             as_text(figure.section),
@@ -283,7 +283,7 @@ def _bill(difference: Difference) -> str:
             value_text(figure.after, figure.unit),
             change_text(figure),
         )
-        for figure in difference.bill_rows()
+        for figure in difference.cost_rows()
     ]
     sections = ["", *(row[0] for row in rows)]
     shown = [("" if row[0] == sections[k] else row[0], *row[1:]) for k, row in enumerate(rows)]

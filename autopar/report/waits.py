@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, Pass, incoming, needs
-from autopar.plans.pipelines import PlayedPipeline
+from autopar.ir.pipeline import Action, ActionSpan, Hop, Pass, PipelineSchedule, incoming, needs
+from autopar.plans.pipelines import SimulatedPipeline
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedAction:
+class SimulatedAction:
     """An action from `start_ns` to `end_ns`. Its rank stands still for `waited_ns` before it, until
     what the action `after` sends has come; for `sent_ns` of that it is under way, along `hop`."""
 
@@ -27,14 +27,14 @@ class PlayedAction:
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedRank:
+class SimulatedRank:
     """What a rank does, one action after the other, then, from `complete_ns` on, the optimizer's
     step for `update_ns`, all of which takes `busy_ns`. Before that it shares something with others
     for `shared_ns`. It stands still for `before_ns` until its first action, for `between_ns` until
     it is done with the last, and for `behind_ns` after that, until the step is over."""
 
     stages: tuple[int, ...]
-    actions: tuple[PlayedAction, ...]
+    actions: tuple[SimulatedAction, ...]
     update_ns: int
     busy_ns: int
     complete_ns: int
@@ -49,28 +49,30 @@ class PlayedRank:
         return self.before_ns + self.between_ns + self.behind_ns
 
 
-def played_ranks(table: ActionTable, played: PlayedPipeline) -> tuple[PlayedRank, ...]:
+def simulated_ranks(
+    schedule: PipelineSchedule, simulated: SimulatedPipeline
+) -> tuple[SimulatedRank, ...]:
     """The ranks of a table that is played."""
-    sources = incoming(played.delays_ns)
+    sources = incoming(simulated.delays_ns)
 
-    def found(action: Action, free_ns: int) -> PlayedAction:
-        start_ns, end_ns = played.spans[action]
+    def found(action: Action, free_ns: int) -> SimulatedAction:
+        start_ns, end_ns = simulated.spans[action]
         for source, hop in needs(action, sources):
-            late_ns = 0 if hop is None else played.delays_ns[hop]
-            if start_ns > free_ns and played.spans[source].end + late_ns == start_ns:
+            late_ns = 0 if hop is None else simulated.delays_ns[hop]
+            if start_ns > free_ns and simulated.spans[source].end + late_ns == start_ns:
                 waited_ns = start_ns - free_ns
                 sent_ns = min(waited_ns, late_ns)
-                return PlayedAction(action, start_ns, end_ns, waited_ns, sent_ns, source, hop)
-        return PlayedAction(action, start_ns, end_ns)
+                return SimulatedAction(action, start_ns, end_ns, waited_ns, sent_ns, source, hop)
+        return SimulatedAction(action, start_ns, end_ns)
 
-    def rank(k: int) -> PlayedRank:
-        row = table.rows[k]
-        free = [0, *(played.spans[action].end for action in row)]
+    def rank(k: int) -> SimulatedRank:
+        row = schedule.rows[k]
+        free = [0, *(simulated.spans[action].end for action in row)]
         actions = tuple(map(found, row, free))
-        complete_ns, shared_ns = played.complete_ns[k], played.shared_ns[k]
-        update_ns = played.ends_ns[k] - complete_ns
+        complete_ns, shared_ns = simulated.complete_ns[k], simulated.shared_ns[k]
+        update_ns = simulated.ends_ns[k] - complete_ns
         worked_ns = sum(each.end_ns - each.start_ns for each in actions)
-        return PlayedRank(
+        return SimulatedRank(
             tuple(sorted({action.stage for action in row})),
             actions,
             update_ns,
@@ -79,13 +81,13 @@ def played_ranks(table: ActionTable, played: PlayedPipeline) -> tuple[PlayedRank
             shared_ns,
             actions[0].start_ns,
             free[-1] - actions[0].start_ns - worked_ns,
-            played.step_ns - free[-1] - shared_ns - update_ns,
+            simulated.step_ns - free[-1] - shared_ns - update_ns,
         )
 
-    return tuple(map(rank, range(len(table.rows))))
+    return tuple(map(rank, range(len(schedule.rows))))
 
 
-def exposed_ns(ranks: tuple[PlayedRank, ...]) -> Mapping[Hop, int]:
+def exposed_ns(ranks: tuple[SimulatedRank, ...]) -> Mapping[Hop, int]:
     """How long, in a step, the ranks that are sent something stand still while that is under way,
     by what it is sent along."""
     found: Counter[Hop] = Counter()
@@ -110,13 +112,13 @@ _MARKS = {Pass.FORWARD: "0123456789", Pass.BACKWARD: "abcdefghij", Pass.WEIGHTS:
 
 
 def draw(
-    table: ActionTable, spans: Mapping[Action, ActionSpan], width: int = COLUMNS
+    actions: PipelineSchedule, spans: Mapping[Action, ActionSpan], width: int = COLUMNS
 ) -> tuple[str, ...]:
     """A line per rank, in which each column is an equal part of the time until the last action is
     over: what is done in the middle of it."""
     end = max(span.end for span in spans.values())
     lines: list[str] = []
-    for row in table.rows[:MAX_RANKS]:
+    for row in actions.rows[:MAX_RANKS]:
         line = [" "] * width
         for action in row:
             span = spans[action]

@@ -118,16 +118,16 @@ def is_causal(node: Node) -> bool:
     return bool(node.args[_CAUSAL_AT[node.op]])
 
 
-def query_ways(choice: Choice, sizes: Sequence[int]) -> int:
+def query_ranks(choice: Choice, sizes: Sequence[int]) -> int:
     """Into how many pieces `choice` cuts the queries."""
     cut = {option for option in choice.options if option.partition(".")[0] in (QUERIES, RING)}
-    return choice.ways(cut, sizes)
+    return choice.num_parts(cut, sizes)
 
 
-def last_share(queries: int, keys: int, ways: int) -> float:
-    """The part of all causal scores that the last of `ways` pieces of the rows has, which has most:
-    (2 ways - 1) / ways^2 where there are as many keys as queries."""
-    first = queries - queries // ways
+def last_share(queries: int, keys: int, num_parts: int) -> float:
+    """The part of all causal scores that the last of `num_parts` pieces of the rows has, which has
+    most: (2 ways - 1) / ways^2 where there are as many keys as queries."""
+    first = queries - queries // num_parts
     return (_seen(queries, keys) - _seen(first, keys)) / _seen(queries, keys)
 
 
@@ -155,7 +155,7 @@ def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Wor
     ring = joint_axes(node, choice)
     steps = sizes[ring[0]] if ring else 1
     num = num_shards(node, choice, sizes)
-    if not ring and not (is_causal(node) and query_ways(choice, sizes) > 1):
+    if not ring and not (is_causal(node) and query_ranks(choice, sizes) > 1):
         return Work(done, scores=_scores(graph, node, num, 1))
     scores = _scores(graph, node, num, steps if ring else 2)
     merged = _merged_bytes(graph, node, choice, sizes)
@@ -184,7 +184,7 @@ def _busiest_share(node: Node, graph: Graph, choice: Choice, sizes: Sequence[int
     if not is_causal(node):
         return 1 / num
     query, key = _shapes(node, graph)
-    ways = query_ways(choice, sizes)
+    ways = query_ranks(choice, sizes)
     return last_share(query[-2], key[-2], ways) * ways / num
 
 

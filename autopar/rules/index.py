@@ -18,7 +18,7 @@ from autopar.rules.notation import (
     rule,
     singles,
 )
-from autopar.rules.op import Family, Op, reads_as_made
+from autopar.rules.op import Family, Op, reads_output_size
 
 
 def gather(call: Call) -> Rule:
@@ -149,13 +149,13 @@ def _at(shape: Sequence[int], index: int) -> int:
 
 
 INDEX: Family = (
-    (Op(indexed, reads=reads_as_made), "index.Tensor _unsafe_index.Tensor"),
+    (Op(indexed, reads=reads_output_size), "index.Tensor _unsafe_index.Tensor"),
     (Op(index_put), "index_put _unsafe_index_put"),
-    (Op(gather, reads=reads_as_made), "gather"),
+    (Op(gather, reads=reads_output_size), "gather"),
     (Op(scatter), "scatter.src scatter.value scatter_add"),
     (Op(scatter_reduce), "scatter_reduce.two"),
     (Op(bucketize), "bucketize.Tensor"),
     (Op(searchsorted), "searchsorted.Tensor"),
-    (Op(index_select, reads=reads_as_made), "index_select"),
+    (Op(index_select, reads=reads_output_size), "index_select"),
     (Op(index_add), "index_add"),
 )

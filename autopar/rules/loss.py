@@ -14,8 +14,8 @@ from autopar.rules.notation import Call, Dims, Rule, letters, linear, place, rul
 from autopar.rules.op import (
     DimName,
     Family,
+    MatmulWork,
     Op,
-    Product,
     Shapes,
     Work,
     reads_shape_of,
@@ -143,17 +143,17 @@ def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Wor
     moved = item * (scores + weight + of_rows)
     is_backward = node.op in (LINEAR_BACKWARD, SCORES_BACKWARD)
     per_score = 2 * item + 4 * row if item < row else 6 * row
-    products: list[Product] = []
+    products: list[MatmulWork] = []
     if node.op in (LINEAR, LINEAR_BACKWARD):
-        products.append(Product(chunks, scores, width, moved))
+        products.append(MatmulWork(chunks, scores, width, moved))
     merged = per_score * scores
     if is_backward:
-        products.append(Product(chunks, of_rows, classes, moved))
-        products.append(Product(chunks, weight, rows, moved))
+        products.append(MatmulWork(chunks, of_rows, classes, moved))
+        products.append(MatmulWork(chunks, weight, rows, moved))
         merged += 2 * row * weight if item < row else 0
     done = 2.0 * sum(p.count * p.out * p.depth for p in products)
     kernels = _BACKWARD_KERNELS if is_backward else _FORWARD_KERNELS
-    return Work(done, 1, chunks, kernels, merged, products=tuple(products))
+    return Work(done, 1, chunks, kernels, merged, matmuls=tuple(products))
 
 
 def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:

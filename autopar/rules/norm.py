@@ -61,7 +61,7 @@ def _full(shape: tuple[int, ...]) -> Dims:
 def batch_norm(call: Call) -> Rule:
     """aten._native_batch_norm_legit_no_training(x, weight, bias, mean, var, ...): every dim is
     parallel; the statistics that training would save are empty. In training, the tracer splits
-    batch norm (`tracer/pieces.py`)."""
+    batch norm (`tracer/decomposed.py`)."""
     full = _full(call.out)
     empty = [letters(len(o.shape), f"x{k}_") for k, o in enumerate(call.outputs[1:])]
     inputs = place(call, {0: full, **dict.fromkeys((1, 2, 3, 4), _CHANNEL)})

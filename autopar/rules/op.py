@@ -106,7 +106,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatmulWork:
     """`count` products of matrices, each of which makes `out` elements, sums of `depth` products,
     and moves `num_bytes`."""
 
@@ -119,7 +119,7 @@ class Product:
 @dataclass(frozen=True, slots=True)
 class Work:
     """What an op computes on the rank that has most of it: `flops`, in `passes` over its tensors,
-    or in the `products` that it is made of; then `merges` of what one more kernel gives, each of
+    or in the `matmuls` that it is made of; then `merges` of what one more kernel gives, each of
     `merge_launches` and of `merged_bytes`. `scores` are those of attention."""
 
     flops: float
@@ -128,7 +128,7 @@ class Work:
     merge_launches: int = 0
     merged_bytes: int = 0
     scores: Scores | None = None
-    products: tuple[Product, ...] | None = None
+    matmuls: tuple[MatmulWork, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,10 @@ class Op:
     """The record of an op, or of each op of a family.
 
     `flops` counts those of the whole op, of one whose arithmetic may take longer than its memory
-    traffic; any other is taken to do one per element that it makes. A `lookup` reads rows of a
-    table, wherever they lie. `work` is there where ranks have unequal shares. `inner_bytes` are
-    those that it makes on the way, on one rank, and reads again. `reads` says of which inputs it
-    reads a part, wherever that lies, or only the shape; it reads all others whole.
+    traffic; any other is taken to do one per element that it makes. A `embedding_lookup` reads rows
+    of a table, wherever they lie. `work` is there where ranks have unequal shares. `inner_bytes`
+    are those that it makes on the way, on one rank, and reads again. `reads` says of which inputs
+    it reads a part, wherever that lies, or only the shape; it reads all others whole.
 
     An op with exchanged factors reduces one value per row by each of `row_reductions`, in order;
     a row is what its input `rows_of` has along other dims.
@@ -169,7 +169,7 @@ class Op:
 
     rule: str | RuleFunction
     flops: Callable[[Node, Graph], float] | None = None
-    lookup: bool = False
+    embedding_lookup: bool = False
     work: Callable[[Graph, Node, Choice, Sequence[int]], Work] | None = None
     inner_bytes: Callable[[Graph, Node, Choice, Sequence[int]], int] | None = None
     reads: ElementsRead | None = None
@@ -205,7 +205,7 @@ def row_itemsize(dtype: str) -> int:
     return 8 if dtype == "float64" else 4
 
 
-def reads_as_made(shapes: Shapes) -> Mapping[int, int]:
+def reads_output_size(shapes: Shapes) -> Mapping[int, int]:
     """`reads` of an op that picks each element it makes from its first input."""
     return {0: sum(map(prod, shapes.local_outputs))}
 

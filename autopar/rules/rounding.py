@@ -35,7 +35,7 @@ def roundable(graph: Graph, exact: Collection[str]) -> frozenset[Ref]:
 @per_graph
 def exact_keys(graph: Graph) -> frozenset[str]:
     """The keys of ops of forward whose results backward must have as they are: an op may make a
-    large error of a small one there, through all that backward computes on the way, or makes again,
+    large error of a small one there, through all that backward computes on the way, or recomputes,
     or may. What is linear in tangents leaves errors as small as they are."""
     tangents = _of_tangents(graph)
     wanted, found = set[int](), set[str]()
@@ -87,7 +87,7 @@ def _name(node: Node) -> str:
 
 
 _ALL = (-1,)
-_PRODUCTS = (
+_MATMULS = (
     "mm bmm addmm baddbmm mv dot convolution convolution_backward _grouped_mm "
     "transformers.grouped_mm_fallback transformers.grouped_mm_fallback_backward"
 )
@@ -103,7 +103,7 @@ _GATES = (
 )
 _BY_NUMBERS = frozenset({"pow.Tensor_Scalar", "threshold_backward"})
 _KEEPS_ERRORS_SMALL: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(f"{_PRODUCTS} {_SCALED} {_SMOOTH} {_MOVED}".split(), _ALL),
+    **dict.fromkeys(f"{_MATMULS} {_SCALED} {_SMOOTH} {_MOVED}".split(), _ALL),
     **dict.fromkeys(_GATES.split(), (1,)),
     "pow.Tensor_Scalar": _ALL,
     "div.Tensor": (0,),
@@ -112,7 +112,7 @@ _KEEPS_ERRORS_SMALL: Mapping[str, tuple[int, ...]] = {
 than they are, or, beside numbers of the size of one, by no more than they are."""
 
 _OF_USUAL_SIZE = frozenset(
-    f"{_PRODUCTS} {_SMOOTH} {_MOVED} add.Tensor mul.Tensor native_layer_norm native_batch_norm "
+    f"{_MATMULS} {_SMOOTH} {_MOVED} add.Tensor mul.Tensor native_layer_norm native_batch_norm "
     "_native_batch_norm_legit_functional native_group_norm _fused_rms_norm embedding "
     "native_dropout".split()
 )
@@ -156,7 +156,7 @@ def _is_statistic(graph: Graph, node: Node, activations: set[int], known: set[in
     if node.view:
         source = node.inputs[0]
         return source.node in known or bool(source.output and not graph.nodes[source.node].view)
-    if is_contraction(node.op) or record_of(node.op).lookup:
+    if is_contraction(node.op) or record_of(node.op).embedding_lookup:
         return False
     factors = [factor for factor in node.factors if not factor.members]
     dropped = any(any(f.inputs) and f.outputs and f.outputs[0] is None for f in factors)

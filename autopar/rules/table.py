@@ -13,25 +13,25 @@ from math import prod
 from autopar.rules.algebra import ALGEBRA
 from autopar.rules.attention import ATTENTION
 from autopar.rules.creation import CREATION
+from autopar.rules.embedding import EMBEDDING
 from autopar.rules.experts import EXPERTS
 from autopar.rules.images import IMAGES
 from autopar.rules.index import INDEX
-from autopar.rules.lookup import LOOKUP
 from autopar.rules.loss import CHUNKED_LOSS, LOSS
+from autopar.rules.matmuls import MATMULS
 from autopar.rules.norm import NORM
 from autopar.rules.notation import Call, Dims, Rule, all_whole, parse_rule
 from autopar.rules.op import Family, Op
-from autopar.rules.pieces import PIECES
 from autopar.rules.pointwise import POINTWISE
-from autopar.rules.products import PRODUCTS
 from autopar.rules.recurrent import RECURRENT
 from autopar.rules.reductions import REDUCTIONS
 from autopar.rules.shape import SHAPE
 from autopar.rules.softmax import SOFTMAX
+from autopar.rules.split_cat import SPLIT_CAT
 
 FAMILIES: tuple[Family, ...] = (
-    ALGEBRA, ATTENTION, CHUNKED_LOSS, CREATION, EXPERTS, IMAGES, INDEX, LOOKUP, LOSS, NORM, PIECES,
-    POINTWISE, PRODUCTS, RECURRENT, REDUCTIONS, SHAPE, SOFTMAX,
+    ALGEBRA, ATTENTION, CHUNKED_LOSS, CREATION, EXPERTS, IMAGES, INDEX, EMBEDDING, LOSS, NORM,
+    SPLIT_CAT, POINTWISE, MATMULS, RECURRENT, REDUCTIONS, SHAPE, SOFTMAX,
 )  # fmt: skip
 
 

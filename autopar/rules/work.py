@@ -22,7 +22,7 @@ def is_contraction(op: str) -> bool:
 def fuses(op: str) -> bool:
     """Whether a backend makes one kernel of an op and its like neighbours, if it does not draw
     random numbers."""
-    return not (is_contraction(op) or record_of(op).lookup)
+    return not (is_contraction(op) or record_of(op).embedding_lookup)
 
 
 def reduces(node: Node) -> bool:
@@ -178,7 +178,7 @@ def scratch_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
         unit = row_itemsize(tensor.dtype)
         copies = record.row_copies[itemsize(tensor.dtype) < unit]
         held += round(copies * unit * size) + _ROW_VALUES * _row_bytes(graph, node, choice, sizes)
-    elif record.lookup:
+    elif record.embedding_lookup:
         # With where each index lies among the rank's rows.
         held += local_bytes(node.outputs[0], graph.atoms, left[0], sizes)
         held += 2 * local_bytes(graph.type_of(node.inputs[1]), graph.atoms, asked[1], sizes)

@@ -68,21 +68,21 @@ def parameter_of(data: Tensor, *, requires_grad: bool) -> nn.Parameter:
     not of its mesh a tensor on the CPU: autograd then finds gradients on another device."""
     if not isinstance(data, DTensor):
         return nn.Parameter(data, requires_grad=requires_grad)
-    made: Any = dtensor_like(piece_of(data), data)
+    made: Any = dtensor_like(shard_of(data), data)
     made.requires_grad_(requires_grad)
     made._is_param = True
     return made
 
 
-def piece_elsewhere(whole: Tensor, device: torch.device | str) -> Tensor:
+def shard_elsewhere(whole: Tensor, device: torch.device | str) -> Tensor:
     """What torch has on a rank that is not of a DTensor's mesh: nothing, in one dim, or a zero."""
     return whole.new_zeros(0 if whole.dim() else (), device=device)
 
 
-def cut_piece(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+def cut_shard(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
     """What this rank has of `whole` as a DTensor."""
     if not is_of(mesh):
-        return piece_elsewhere(whole, whole.device)
+        return shard_elsewhere(whole, whole.device)
     return whole[local_slices(whole.shape, mesh, placements)]
 
 
@@ -139,7 +139,7 @@ def redistribute_as_bytes(dtypes: Collection[torch.dtype]) -> None:
         if self.dtype not in dtypes:
             return plain(self, *args, **kwargs)
         like = torch.empty(self.shape, dtype=torch.uint8, device="meta")
-        packed = piece_of(self).view(torch.uint8)
+        packed = shard_of(self).view(torch.uint8)
         made = plain(dtensor_of(packed, like, self.device_mesh, self.placements), *args, **kwargs)
         return dtensor_of(local_of(made).view(self.dtype), self, made.device_mesh, made.placements)
 
@@ -211,19 +211,19 @@ def _where_it_is(result: Any, given: Any) -> Any:
     if not isinstance(result, DTensor) or is_of(result.device_mesh):
         return result
     first = next(x for x in tree_flatten(given)[0] if isinstance(x, DTensor))
-    device = piece_of(first).device
-    piece = piece_of(result)
+    device = shard_of(first).device
+    piece = shard_of(result)
     return result if piece.device == device else dtensor_like(piece.to(device), result)
 
 
-def take_over_assignments(piece_for: Callable[[DTensor, Tensor], Tensor | None]) -> None:
-    """From now on `dtensor.data = value` makes `piece_for(dtensor, value)` this rank's piece of it,
+def take_over_assignments(shard_for: Callable[[DTensor, Tensor], Tensor | None]) -> None:
+    """From now on `dtensor.data = value` makes `shard_for(dtensor, value)` this rank's piece of it,
     unless that is None: by itself torch has the piece of before still be what ops read. And
     `dtensor.grad = value` has a gradient of that piece where the value is a plain tensor."""
     data, grad = _property_of("data"), _property_of("grad")
 
     def assign_data(self: DTensor, value: Tensor) -> None:
-        piece = piece_for(self, value)
+        piece = shard_for(self, value)
         if piece is None:
             data.__set__(self, value)
         else:
@@ -231,7 +231,7 @@ def take_over_assignments(piece_for: Callable[[DTensor, Tensor], Tensor | None])
 
     def assign_grad(self: DTensor, value: Tensor | None) -> None:
         if value is not None and not isinstance(value, DTensor):
-            piece = piece_for(self, value)
+            piece = shard_for(self, value)
             value = value if piece is None else dtensor_like(piece, self)
         grad.__set__(self, value)
 
@@ -248,7 +248,7 @@ def take_over_copies(concerns: Callable[[DTensor], bool]) -> None:
     def copied(self: DTensor, memo: dict[int, Any]) -> Any:
         if id(self) in memo or self.requires_grad or not concerns(self):
             return plain(self, memo)
-        made = memo[id(self)] = dtensor_like(piece_of(self).clone(), self)
+        made = memo[id(self)] = dtensor_like(shard_of(self).clone(), self)
         return made
 
     owner: Any = DTensor
@@ -292,7 +292,7 @@ def take_over_pickling(
     send = _AsyncCheckpointProcess._send
 
     @wraps(send)
-    def send_pieces(self: Any, data: Any) -> None:
+    def send_shards(self: Any, data: Any) -> None:
         sends.pieces = True
         try:
             send(self, data)
@@ -304,15 +304,15 @@ def take_over_pickling(
 
     owner: Any = DTensor
     owner.__reduce_ex__ = _reading(DTensor.__reduce_ex__, "__reduce_ex__", pickled)
-    owner.untyped_storage = lambda self: storage_of(piece_of(self), self)
+    owner.untyped_storage = lambda self: storage_of(shard_of(self), self)
     owner.share_memory_ = _shared
-    owner.is_shared = lambda self: piece_of(self).is_shared()
+    owner.is_shared = lambda self: shard_of(self).is_shared()
     checkpoints: Any = _AsyncCheckpointProcess
-    checkpoints._send = send_pieces
+    checkpoints._send = send_shards
 
 
 def _shared(x: DTensor) -> DTensor:
-    piece_of(x).share_memory_()
+    shard_of(x).share_memory_()
     return x
 
 
@@ -331,7 +331,7 @@ def _property_of(name: str) -> Any:
     return vars(torch._C.TensorBase)[name]
 
 
-def piece_of(tensor: DTensor) -> Tensor:
+def shard_of(tensor: DTensor) -> Tensor:
     """This rank's piece of a DTensor that is stored: no collective is under way for it.
     `DTensor.to_local` takes ten times as long, for every parameter."""
     return tensor._local_tensor

@@ -97,12 +97,12 @@ def size_of_group(op: Any, args: Sequence[Any]) -> int:
     return unbox(args[names.index("process_group")]).size()
 
 
-def done(made: Any) -> Any:
+def done(result: Any) -> Any:
     """What an op made, once it is there: collectives return before that."""
-    for leaf in flatten(made)[0]:
+    for leaf in flatten(result)[0]:
         if isinstance(leaf, torch.ScriptObject):
             leaf.wait()  # pyright: ignore[reportAttributeAccessIssue]
-    return made
+    return result
 
 
 def signature_of(op: Any) -> tuple[str, list[str]]:

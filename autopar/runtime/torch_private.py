@@ -139,25 +139,25 @@ def limit_waiting(group: dist.ProcessGroup) -> None:
         group._get_backend(device)._set_default_timeout(timeout_of_world())
 
 
-def take_over_collective(name: str, device: str, made: Callable[..., Tensor]) -> None:
+def take_over_collective(name: str, device: str, collective: Callable[..., Tensor]) -> None:
     """From now on functional collective `name` on tensors of a kind of device, "CPU", is
-    `made(plain, *arguments)`, `plain` being what torch does."""
+    `collective(plain, *arguments)`, `plain` being what torch does."""
     op = getattr(torch.ops._c10d_functional, name).default
 
     def plain(*args: Any) -> Tensor:
         return op._op_dk(DispatchKey.CompositeExplicitAutograd, *args)
 
-    _COLLECTIVES.impl(name, lambda *args: made(plain, *args), device)
+    _COLLECTIVES.impl(name, lambda *args: collective(plain, *args), device)
 
 
 _COLLECTIVES = torch.library.Library("_c10d_functional", "IMPL")
 
 
-def compose(name: str, made: Callable[..., Any]) -> None:
-    """From now on an op of aten that is composed of others is composed by `made`."""
+def compose(name: str, function: Callable[..., Any]) -> None:
+    """From now on an op of aten that is composed of others is composed by `function`."""
     with warnings.catch_warnings():  # which say that it is done
         warnings.simplefilter("ignore", UserWarning)
-        _COMPOSED.impl(name, made, "CompositeImplicitAutograd", allow_override=True)
+        _COMPOSED.impl(name, function, "CompositeImplicitAutograd", allow_override=True)
 
 
 _COMPOSED = torch.library.Library("aten", "IMPL")
@@ -332,7 +332,7 @@ def inductor(
     by torch's kernels: Inductor's own would draw others from the same seed.
 
     Ops keep their order, which is that of the schedule: Inductor's own passes start a copy or a
-    gather where it is waited for, and what is made again before anything needs it.
+    gather where it is waited for, and what is recomputed before anything needs it.
 
     Takes one list, which it clears: a graph whose only input is a list, marked to be stolen, is the
     form in which Inductor lets go of inputs before the graph ends.

@@ -29,7 +29,7 @@ from autopar.solver.adapter import Highs, Outcome
 _GAP = 1e-3
 """Of the objective: what a stage takes is not known that well."""
 
-_MANY_SORTS, _SLACK = 20, 1.2
+_MANY_KINDS, _SLACK = 20, 1.2
 """From how many sorts on, segments are first kept to where no rank need take longer by such a
 factor than if all took the same: that leaves each few stages to be in. The relaxation shares
 segments among all stages, and takes long where none are equal."""
@@ -60,21 +60,21 @@ def divide(problem: CutProblem, sizes: _Sizes | None = None) -> Division:
 def _divide_parts(problem: CutProblem, *, is_least: bool = False) -> Division:
     """The best division of segments that may each be done in several ways, partly in each."""
     all_ns = sum(_least_ns(problem))
-    turn_ns = _SLACK * all_ns / len({*problem.ranks})
-    while len(problem.counts) >= _MANY_SORTS and turn_ns < all_ns:
+    microbatch_ns = _SLACK * all_ns / len({*problem.ranks})
+    while len(problem.counts) >= _MANY_KINDS and microbatch_ns < all_ns:
         try:
-            found = _Program(problem, None, is_least=is_least, turn_ns=turn_ns).solve()
+            found = _Program(problem, None, is_least=is_least, microbatch_ns=microbatch_ns).solve()
         except InfeasibleError:
-            turn_ns *= 2
+            microbatch_ns *= 2
             continue
-        longest_ns = _longest_turn(problem, found, is_least=is_least)
-        if longest_ns <= turn_ns:
+        longest_ns = _longest_microbatch(problem, found, is_least=is_least)
+        if longest_ns <= microbatch_ns:
             return found
-        return _Program(problem, None, is_least=is_least, turn_ns=longest_ns).solve()
+        return _Program(problem, None, is_least=is_least, microbatch_ns=longest_ns).solve()
     return _Program(problem, None, is_least=is_least).solve()
 
 
-def _longest_turn(problem: CutProblem, known: Division, *, is_least: bool) -> float:
+def _longest_microbatch(problem: CutProblem, known: Division, *, is_least: bool) -> float:
     """What the busiest rank takes at most for a microbatch in divisions as good as one that is
     `known`."""
     if is_least:
@@ -86,7 +86,7 @@ def _longest_turn(problem: CutProblem, known: Division, *, is_least: bool) -> fl
 
 def _least_ns(problem: CutProblem) -> list[int]:
     """What all segments of each sort take at the least for a microbatch."""
-    ways = zip(problem.counts, problem.ways, strict=True)
+    ways = zip(problem.counts, problem.plans, strict=True)
     return [count * min(way.time_ns for way in own) for count, own in ways]
 
 
@@ -94,7 +94,7 @@ class _Program:
     """The program of `problem`; with `sizes`, or where that is asked for, segments are `whole`:
     done in one way each. What is made least of is `Division.step_ns`, or, where it `is_least`, what
     that takes at the least whose backward comes in two parts. No segment
-    is where some rank would have to take more than `turn_ns` for a microbatch."""
+    is where some rank would have to take more than `microbatch_ns` for a microbatch."""
 
     def __init__(
         self,
@@ -103,36 +103,36 @@ class _Program:
         *,
         whole: bool = False,
         is_least: bool = False,
-        turn_ns: float = inf,
+        microbatch_ns: float = inf,
     ) -> None:
         self.problem, self.sizes, self.is_least = problem, sizes, is_least
-        self.turn_ns = turn_ns * (1 + _GAP)
+        self.microbatch_ns = microbatch_ns * (1 + _GAP)
         self.is_whole = whole or sizes is not None
-        self.stages, self.sorts = range(len(problem.ranks)), range(len(problem.counts))
-        self.unit_ns = max(1.0, *(way.time_ns for ways in problem.ways for way in ways))
+        self.stages, self.kinds = range(len(problem.ranks)), range(len(problem.counts))
+        self.unit_ns = max(1.0, *(way.time_ns for ways in problem.plans for way in ways))
         """Times are in units of the longest segment's, so that HiGHS sees numbers around 1."""
         self.program = pulp.LpProblem("stages", pulp.LpMinimize)
-        self.most = [[self._most(s, k) for k in self.sorts] for s in self.stages]
-        self.taken = [[self._ways(s, k) for k in self.sorts] for s in self.stages]
+        self.most = [[self._most(s, k) for k in self.kinds] for s in self.stages]
+        self.taken = [[self._plans(s, k) for k in self.kinds] for s in self.stages]
         self.busiest = self.program.add_variable("t", 0)
         self.once = self.program.add_variable("o", 0)
 
-    def _most(self, stage: int, sort: int) -> int:
+    def _most(self, stage: int, kind: int) -> int:
         """How many segments of a sort a stage may have: none, if the ranks up to it have no time
         for all that come before one, or those from it on for all that come after."""
         least, ranks = _least_ns(self.problem), self.problem.ranks
-        count = self.problem.counts[sort]
-        one = least[sort] / count
-        before = (sum(least[:sort]) + one) / len({*ranks[: stage + 1]})
-        after = (sum(least[sort + 1 :]) + one) / len({*ranks[stage:]})
-        return count if max(before, after) <= self.turn_ns else 0
+        count = self.problem.counts[kind]
+        one = least[kind] / count
+        before = (sum(least[:kind]) + one) / len({*ranks[: stage + 1]})
+        after = (sum(least[kind + 1 :]) + one) / len({*ranks[stage:]})
+        return count if max(before, after) <= self.microbatch_ns else 0
 
-    def _ways(self, stage: int, sort: int) -> list[Any]:
+    def _plans(self, stage: int, sort: int) -> list[Any]:
         kind = pulp.LpInteger if self.is_whole else pulp.LpContinuous
         most = self.most[stage][sort]
         return [
             self.program.add_variable(f"a{stage:04d}_{sort:04d}_{way:04d}", 0, most, kind)
-            for way in range(len(self.problem.ways[sort]))
+            for way in range(len(self.problem.plans[sort]))
         ]
 
     def solve(self) -> Division:
@@ -174,30 +174,30 @@ class _Program:
         """What a microbatch takes in a stage, or its forward, or what is done once."""
         return pulp.lpSum(
             column * (getattr(way, what) / self.unit_ns)
-            for columns, ways in zip(self.taken[stage], self.problem.ways, strict=True)
+            for columns, ways in zip(self.taken[stage], self.problem.plans, strict=True)
             for column, way in zip(columns, ways, strict=True)
         )
 
     def _in_order(self) -> None:
         """Every segment is in a stage, every stage has one, and sorts come one after the other."""
         program, counts = self.program, self.problem.counts
-        so_far: list[Any] = [pulp.lpSum([]) for _ in self.sorts]
+        so_far: list[Any] = [pulp.lpSum([]) for _ in self.kinds]
         for s in self.stages:
             sizes = [
                 program.add_variable(f"n{s:04d}_{k:04d}", 0, self.most[s][k], pulp.LpInteger)
-                for k in self.sorts
+                for k in self.kinds
             ]
             done = [
-                program.add_variable(f"f{s:04d}_{k:04d}", 0, 1, pulp.LpInteger) for k in self.sorts
+                program.add_variable(f"f{s:04d}_{k:04d}", 0, 1, pulp.LpInteger) for k in self.kinds
             ]
             program.addConstraint(pulp.lpSum(sizes) >= 1)
-            for k in self.sorts:
+            for k in self.kinds:
                 program.addConstraint(pulp.lpSum(self.taken[s][k]) == sizes[k])
                 so_far[k] = so_far[k] + sizes[k]
                 program.addConstraint(so_far[k] >= counts[k] * done[k])
                 if k:
                     program.addConstraint(so_far[k] <= counts[k] * done[k - 1])
-        for k in self.sorts:
+        for k in self.kinds:
             program.addConstraint(so_far[k] == counts[k])
 
     def _of_sizes(self, sizes: _Sizes) -> None:
@@ -210,20 +210,20 @@ class _Program:
         problem, limit = self.problem, float(self.problem.limit_bytes)
         for rank in sorted(set(problem.ranks)):
             own = [s for s in self.stages if problem.ranks[s] == rank]
-            turn, once = (
+            microbatch, once = (
                 pulp.lpSum(self._time(s, what) for s in own) for what in ("time_ns", "once_ns")
             )
             if self.is_least:
                 before = pulp.lpSum(self._time(s, "forward_ns") for s in range(own[0]))
-                whole = before + problem.microbatches * turn + once
+                whole = before + problem.microbatches * microbatch + once
                 self.program.addConstraint(self.busiest >= whole)
             else:
-                self.program.addConstraint(self.busiest >= turn)
+                self.program.addConstraint(self.busiest >= microbatch)
                 self.program.addConstraint(self.once >= once)
             held = [
                 column * ((way.static_bytes + problem.in_flight[s] * way.saved_bytes) / limit)
                 for s in own
-                for columns, ways in zip(self.taken[s], problem.ways, strict=True)
+                for columns, ways in zip(self.taken[s], problem.plans, strict=True)
                 for column, way in zip(columns, ways, strict=True)
             ]
             self.program.addConstraint(pulp.lpSum(held) <= 1)
@@ -240,7 +240,7 @@ class _Program:
             sized = [column * n for own in has for column, n in zip(own, meshes.sizes, strict=True)]
             program.addConstraint(pulp.lpSum(sized) == meshes.devices)
         for s in self.stages:
-            for k in self.sorts:
+            for k in self.kinds:
                 self._done_on([s], k, has[ranks.index(problem.ranks[s])])
         for number, sorts in enumerate(meshes.alike):
             one = self._one_of(f"l{number:04d}", len(meshes.sizes))
@@ -261,7 +261,7 @@ class _Program:
             taken = [
                 done
                 for s in stages
-                for done, way in zip(self.taken[s][sort], self.problem.ways[sort], strict=True)
+                for done, way in zip(self.taken[s][sort], self.problem.plans[sort], strict=True)
                 if way.mesh == mesh
             ]
             self.program.addConstraint(pulp.lpSum(taken) <= self.problem.counts[sort] * column)

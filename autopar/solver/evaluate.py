@@ -24,14 +24,14 @@ from autopar.solver.routing import Links, Route, Router, links_of
 _MAX_SWEEPS = 8
 
 
-class _Way(NamedTuple):
+class _FlowPaths(NamedTuple):
     """A route of a flow, and what it saves: per window that it is in, by resource."""
 
     route: Route
     savings: tuple[tuple[int, IntArray], ...]
 
 
-class FastestWays:
+class FastestPaths:
     """Chooses among fastest ways, for one problem."""
 
     def __init__(self, problem: Problem, links: Sequence[Links]) -> None:
@@ -39,7 +39,7 @@ class FastestWays:
         self._links = links
         self._of_flow: dict[int, list[tuple[int, IntArray]]] = {}
         self._routers: dict[int, list[Router]] = {}
-        self._known: dict[tuple[int, int, frozenset[int]], list[_Way]] = {}
+        self._known: dict[tuple[int, int, frozenset[int]], list[_FlowPaths]] = {}
         for w, window in enumerate(problem.windows):
             for f in sorted({f for saving in window.savings for f in saving.flows}):
                 size = len(problem.flows[f].costs)
@@ -50,10 +50,10 @@ class FastestWays:
         """The ways that tensors take instead of `routes`, and what is hidden with them, where each
         node takes its `choice`."""
         sums = [_of_nodes(window, choice) for window in self.problem.windows]
-        taken, open_to = [*routes], list[tuple[int, list[_Way]]]()
-        now: dict[int, _Way] = {}
+        taken, open_to = [*routes], list[tuple[int, list[_FlowPaths]]]()
+        now: dict[int, _FlowPaths] = {}
         for f in self._of_flow:
-            ways = self._ways(f, choice, routes[f])
+            ways = self._paths(f, choice, routes[f])
             now[f] = ways[0]
             _count(sums, ways[0], 1)
             if len(ways) > 1:
@@ -70,7 +70,7 @@ class FastestWays:
                 break
         return taken, sum(int(each.min()) for each in sums)
 
-    def _ways(self, f: int, choice: Sequence[int], route: Route) -> list[_Way]:
+    def _paths(self, f: int, choice: Sequence[int], route: Route) -> list[_FlowPaths]:
         flow = self.problem.flows[f]
         root = int(flow.source_state[choice[flow.source]])
         asked = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
@@ -82,7 +82,7 @@ class FastestWays:
                 other = router.route(root, goals)
                 if other is not None and other.cost == route.cost:
                     found.setdefault(other.arcs, other)
-            self._known[key] = [self._way(f, each) for each in found.values()]
+            self._known[key] = [self._path(f, each) for each in found.values()]
         return self._known[key]
 
     def _routers_of(self, f: int) -> list[Router]:
@@ -98,9 +98,11 @@ class FastestWays:
             self._routers[f] = made
         return self._routers[f]
 
-    def _way(self, f: int, route: Route) -> _Way:
+    def _path(self, f: int, route: Route) -> _FlowPaths:
         arcs = list(route.arcs)
-        return _Way(route, tuple((w, rows[:, arcs].sum(axis=1)) for w, rows in self._of_flow[f]))
+        return _FlowPaths(
+            route, tuple((w, rows[:, arcs].sum(axis=1)) for w, rows in self._of_flow[f])
+        )
 
 
 def _of_nodes(window: Window, choice: Sequence[int]) -> IntArray:
@@ -110,13 +112,13 @@ def _of_nodes(window: Window, choice: Sequence[int]) -> IntArray:
     )
 
 
-def _count(sums: list[IntArray], way: _Way, times: int) -> None:
-    for w, saved in way.savings:
+def _count(sums: list[IntArray], path: _FlowPaths, times: int) -> None:
+    for w, saved in path.savings:
         sums[w] += times * saved
 
 
-def _gain(sums: list[IntArray], way: _Way) -> int:
-    return sum(int((sums[w] + saved).min() - sums[w].min()) for w, saved in way.savings)
+def _gain(sums: list[IntArray], path: _FlowPaths) -> int:
+    return sum(int((sums[w] + saved).min() - sums[w].min()) for w, saved in path.savings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class Evaluator:
         self.problem = problem
         links = links_of(problem.flows)
         self.routers = tuple(map(Router, problem.flows, links))
-        self._fastest = FastestWays(problem, links)
+        self._fastest = FastestPaths(problem, links)
 
     def __call__(self, choice: Sequence[int]) -> Evaluation:
         """See `evaluate`."""

@@ -28,6 +28,7 @@ from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import Model, build_model
 from autopar.solver.mending import check_agreement, cover, undercharged
+from autopar.solver.paths import LARGEST_COST, PathFinder, any_path, forbid_above, largest_cost
 from autopar.solver.relaxation import (
     DualBound,
     as_basis,
@@ -41,7 +42,6 @@ from autopar.solver.relaxation import (
 )
 from autopar.solver.search import SAME_COST, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
-from autopar.solver.ways import LARGEST_COST, Ways, any_way, forbid_above, largest_cost
 
 MAX_CHOICES = 8_000
 """Choices that the integer program takes, with flows: models on two axes have about 5,000."""
@@ -97,7 +97,7 @@ class Aim:
     looked for, by dives too where that is `_CLOSE` to the bound. No dive follows a relaxation that
     costs as much as is `hopeless`."""
 
-    ways: Ways = any_way
+    paths: PathFinder = any_path
     cutoff: float = inf
     tolerance: float = 0.0
     max_iterations: int | None = None
@@ -118,7 +118,7 @@ def find_exactly(problem: Problem, clock: Clock, progress: Progress, aim: Aim = 
         problem, Evaluator(problem), clock, progress, cutoff=aim.cutoff, tolerance=tolerance
     )
     if aim.known:
-        state.offer(aim.known, state.evaluator(aim.known))
+        state.submit(aim.known, state.evaluator(aim.known))
     elif clock.limit_s is not None or largest_cost(problem) > LARGEST_COST:
         _descend(state, None)
     while True:
@@ -136,7 +136,7 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
     """All steps, on a `problem` that may forbid more than the one of `state`. Whether nothing is
     left to look for that is worth its time."""
     started = process_time()
-    model = build_model(problem, ways=aim.ways)
+    model = build_model(problem, paths=aim.paths)
     state.raise_bound(least_cost(model))
     if any((columns < 0).all() for columns in model.choices):
         state.infeasible = True
@@ -149,21 +149,21 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
     if aim.rough and duals is not None and _is_far(state, duals):
         state.is_rough = True
         return True
-    if not state.settled and answer.outcome is Outcome.OPTIMAL:
+    if not state.is_finished and answer.outcome is Outcome.OPTIMAL:
         is_enough = bool(model.windows and duals and _narrow(state, model, highs, duals, aim))
         if not is_enough:
             _solve_integer(state, model, highs, duals)
     if state.proven and not aim.tolerance and duals is not None and not state.clock.expired:
         break_ties(state, model, highs, duals)
-    return is_enough or state.settled
+    return is_enough or state.is_finished
 
 
 def _descend(state: Search, start: tuple[int, ...] | None) -> None:
     descent = Descent(state.problem, state.evaluator, state.clock, state.shares)
-    for choice in [start] if start else [descent.grown(), descent.leanest()]:
+    for choice in [start] if start else [descent.grown(), descent.smallest_memory()]:
         found = descent.improve(choice)
         if found is not None:
-            state.offer(*found)
+            state.submit(*found)
 
 
 def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs, Answer]:
@@ -247,14 +247,14 @@ def _read_relaxation(
         return duals
     choice = rounded(model, answer.values)
     state.statistics["lp_fractional"] = num_split = num_fractional(model, answer.values)
-    state.offer(choice, state.evaluator(choice))
-    if model.windows and not state.settled:
+    state.submit(choice, state.evaluator(choice))
+    if model.windows and not state.is_finished:
         _descend(state, choice if aim.known else state.choice or choice)
-    if not state.settled and duals.value < aim.hopeless:
+    if not state.is_finished and duals.value < aim.hopeless:
         is_thorough = _dives(state, duals, aim) or not model.windows
         if is_thorough or num_split > _FEW_SPLIT:
             dive(state, model, highs, answer.values, once=not is_thorough)
-    if not model.windows and not state.settled:
+    if not model.windows and not state.is_finished:
         _descend(state, state.choice or choice)
     state.statistics["dive_cpu_s"] = process_time() - started
     return duals
@@ -279,8 +279,8 @@ def _is_enough(state: Search, duals: DualBound, aim: Aim, *, is_far: bool) -> bo
     """Whether no more is to be looked for. What can be used near the bound alone makes plans, of
     which the best `is_far` from it, where resources share choices in the relaxation alone: then
     branch and bound comes to no end."""
-    if state.settled or state.evaluation is None:
-        return state.settled
+    if state.is_finished or state.evaluation is None:
+        return state.is_finished
     is_slow = _num_open(state, duals) > _MAX_WINDOWED
     return is_slow and (aim.dives or is_far or state.gap <= _CLOSE * duals.value)
 
@@ -291,7 +291,7 @@ def _dives(state: Search, duals: DualBound, aim: Aim) -> bool:
     return aim.dives or (bool(aim.known) and state.gap <= _CLOSE * duals.value)
 
 
-def _wanted(state: Search, duals: DualBound | None) -> float:
+def _cutoff(state: Search, duals: DualBound | None) -> float:
     """What a plan has to cost less than to be looked for, with windows: what the best one costs, or
     in a large program what it may cost more than others."""
     best = state.evaluation
@@ -309,7 +309,7 @@ def _num_open(state: Search, duals: DualBound) -> int:
 def _is_far(state: Search, duals: DualBound) -> bool:
     """Whether there is a plan that is not `_CLOSE` to the bound, if near it, and many columns are
     open."""
-    if not state.problem.windows or state.evaluation is None or state.settled:
+    if not state.problem.windows or state.evaluation is None or state.is_finished:
         return False
     is_near = _CLOSE * duals.value < state.gap <= _NEAR[-1] * duals.value
     return is_near and _num_open(state, duals) > _MAX_WINDOWED
@@ -332,7 +332,7 @@ def _solve_integer(
     need no more; whether one is known to be that. With windows, only one that is better than the
     best so far by more than is tolerated."""
     started = process_time()
-    most, is_whole, is_best, wanted = inf, True, False, _wanted(state, duals)
+    most, is_whole, is_best, wanted = inf, True, False, _cutoff(state, duals)
     if duals is not None:
         left = min(_room(state, duals), max(0.0, wanted - duals.value))
         is_whole = left <= room
@@ -357,8 +357,8 @@ def _solve_integer(
         is_best = answer.outcome is Outcome.OPTIMAL
         choice = rounded(model, answer.values)
         evaluation = state.evaluator(choice)
-        state.offer(choice, evaluation)
-        if state.settled or answer.outcome is not Outcome.OPTIMAL:
+        state.submit(choice, evaluation)
+        if state.is_finished or answer.outcome is not Outcome.OPTIMAL:
             break
         if not evaluation.feasible:
             highs.add_limit(*cover(state.problem, model, choice, evaluation))

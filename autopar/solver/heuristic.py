@@ -63,7 +63,7 @@ class Descent:
         evaluation = self._evaluator(choice)
         return (tuple(choice), evaluation) if evaluation.feasible else None
 
-    def leanest(self) -> tuple[int, ...]:
+    def smallest_memory(self) -> tuple[int, ...]:
         """Every node's choice of least usage that is not forbidden, the cheapest of those."""
         return tuple(
             int(np.lexsort((costs, np.where(costs >= FORBIDDEN, np.inf, sizes)))[0])
@@ -144,11 +144,11 @@ class _Prices:
         self.problem = problem
         self._evaluator = evaluator
         self._known: dict[int, FloatArray] = {}
-        self._asked: dict[int, Counter[int]] = {}
+        self._consumers: dict[int, Counter[int]] = {}
         count = len(problem.keys)
         self._costs = [_priced(costs) for costs in problem.costs]
         self._edges: list[list[tuple[int, FloatArray]]] = [[] for _ in range(count)]
-        self._made: list[list[int]] = [[] for _ in range(count)]
+        self._flows_from: list[list[int]] = [[] for _ in range(count)]
         self._used: list[list[tuple[int, int]]] = [[] for _ in range(count)]
         near: list[set[int]] = [set() for _ in range(count)]
         for edge in problem.edges:
@@ -158,7 +158,7 @@ class _Prices:
             near[edge.source].add(edge.target)
             near[edge.target].add(edge.source)
         for f, flow in enumerate(problem.flows):
-            self._made[flow.source].append(f)
+            self._flows_from[flow.source].append(f)
             ends = {flow.source, *(sink.node for sink in flow.sinks)}
             for k, sink in enumerate(flow.sinks):
                 self._used[sink.node].append((f, k))
@@ -179,7 +179,7 @@ class _Prices:
             for other, matrix in self._edges[node]:
                 if choice[other] != _UNDECIDED:
                     costs += matrix[:, choice[other]]
-            for f in self._made[node]:
+            for f in self._flows_from[node]:
                 costs += self._as_source(f, choice)
             for f, k in self._used[node]:
                 costs += self._as_sink(f, k, choice)
@@ -191,15 +191,15 @@ class _Prices:
         for other in self.neighbours[node]:
             self._known.pop(other, None)
         for f, _ in self._used[node]:
-            self._asked.pop(f, None)
+            self._consumers.pop(f, None)
 
     def forget(self) -> None:
         """Takes note that any node may have another choice."""
         self._known.clear()
-        self._asked.clear()
+        self._consumers.clear()
 
     def _as_source(self, f: int, choice: Sequence[int]) -> FloatArray:
-        terminals = frozenset(self._asked_states(f, choice))
+        terminals = frozenset(self._consumer_states(f, choice))
         lengths = self._evaluator.routers[f].lengths(terminals)
         if lengths is None:
             by_state = self._distances[f][:, sorted(terminals)].sum(axis=1)
@@ -217,7 +217,7 @@ class _Prices:
         root = self._source_states[f][choice[flow.source]]
         if root < 0:
             return np.where(states < 0, 0.0, _PROHIBITIVE)
-        asked, own = self._asked_states(f, choice), self._asked_by(f, k, choice)
+        asked, own = self._consumer_states(f, choice), self._state_of(f, k, choice)
         others = frozenset(state for state, count in asked.items() if count > (state == own))
         route = self._evaluator.routers[f].route(root, others)
         heads = self._heads[f]
@@ -225,15 +225,15 @@ class _Prices:
         near = self._distances[f][sorted(reached)].min(axis=0)
         return np.append(near, 0.0)[states]
 
-    def _asked_states(self, f: int, choice: Sequence[int]) -> Counter[int]:
+    def _consumer_states(self, f: int, choice: Sequence[int]) -> Counter[int]:
         """How many of the decided sinks of flow `f` ask for each state: one weight may be used in
         every step of a loop, and have thousands."""
-        if f not in self._asked:
-            states = (self._asked_by(f, k, choice) for k in range(len(self._sink_states[f])))
-            self._asked[f] = Counter(state for state in states if state >= 0)
-        return self._asked[f]
+        if f not in self._consumers:
+            states = (self._state_of(f, k, choice) for k in range(len(self._sink_states[f])))
+            self._consumers[f] = Counter(state for state in states if state >= 0)
+        return self._consumers[f]
 
-    def _asked_by(self, f: int, k: int, choice: Sequence[int]) -> int:
+    def _state_of(self, f: int, k: int, choice: Sequence[int]) -> int:
         """The state that sink `k` of flow `f` asks for, below 0 if none."""
         node, states = self._sink_states[f][k]
         return -1 if choice[node] == _UNDECIDED else states[choice[node]]

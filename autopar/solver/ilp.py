@@ -40,9 +40,9 @@ from autopar.ir.problem import (
 )
 from autopar.solver.builder import NameKind, ProgramBuilder, joined_name, name_of, places_of
 from autopar.solver.memory import live_sets
+from autopar.solver.paths import PathFinder, any_path
 from autopar.solver.routing import all_distances
 from autopar.solver.ties import tie_weights
-from autopar.solver.ways import Ways, any_way
 from autopar.solver.windows import Shares, most_hidden, normalised
 
 _LARGEST_COST_BITS = 20
@@ -128,8 +128,8 @@ class Model:
         return len(self.row_lower)
 
 
-def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way) -> Model:
-    """The model of `problem`, with rows for memory when it has a limit; flows take `ways`.
+def build_model(problem: Problem, *, excess: bool = False, paths: PathFinder = any_path) -> Model:
+    """The model of `problem`, with rows for memory when it has a limit; flows take `paths`.
 
     With `excess`, the objective is how far the worst memory row is broken and nothing else; what
     the nodes cost is left out.
@@ -141,7 +141,7 @@ def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way)
         _add_edge(builder, edge, choices, nodes)
     distances = all_distances(problem.flows)
     flows = [
-        _add_flow(builder, flow, distance, choices, nodes, ways)
+        _add_flow(builder, flow, distance, choices, nodes, paths)
         for flow, distance in zip(problem.flows, distances, strict=True)
     ]
     limits: list[Limit] = []
@@ -203,7 +203,7 @@ def _add_flow(
     distance: IntArray,
     choices: Sequence[IntArray],
     nodes: Sequence[int],
-    ways: Ways,
+    paths: PathFinder,
 ) -> _FlowParts:
     sinks = distinct_sinks(flow)
     name = name_of(flow.key)
@@ -211,7 +211,7 @@ def _add_flow(
     arc_names = joined_name(state_names[flow.tails], state_names[flow.heads])
     source_states = _states(flow.source_state, choices[flow.source])
     asked = [_states(state, choices[node]) for node, state in sinks]
-    usable = ways(flow, distance, source_states, asked)
+    usable = paths(flow, distance, source_states, asked)
     users = np.zeros(len(flow.costs), dtype=np.int64)
     for arcs in usable:
         users[arcs] += 1

@@ -46,7 +46,7 @@ def explain_conflict(problem: Problem, clock: Clock) -> tuple[Conflict | None, s
         if choice:
             peak, time = peak_usage(problem, choice)
             proven = answer.outcome is Outcome.OPTIMAL
-            least = f"the leanest plan {'' if proven else 'found in time '}needs {peak}"
+            least = f"the smallest-memory plan {'' if proven else 'found in time '}needs {peak}"
             reason = f"{least} at time {time}, the limit is {problem.limit_at(time)}"
             return peak_conflict(problem, choice, time, peak), reason
         if answer.outcome is not Outcome.INFEASIBLE:
@@ -60,7 +60,7 @@ def _allowed(problem: Problem, clock: Clock) -> tuple[int, ...]:
     evaluator = Evaluator(anyhow)
     descent = Descent(anyhow, evaluator, clock)
     # No descent from there: it lowers costs, and mostly takes more memory for that.
-    starts = (descent.leanest(), descent.grown())
+    starts = (descent.smallest_memory(), descent.grown())
     return next((start for start in starts if evaluator(start).feasible), ())
 
 

@@ -56,5 +56,5 @@ def ready_column_generation() -> None:
     relayed = relay(stated, distances, no_potentials(stated))
     assert relayed is not None
     passing = Passing(relayed, unpriced(stated))
-    passing.settle(Clock(0.0), 1)
+    passing.sweep(Clock(0.0), 1)
     passing.at_least()

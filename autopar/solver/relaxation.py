@@ -77,10 +77,10 @@ def express(model: Model) -> pulp.LpProblem:
 _STATUS = highspy.HighsBasisStatus
 
 
-def as_basis(model: Model, found: highspy.HighsBasis) -> Basis:
-    """The basis that HiGHS `found` for `model`."""
-    columns = np.array([status.value for status in found.col_status], np.int64)
-    rows = np.array([status.value for status in found.row_status], np.int64)
+def as_basis(model: Model, given: highspy.HighsBasis) -> Basis:
+    """The basis that HiGHS `given` for `model`."""
+    columns = np.array([status.value for status in given.col_status], np.int64)
+    rows = np.array([status.value for status in given.row_status], np.int64)
     return Basis(model.column_names, columns, model.row_names, rows)
 
 
@@ -221,7 +221,7 @@ def dive(
     for order in orders[:1] if once else orders:
         _dive(state, model, highs, values, sizes, order, most)
         highs.free()
-        if state.settled:
+        if state.is_finished:
             return
 
 
@@ -251,7 +251,7 @@ def _dive(
             return
         values = highs.last.values
         choice = rounded(model, values)
-        state.offer(choice, state.evaluator(choice))
+        state.submit(choice, state.evaluator(choice))
         best = state.evaluation
         if best is not None and highs.last.objective > (best.objective - 1) * model.cost_scale:
             return

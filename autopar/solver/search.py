@@ -66,7 +66,7 @@ class Search:
         return self.bound - SAME_COST > self.cutoff - 1
 
     @property
-    def settled(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing is left to look for."""
         best = self.evaluation
         close = best is not None and self.gap <= self.tolerance * best.objective
@@ -83,7 +83,7 @@ class Search:
         gap = best.objective - self.unlimited_bound
         return gap >= 1 - SAME_COST and gap > self.tolerance * best.objective
 
-    def offer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
+    def submit(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
         """Keeps a feasible plan when it is the cheapest so far."""
         best = self.evaluation
         if evaluation.feasible and (best is None or evaluation.objective < best.objective):
@@ -95,7 +95,7 @@ class Search:
         best = self.evaluation
         if best is not None and evaluation.feasible and evaluation.objective == best.objective:
             self.choice, self.evaluation = choice, evaluation
-        self.offer(choice, evaluation)
+        self.submit(choice, evaluation)
 
     def raise_bound(self, bound: float) -> None:
         """Takes a better lower bound."""

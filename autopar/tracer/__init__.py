@@ -16,7 +16,7 @@ from autopar.runtime.process.layouts import check_arguments, check_states
 from autopar.runtime.program.guards import Read
 from autopar.runtime.program.leavings import LeftBehind
 from autopar.tracer.annotate import report_unknown, with_rules
-from autopar.tracer.capture import Capture, InputLeaf, Wanted, only_losses
+from autopar.tracer.capture import Capture, InputLeaf, OutputFilter, only_losses
 from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
 from autopar.tracer.expand import expand_blocks as _expand
@@ -31,7 +31,7 @@ from autopar.tracer.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["InputLeaf", "OutputLeaf", "Traced", "Wanted", "only_losses", "trace"]
+__all__ = ["InputLeaf", "OutputFilter", "OutputLeaf", "Traced", "only_losses", "trace"]
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ def trace(
     *,
     strict: bool = False,
     name: str = "",
-    wanted: Wanted = only_losses,
+    selects: OutputFilter = only_losses,
 ) -> Traced:
     """The joint forward and backward graph of `model(*args, **kwargs)`, without computing anything.
 
-    Beside a loss, other outputs have gradients where they are `wanted`, or are left out.
+    Beside a loss, other outputs have gradients where they are `selects`, or are left out.
 
     Forward only where gradients are off or no parameter requires one. TraceError where the model
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
@@ -98,7 +98,7 @@ def trace(
     watch = Watch(model, leaves)
     with watch.around(strict):
         found, graph = _graph(
-            model, args, kwargs or {}, name or type(model).__name__, wanted, watch
+            model, args, kwargs or {}, name or type(model).__name__, selects, watch
         )
     check_followed(model, watch.reads, watch.externals)
     report_unknown(graph, strict=strict)
@@ -137,22 +137,22 @@ def _graph(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     name: str,
-    wanted: Wanted,
+    selects: OutputFilter,
     watch: Watch,
 ) -> tuple[Capture, Graph]:
     """The joint graph and its twin, from a shorter model where blocks repeat."""
-    runs = find_runs(model, args, kwargs, wanted, watch)
+    runs = find_runs(model, args, kwargs, selects, watch)
     if runs:
         try:
             with watch.of_short_model(), shortened(model, runs):
-                found, graph = _whole_graph(model, args, kwargs, name, wanted, watch)
+                found, graph = _whole_graph(model, args, kwargs, name, selects, watch)
             for run in runs:
                 graph = _expand(found.gm, graph, run)
         except (TraceError, Different) as error:
             _log.info("%s is traced whole, though blocks repeat: %s", name, error)
         else:
             return found, graph
-    return _whole_graph(model, args, kwargs, name, wanted, watch)
+    return _whole_graph(model, args, kwargs, name, selects, watch)
 
 
 def _whole_graph(
@@ -160,10 +160,10 @@ def _whole_graph(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     name: str,
-    wanted: Wanted,
+    selects: OutputFilter,
     watch: Watch,
 ) -> tuple[Capture, Graph]:
-    found = _capture(model, args, kwargs, wanted, watch)
+    found = _capture(model, args, kwargs, selects, watch)
     with torch.autocast("cpu", enabled=False):
         _normalize(found.gm, found.tied, found.external)
     graph = with_keys(with_rules(_snapshot(found, name)))

@@ -52,7 +52,7 @@ def _hints(nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
             yield from _single(tensor.parts, known.get(len(tensor.shape), _INPUT_DIMS))
     named = [(node, record_of(node.op)) for node in nodes]
     # Tables of embeddings first: sorting keeps the order of the rest.
-    for node, record in sorted(named, key=lambda pair: not pair[1].lookup):
+    for node, record in sorted(named, key=lambda pair: not pair[1].embedding_lookup):
         for each in record.dim_names:
             ref = node.inputs[each.input]
             parts = nodes[ref.node].outputs[ref.output].parts[each.dim]

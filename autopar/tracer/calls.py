@@ -103,7 +103,7 @@ class CallMode(TorchFunctionMode):
             if func in _SHOWS:
                 return self._shown(args[0], look)
             if look is not None and func not in _ARRAYS:
-                return self._told(func, look, args[0])
+                return self._answered(func, look, args[0])
         if func in _HOOKS and self._is_parameter(args[0]):
             raise Refusal(
                 "a hook is put on a parameter at each call",
@@ -120,7 +120,7 @@ class CallMode(TorchFunctionMode):
             return found
         return func(*args, **kwargs)
 
-    def _told(self, func: Callable[..., Any], look: Look, tensor: Tensor) -> Any:
+    def _answered(self, func: Callable[..., Any], look: Look, tensor: Tensor) -> Any:
         """What who looks at `tensor` is told, in a line that has the same ops whatever it finds."""
         place = users_place()
         if look.clamps is not None:
@@ -129,7 +129,7 @@ class CallMode(TorchFunctionMode):
         if look.leaves_out:
             self._note(f"prints or logs what depends on values ({place.short})", _AS_OUTPUT)
         is_bool = look.is_check and tensor.dtype is torch.bool
-        return look.answer if is_bool or func is Tensor.__bool__ else _Told(look.answer)
+        return look.answer if is_bool or func is Tensor.__bool__ else _Answer(look.answer)
 
     def _shown(self, tensor: Tensor, look: Look | None) -> str:
         """A tensor as text, without its values."""
@@ -159,7 +159,7 @@ def _where(mask: Tensor) -> tuple[Tensor, ...]:
     return mask.nonzero(as_tuple=True)
 
 
-class _Told:
+class _Answer:
     """A value of which nothing is known but what whoever looks at it is told: yes, or no."""
 
     def __init__(self, answer: bool) -> None:

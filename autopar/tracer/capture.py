@@ -55,13 +55,13 @@ class InputLeaf:
         return self.shape is not None
 
 
-Wanted = Callable[[int, str], bool | None]
+OutputFilter = Callable[[int, str], bool | None]
 """Whether an output, by its position and its name ("logits"), is to be differentiable even if
 another one is a loss; None if it is not to be returned, unless it is a loss."""
 
 
 def only_losses(_position: int, _name: str) -> bool:
-    """What is `Wanted` where nothing is asked for."""
+    """What is `OutputFilter` where nothing is asked for."""
     return False
 
 
@@ -119,7 +119,7 @@ class _Step(nn.Module):
         leaves: list[Any],
         spec: torch_private.TreeSpec,
         paths: dict[nn.Module, str],
-        wanted: Wanted,
+        selects: OutputFilter,
         watch: Watch,
     ) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _Step(nn.Module):
         self.leaves = leaves
         self.spec = spec
         self.paths = paths
-        self.wanted = wanted
+        self.selects = selects
         self.watch = watch
         self.known: Known | None = None
         self.held = [
@@ -162,7 +162,7 @@ class _Step(nn.Module):
         if self.meet == self.watch.meet and self.watch.discoveries == self.discoveries:
             check_paths(found)
         names = _names(found, result)
-        roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
+        roles = output_roles(found, [self.selects(i, name) for i, name in enumerate(names)])
         spent: set[int] = set()
         if self.calls.spends_graphs:
             spent = {i for i, role in enumerate(roles) if role and is_spent(found[i])}
@@ -203,11 +203,11 @@ class _Step(nn.Module):
 
 def _names(leaves: list[Any], result: Any) -> list[str]:
     """What users call each leaf of an output: the way to it (`more.1`), or else its position."""
-    ways = {id(value): path for path, value in _ways(result) if path}
+    ways = {id(value): path for path, value in _item_paths(result) if path}
     return [ways.get(id(leaf), str(i)) for i, leaf in enumerate(leaves)]
 
 
-def _ways(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _item_paths(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """(path, item) of all that is in nested mappings and sequences."""
     if isinstance(value, Mapping):
         items = value.items()
@@ -217,15 +217,15 @@ def _ways(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
         return
     for key, inner in items:
-        yield from _ways(inner, f"{path}.{key}" if path else str(key))
+        yield from _item_paths(inner, f"{path}.{key}" if path else str(key))
 
 
-def output_roles(leaves: list[Any], wanted: list[bool | None]) -> list[Role | None]:
+def output_roles(leaves: list[Any], selected: list[bool | None]) -> list[Role | None]:
     """The role of each leaf of a model's output; None for what is no tensor, or not returned.
 
-    Scalars that can be differentiated are losses, and then of the others only what is `wanted` has
-    a gradient; without one, every tensor that can be differentiated has one. Where gradients are
-    off, floating-point tensors stand for those that can be differentiated.
+    Scalars that can be differentiated are losses, and then of the others only what is `selected`
+    has a gradient; without one, every tensor that can be differentiated has one. Where gradients
+    are off, floating-point tensors stand for those that can be differentiated.
     """
     graded = any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
 
@@ -235,7 +235,7 @@ def output_roles(leaves: list[Any], wanted: list[bool | None]) -> list[Role | No
 
     losses = [differentiable(x) and x.dim() == 0 for x in leaves]
     found: list[Role | None] = []
-    for x, is_loss, want in zip(leaves, losses, wanted, strict=True):
+    for x, is_loss, want in zip(leaves, losses, selected, strict=True):
         if isinstance(x, Tensor):
             is_value = differentiable(x) and (want or not any(losses))
             role = Role.LOSS if is_loss else Role.VALUE if is_value else Role.DETACHED
@@ -255,7 +255,7 @@ def capture(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    wanted: Wanted,
+    selects: OutputFilter,
     watch: Watch,
 ) -> Capture:
     """The joint graph of `model(*args, **kwargs)`; TraceError where there is none."""
@@ -269,7 +269,7 @@ def capture(
     tied = tied_parameters(model)
     for _ in range(MOST_TRACES):
         known = watch.discoveries
-        step, gm = _captured(model, leaves, spec, wanted, watch)
+        step, gm = _captured(model, leaves, spec, selects, watch)
         if watch.discoveries == known:
             break
     else:
@@ -290,18 +290,18 @@ def _captured(
     model: nn.Module,
     leaves: list[Any],
     spec: torch_private.TreeSpec,
-    wanted: Wanted,
+    selects: OutputFilter,
     watch: Watch,
 ) -> tuple[_Step, fx.GraphModule]:
     try:
-        return _joint_graph(model, leaves, spec, wanted, watch, as_compiled=True)
+        return _joint_graph(model, leaves, spec, selects, watch, as_compiled=True)
     except TraceError as error:
         # What the model looks at may follow from its code alone. And some models leave out what
         # they need where they are compiled, and run in eager alone.
         compiled = is_data_dependent(error)
         watch.spare_replaced()
         try:
-            return _joint_graph(model, leaves, spec, wanted, watch, Known, as_compiled=compiled)
+            return _joint_graph(model, leaves, spec, selects, watch, Known, as_compiled=compiled)
         except TraceError as last:
             raise last from None
 
@@ -310,7 +310,7 @@ def _joint_graph(
     model: nn.Module,
     leaves: list[Any],
     spec: torch_private.TreeSpec,
-    wanted: Wanted,
+    selects: OutputFilter,
     watch: Watch,
     kind: type[Fakes] = Fakes,
     *,
@@ -320,7 +320,7 @@ def _joint_graph(
     paths = {module: name for name, module in model.named_modules()}
     stand_in = partial(fake_tensor, mode=mode)
     with (
-        staged(model, leaves, spec, stand_in, paths, wanted, watch) as (step, fakes),
+        staged(model, leaves, spec, stand_in, paths, selects, watch) as (step, fakes),
         warnings.catch_warnings(),
     ):
         # Of a backward that fails, which the error tells, and which may be tried again.
@@ -345,7 +345,7 @@ def staged(
     spec: torch_private.TreeSpec,
     stand_in: Callable[[Tensor], Tensor],
     paths: dict[nn.Module, str],
-    wanted: Wanted,
+    selects: OutputFilter,
     watch: Watch,
 ) -> Generator[tuple[_Step, tuple[Tensor, ...]], None, None]:
     """The step of `model` and the tensors to call it on, with stand-ins for parameters, buffers and
@@ -353,7 +353,7 @@ def staged(
     given = [stand_in(x) if isinstance(x, Tensor) else x for x in leaves]
     with ExitStack() as stack:
         stack.enter_context(untouched(model.modules()))
-        step = _Step(model, given, spec, paths, wanted, watch)
+        step = _Step(model, given, spec, paths, selects, watch)
         step.stand_in(stand_in)
         for each in (prepared(model), autocast_on_cpu(), unwrapped(), averages_as_tensors()):
             stack.enter_context(each)

@@ -59,11 +59,11 @@ def trace_error(
     module, place = _where(error, paths)
     who = f"module {module!r}" if module else "the model"
     at = f" at {place}" if place else ""
-    what, remedy = _told(error, paths, module, place, name_of)
+    what, remedy = _message(error, paths, module, place, name_of)
     return TraceError(f"cannot capture {who}{at}: {what}\n  {remedy}")
 
 
-def _told(
+def _message(
     error: Exception,
     paths: dict[nn.Module, str],
     module: str,
@@ -98,19 +98,20 @@ def _cure_of_module(running: list[nn.Module], path: str) -> str | None:
     return _EXPERTS_CURE if "expert" in path else None
 
 
-def _cure_of_error(said: str, place: StackLocation | None) -> str:
-    if "sparse" in f"{said} {place}".lower():
+def _cure_of_error(message: str, place: StackLocation | None) -> str:
+    if "sparse" in f"{message} {place}".lower():
         return _SPARSE_CURE
-    return next((cure for text, cure in _CURES.items() if text in said), _CURE)
+    return next((cure for text, cure in _CURES.items() if text in message), _CURE)
 
 
-def layout_error(op: str, made: Tensor, module: str, line: str) -> TraceError:
+def layout_error(op: str, tensor: Tensor, module: str, line: str) -> TraceError:
     """What to say of an op of forward that makes a sparse tensor, though it could be captured: its
     graph would have shards of it, and a stand-in without values."""
     where = f"module {module!r}" if module else "the model"
     at = f" at {line}" if line else ""
     return TraceError(
-        f"cannot capture {where}{at}: {op} makes a tensor of layout {made.layout}\n  {_SPARSE_CURE}"
+        f"cannot capture {where}{at}: {op} makes a tensor of layout {tensor.layout}\n"
+        f"  {_SPARSE_CURE}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from autopar.tracer import torch_private
-from autopar.tracer.capture import Wanted, staged
+from autopar.tracer.capture import OutputFilter, staged
 from autopar.tracer.recording import Kinds, Recorded, Recording, record
 from autopar.tracer.runs import (
     MAX_PERIOD,
@@ -44,22 +44,22 @@ class Spans:
     backward: tuple[range | None, ...]
 
 
-def spans(found: Recording, path: str, count: int) -> Spans | None:
+def spans(recording: Recording, path: str, count: int) -> Spans | None:
     """The spans of `count` blocks of the list at `path`; None if they are not called one after the
     other, once each."""
     names = [block_name(path, i) for i in range(count)]
-    visits = [found.visits.get(name, []) for name in names]
+    visits = [recording.visits.get(name, []) for name in names]
     if any(len(each) != 1 for each in visits):
         return None
     calls = [each[0] for each in visits]
     if any(a.stop > b.start for a, b in pairwise(calls)):
         return None
     forward = (*(range(a.start, b.start) for a, b in pairwise(calls)), calls[-1])
-    marks = [found.entered.get(name) for name in names]
+    marks = [recording.entered.get(name) for name in names]
     trained = [i for i, mark in enumerate(marks) if mark is not None]
     if not trained:
-        end = len(found.kinds)
-        return Spans(forward, (range(end, end),) * count) if end == found.forward else None
+        end = len(recording.kinds)
+        return Spans(forward, (range(end, end),) * count) if end == recording.forward else None
     begun = [mark for mark in marks[trained[0] :] if mark is not None]
     if trained != list(range(trained[0], count)) or begun != sorted(begun, reverse=True):
         return None
@@ -67,14 +67,14 @@ def spans(found: Recording, path: str, count: int) -> Spans | None:
     return Spans(forward, (*(None,) * (trained[0] + 1), *known))
 
 
-def proposals(found: Recording, path: str, count: int) -> list[BlockRun]:
+def proposals(recording: Recording, path: str, count: int) -> list[BlockRun]:
     """The runs that the list at `path` may have, as far as kinds tell, those first that leave most
     blocks out."""
-    where = spans(found, path, count)
+    where = spans(recording, path, count)
     if where is None:
         return []
     kinds: list[Hashable] = [
-        None if back is None else (_kinds(found, ahead), _kinds(found, back))
+        None if back is None else (_kinds(recording, ahead), _kinds(recording, back))
         for ahead, back in zip(where.forward, where.backward, strict=True)
     ]
     runs: list[BlockRun] = []
@@ -91,8 +91,8 @@ def proposals(found: Recording, path: str, count: int) -> list[BlockRun]:
     return sorted(runs, key=lambda run: len(run.kept))
 
 
-def _kinds(found: Recording, ops: range) -> tuple[int, ...]:
-    return tuple(found.kinds[ops.start : ops.stop])
+def _kinds(recording: Recording, ops: range) -> tuple[int, ...]:
+    return tuple(recording.kinds[ops.start : ops.stop])
 
 
 class Stream:
@@ -103,7 +103,7 @@ class Stream:
 
     def __init__(
         self,
-        found: Recording,
+        recording: Recording,
         runs: Sequence[BlockRun],
         states: Mapping[str, Hashable],
         kinds: Kinds,
@@ -115,10 +115,10 @@ class Stream:
         self.items: dict[Owner, list[_Item]] = {self.REST: []}
         self._place: list[tuple[Owner, int]] = []
         self._names: dict[str, Hashable] = {}
-        owners = [self.REST] * len(found.kinds)
+        owners = [self.REST] * len(recording.kinds)
         for r, run in enumerate(runs):
             numbers = run.kept if short else range(run.count)
-            where = spans(found, run.path, len(numbers))
+            where = spans(recording, run.path, len(numbers))
             if where is None:
                 raise ValueError(f"blocks of {run.path} are not called one after the other")
             for i, m in enumerate(numbers):
@@ -126,15 +126,15 @@ class Stream:
                     self.items[r, m] = []
                     for op in (*where.forward[i], *(where.backward[i] or ())):
                         owners[op] = r, m
-        for owner, kind, reads in zip(owners, found.kinds, found.reads, strict=True):
+        for owner, kind, reads in zip(owners, recording.kinds, recording.reads, strict=True):
             self._place.append((owner, len(self.items[owner])))
             self.items[owner].append((kind, reads))
         for name, form in states.items():
             owner, rest = self._owner(name)
-            grad = found.results.get(f"grad {name}")
+            grad = recording.results.get(f"grad {name}")
             kind = kinds.setdefault(("state", rest, form, grad is None), len(kinds))
             self.items[owner].append((kind, () if grad is None else (grad,)))
-        for name, value in found.results.items():
+        for name, value in recording.results.items():
             if value is not None and name.startswith("output "):
                 kind = kinds.setdefault(("result", name), len(kinds))
                 self.items[self.REST].append((kind, (value,)))
@@ -223,7 +223,7 @@ def find_runs(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    wanted: Wanted,
+    selects: OutputFilter,
     watch: Watch,
 ) -> tuple[BlockRun, ...]:
     """The runs of `model(*args, **kwargs)`: none where blocks differ, or where the step cannot be
@@ -232,7 +232,7 @@ def find_runs(
     if not lists:
         return ()
     kinds: Kinds = {}
-    record_once = partial(_recorded, model, args, kwargs, kinds, wanted, watch)
+    record_once = partial(_recorded, model, args, kwargs, kinds, selects, watch)
     whole = _unless_it_raises(partial(record_once, lists), watch)
     if whole is None:
         return ()
@@ -250,7 +250,7 @@ def find_runs(
 
 
 def _chosen(
-    found: Recording,
+    recording: Recording,
     states: Mapping[str, Hashable],
     lists: Mapping[str, Sequence[nn.Module]],
     kinds: Kinds,
@@ -260,8 +260,8 @@ def _chosen(
     for path, blocks in lists.items():
         if any(path.startswith(outer) for outer in taken):
             continue
-        for run in proposals(found, path, len(blocks)):
-            if repeats(Stream(found, (run,), states, kinds, short=False)):
+        for run in proposals(recording, path, len(blocks)):
+            if repeats(Stream(recording, (run,), states, kinds, short=False)):
                 taken.append(run.prefix)
                 yield run
                 break
@@ -288,7 +288,7 @@ def _recorded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     kinds: Kinds,
-    wanted: Wanted,
+    selects: OutputFilter,
     watch: Watch,
     lists: Mapping[str, Sequence[nn.Module]],
 ) -> _Recorded:
@@ -297,7 +297,7 @@ def _recorded(
     blocks = {block: block_name(path, i) for path in lists for i, block in enumerate(lists[path])}
     with warnings.catch_warnings(), torch_private.compiling():
         warnings.simplefilter("ignore")
-        with staged(model, leaves, spec, meta_tensor, {}, wanted, watch) as (step, tensors):
+        with staged(model, leaves, spec, meta_tensor, {}, selects, watch) as (step, tensors):
             states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             states |= dict(step.named_buffers(recurse=False))
             found = record(step, tensors, states, blocks, kinds)

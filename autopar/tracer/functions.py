@@ -63,10 +63,10 @@ def _multi_margin_loss(
     return _reduced(found if target.dim() else found.squeeze(0), reduction)
 
 
-def _reduced(found: Tensor, reduction: str) -> Tensor:
+def _reduced(result: Tensor, reduction: str) -> Tensor:
     if reduction not in _REDUCTIONS:
         raise ValueError(f"{reduction} is not a valid value for reduction")
-    return _REDUCTIONS[reduction](found)
+    return _REDUCTIONS[reduction](result)
 
 
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from autopar.runtime.program.guards import Read
-from autopar.runtime.program.leavings import MISSING, LeftTensor, found_at, put_at
+from autopar.runtime.program.leavings import MISSING, LeftTensor, put_at, value_at
 
 CONTAINERS = (dict, OrderedDict, list, set)
 
@@ -39,7 +39,7 @@ def named_stand_in(value: Any, called: str) -> Any:
     return _mapped(value, lambda x: _Was(called) if isinstance(x, Tensor) else x)
 
 
-def settled_value(value: Any) -> Any:
+def resolved_value(value: Any) -> Any:
     """A value with what is an error where it is used in the place of each name."""
     return _mapped(value, lambda x: LeftTensor(x.called) if isinstance(x, _Was) else x)
 
@@ -71,7 +71,7 @@ def is_same(now: Any, was: Any) -> bool:
 
 def value_read(read: Read) -> Any:
     """What is there now."""
-    return found_at(read.owner, read.name)
+    return value_at(read.owner, read.name)
 
 
 def copy_of(value: Any) -> Any:

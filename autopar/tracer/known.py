@@ -56,7 +56,7 @@ class Known(Fakes):
             self._learn(func, args, dict(kwargs or {}), found)
         return found
 
-    def _learn(self, func: Any, args: Any, kwargs: dict[str, Any], found: Any) -> None:
+    def _learn(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         leaves, spec = torch_private.tree_flatten((args, kwargs))
         known = [self._value(x) if isinstance(x, Tensor) else x for x in leaves]
         if any(isinstance(x, Tensor) and k is None for x, k in zip(leaves, known, strict=True)):
@@ -64,7 +64,7 @@ class Known(Fakes):
         real_args, real_kwargs = torch_private.tree_unflatten(known, spec)
         with torch_private.no_modes(), torch.no_grad():
             real = func(*real_args, **real_kwargs)
-        for fake, value in zip(_tensors(found), _tensors(real), strict=True):
+        for fake, value in zip(_tensors(result), _tensors(real), strict=True):
             self._values[fake] = value
 
 

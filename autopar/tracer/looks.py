@@ -44,17 +44,17 @@ def _looks(file: str) -> dict[int, Look]:
     for node in ast.walk(tree):
         look, last = None, node
         if isinstance(node, ast.Assert) and node not in caught:
-            look = _told(node.test, True)
+            look = _answers_for(node.test, True)
         elif isinstance(node, ast.Expr) and _is_check(node.value) and node not in caught:
             look = Look(True, is_check=True)
         elif isinstance(node, ast.If):
             last, clamps = node.test, _clamps(node)
             if clamps is not None and _in_turn(node.test, True):
-                look = _told(node.test, True, clamps)
+                look = _answers_for(node.test, True, clamps)
             elif node not in caught and all(isinstance(line, ast.Raise) for line in node.body):
-                look = _told(node.test, False)
+                look = _answers_for(node.test, False)
             elif not node.orelse and all(map(_only_tells, node.body)):
-                look = _told(node.test, False, leaves_out=True)
+                look = _answers_for(node.test, False, leaves_out=True)
         if (
             look is not None
             and isinstance(node, ast.stmt)
@@ -89,28 +89,28 @@ def _only_tells(line: ast.stmt) -> bool:
             return isinstance(line, ast.Pass)
 
 
-def _told(
+def _answers_for(
     test: ast.expr, answer: bool, clamps: int | None = None, *, leaves_out: bool = False
 ) -> Look | None:
     """What looks in a condition are told so that it is `answer`, if it is the same for all."""
-    wanted = _wanted(test, answer)
+    wanted = _parts_of_condition(test, answer)
     return Look(wanted.pop(), clamps, leaves_out=leaves_out) if len(wanted) == 1 else None
 
 
-def _wanted(test: ast.expr, answer: bool) -> set[bool]:
+def _parts_of_condition(test: ast.expr, answer: bool) -> set[bool]:
     """What the parts of a condition that may look at data are, where it is `answer`."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _wanted(operand, not answer)
+            return _parts_of_condition(operand, not answer)
         case ast.BoolOp(values=parts):
-            return {wanted for part in parts for wanted in _wanted(part, answer)}
+            return {wanted for part in parts for wanted in _parts_of_condition(part, answer)}
         case _:
             return set() if _is_known(test) else {answer}
 
 
 def _in_turn(test: ast.expr, answer: bool) -> bool:
-    """Whether a condition is `answer` if, and only if, all its parts are as `_wanted`: such as
-    `x.isinf().any()`."""
+    """Whether a condition is `answer` if, and only if, all its parts are as `_parts_of_condition`:
+    such as `x.isinf().any()`."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return _in_turn(operand, not answer)

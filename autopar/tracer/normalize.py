@@ -21,9 +21,9 @@ from autopar.tracer.decompose import (
     split_dropouts,
     split_squared_errors,
 )
+from autopar.tracer.decomposed import decompose_ops
 from autopar.tracer.outputs import outputs_of, set_outputs
-from autopar.tracer.pieces import split_into_pieces
-from autopar.tracer.updates import settle_updates
+from autopar.tracer.updates import resolve_updates
 
 aten = torch.ops.aten
 _Pass = Callable[[fx.GraphModule], fx.GraphModule]
@@ -40,7 +40,7 @@ def passes(tied: dict[str, str], external: frozenset[str]) -> tuple[_Pass, ...]:
         strip_prefix,
         partial(keep_known_outputs, external=external),
         partial(drop_unread, external=external),
-        settle_updates,
+        resolve_updates,
         partial(merge_tied_parameters, tied=tied),
         drop_output_copies,
         copy_expanded_gradients,
@@ -49,7 +49,7 @@ def passes(tied: dict[str, str], external: frozenset[str]) -> tuple[_Pass, ...]:
         split_dropouts,
         draw_from_nothing,
         split_squared_errors,
-        split_into_pieces,
+        decompose_ops,
         merge_constants,
         drop_assertions,
         drop_unused,

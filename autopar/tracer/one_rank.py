@@ -105,8 +105,8 @@ def _all() -> Iterator[tuple[Any, str, Any]]:
     for owner in (dist, c10d):
         for name, work in IN_PLACE.items():
             yield owner, name, _in_place(getattr(owner, name), work)
-        yield owner, "get_rank", _told(owner.get_rank, 0)
-        yield owner, "get_world_size", _told(owner.get_world_size, 1)
+        yield owner, "get_rank", _message(owner.get_rank, 0)
+        yield owner, "get_world_size", _message(owner.get_world_size, 1)
     for name in OUT_OF_PLACE:
         if hasattr(functional, name):
             yield functional, name, _out_of_place(getattr(functional, name))
@@ -145,7 +145,7 @@ def _of_all_ranks(plain: Any, work: Callable[..., Any]) -> Any:
     return call
 
 
-def _told(plain: Any, number: int) -> Any:
+def _message(plain: Any, number: int) -> Any:
     @wraps(plain)
     def call(group: Any = None) -> int:
         return number if _is_all(group) else plain(group)

@@ -179,5 +179,5 @@ def _form(node: Node, run: BlockRun, further: int) -> object:
         node.mean,
         node.view,
         node.has_rule,
-        node.handed,
+        node.input_sharding,
     )

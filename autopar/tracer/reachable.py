@@ -119,12 +119,12 @@ def reachable(model: nn.Module, leaves: list[Any]) -> tuple[Read, ...]:
             search.function(value)
     for leaf in leaves:
         search.function(leaf)
-    return tuple(search.found.values())
+    return tuple(search.paths.values())
 
 
 class _Search:
     def __init__(self) -> None:
-        self.found: dict[tuple[int, str], Read] = {}
+        self.paths: dict[tuple[int, str], Read] = {}
         self._functions: set[FunctionType] = set()
         self._methods: set[tuple[type, str]] = set()
 
@@ -199,8 +199,8 @@ class _Search:
         elif not isinstance(value, type):
             for name in sorted(attributes):
                 self.function(getattr(type(value), name, None))
-        known = self.found.get((id(read.owner), read.name), read)
-        self.found[id(read.owner), read.name] = read if known.is_updated else known
+        known = self.paths.get((id(read.owner), read.name), read)
+        self.paths[id(read.owner), read.name] = read if known.is_updated else known
 
 
 def _content(cell: CellType) -> Any:

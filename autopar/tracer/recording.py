@@ -113,7 +113,7 @@ class Recorder(torch_private.TorchDispatchMode):
         it made then."""
         if kind in self._results:
             like = self._results[kind]
-            return _again(like) if isinstance(like, tuple) else func(*args, **kwargs)
+            return _reissued(like) if isinstance(like, tuple) else func(*args, **kwargs)
         found = func(*args, **kwargs)
         self._results[kind] = _likeness(found) if torch_private.is_functional(func) else None
         return found
@@ -140,21 +140,21 @@ def _place(tensor: Tensor) -> Hashable:
     )
 
 
-def _likeness(found: Any) -> Any:
-    """What `_again` needs in order to make such results; None if it cannot."""
-    if isinstance(found, Tensor):
-        return "tensor", tuple(found.shape), found.stride(), found.dtype
-    if isinstance(found, tuple | list) and all(isinstance(x, Tensor) or x is None for x in found):
-        return type(found), [None if x is None else _likeness(x) for x in found]
+def _likeness(result: Any) -> Any:
+    """What `_reissued` needs in order to make such results; None if it cannot."""
+    if isinstance(result, Tensor):
+        return "tensor", tuple(result.shape), result.stride(), result.dtype
+    if isinstance(result, tuple | list) and all(isinstance(x, Tensor) or x is None for x in result):
+        return type(result), [None if x is None else _likeness(x) for x in result]
     return None
 
 
-def _again(like: tuple[Any, ...]) -> Any:
+def _reissued(like: tuple[Any, ...]) -> Any:
     if like[0] == "tensor":
         _, shape, stride, dtype = like
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     kind, items = like
-    return kind(None if item is None else _again(item) for item in items)
+    return kind(None if item is None else _reissued(item) for item in items)
 
 
 def record(
@@ -199,19 +199,19 @@ def record(
     return found
 
 
-def _watch(blocks: Mapping[nn.Module, str], found: Recording) -> list[Any]:
+def _watch(blocks: Mapping[nn.Module, str], recording: Recording) -> list[Any]:
     """Hooks that keep when each block is called, and when its backward part begins."""
     started: list[int] = []
 
     def enter(_module: nn.Module, _args: Any) -> None:
-        started.append(len(found.kinds))
+        started.append(len(recording.kinds))
 
     def leave(module: nn.Module, _args: Any, output: Any) -> None:
         name = blocks[module]
-        found.visits.setdefault(name, []).append(range(started.pop(), len(found.kinds)))
+        recording.visits.setdefault(name, []).append(range(started.pop(), len(recording.kinds)))
 
         def arrive(_grad: Tensor) -> None:
-            found.entered.setdefault(name, len(found.kinds))
+            recording.entered.setdefault(name, len(recording.kinds))
 
         for tensor in torch_private.tree_flatten(output)[0]:
             if isinstance(tensor, Tensor) and tensor.requires_grad:

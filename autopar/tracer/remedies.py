@@ -142,9 +142,9 @@ def remedy_of_call(name: str) -> str | None:
     return _BY_CALL.get(name)
 
 
-def remedy_of_value(place: StackLocation | None, said: str) -> str:
-    """What to write where a value that is known late is read at `place`; the error `said` which op
-    reads it."""
-    if "nonzero" in said:
+def remedy_of_value(place: StackLocation | None, message: str) -> str:
+    """What to write where a value that is known late is read at `place`; the error `message` which
+    op reads it."""
+    if "nonzero" in message:
         return _PICKED
     return _BY_USE["branch" if place is None else use_of(place)]

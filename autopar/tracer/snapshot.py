@@ -35,10 +35,10 @@ class _Item:
     target: str
 
 
-def snapshot(found: Capture, name: str) -> Graph:
-    """`found.gm` as a Graph without atoms, factors or keys: every dim has no parts yet."""
-    gm = found.gm
-    items = [_item(found, item, desc) for item, desc in zip(*outputs_of(gm), strict=True)]
+def snapshot(capture: Capture, name: str) -> Graph:
+    """`capture.gm` as a Graph without atoms, factors or keys: every dim has no parts yet."""
+    gm = capture.gm
+    items = [_item(capture, item, desc) for item, desc in zip(*outputs_of(gm), strict=True)]
     fx_nodes = [node for node in gm.graph.nodes if node.op != "output"]
     phases = _phases(fx_nodes, items)
     modules = _modules(fx_nodes)
@@ -48,7 +48,7 @@ def snapshot(found: Capture, name: str) -> Graph:
         for made in _tensors(node.meta.get("val")):
             if made.layout != torch.strided:
                 raise layout_error(_op_name(node), made, modules[node], _source_line(node))
-        role, target = _role(found, node)
+        role, target = _role(capture, node)
         args, kwargs = _arguments(node, index)
         nodes.append(
             Node(
@@ -66,7 +66,7 @@ def snapshot(found: Capture, name: str) -> Graph:
                 source_line=_source_line(node),
                 random=is_random(node),
                 checkpoint=node.meta.get("custom", {}).get(CHECKPOINT_KEY, ""),
-                external=role is Role.PARAM and target in found.external,
+                external=role is Role.PARAM and target in capture.external,
             )
         )
     for item in items:
@@ -107,7 +107,7 @@ def _shape(tensor: torch.Tensor) -> TensorShape:
     return TensorShape(kind.shape, kind.dtype)
 
 
-def _role(found: Capture, node: fx.Node) -> tuple[Role, str]:
+def _role(capture: Capture, node: fx.Node) -> tuple[Role, str]:
     """(role, target) of a node that is no output."""
     if node.op == "call_function":
         return Role.OP, ""
@@ -118,26 +118,26 @@ def _role(found: Capture, node: fx.Node) -> tuple[Role, str]:
         return Role.PARAM, node.meta["target"]
     if isinstance(desc, torch_private.BufferAOTInput):
         target = node.meta["target"]
-        return Role.PARAM if target in found.external else Role.BUFFER, target
+        return Role.PARAM if target in capture.external else Role.BUFFER, target
     if isinstance(desc, torch_private.PlainAOTInput):
-        return Role.INPUT, str(found.tensor_inputs[desc.idx])
+        return Role.INPUT, str(capture.tensor_inputs[desc.idx])
     if isinstance(desc, torch_private.TangentAOTInput) and isinstance(
         desc.output, torch_private.PlainAOTOutput
     ):
-        return Role.TANGENT, str(found.tensor_outputs[desc.output.idx])
+        return Role.TANGENT, str(capture.tensor_outputs[desc.output.idx])
     raise TraceError(f"the captured graph has an input autopar does not know: {desc!r}")
 
 
-def _item(found: Capture, source: fx.Node, desc: Any) -> _Item:
+def _item(capture: Capture, source: fx.Node, desc: Any) -> _Item:
     if isinstance(desc, torch_private.PlainAOTOutput):
-        position = found.tensor_outputs[desc.idx]
-        role = found.outputs[position].role
+        position = capture.tensor_outputs[desc.idx]
+        role = capture.outputs[position].role
         assert role is not None
         return _Item(source, role, str(position))
     if isinstance(desc, torch_private.GradAOTOutput):
-        return _Item(source, Role.GRAD, found.name_of(desc.grad_of))
-    changed, name = desc.mutated_input, found.name_of(desc.mutated_input)
-    is_param = isinstance(changed, torch_private.ParamAOTInput) or name in found.external
+        return _Item(source, Role.GRAD, capture.name_of(desc.grad_of))
+    changed, name = desc.mutated_input, capture.name_of(desc.mutated_input)
+    is_param = isinstance(changed, torch_private.ParamAOTInput) or name in capture.external
     return _Item(source, Role.UPDATE if is_param else Role.MUTATION, name)
 
 

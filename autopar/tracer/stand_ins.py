@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.runtime.checkpoint.initialise import state_tables
-from autopar.runtime.module.remade import remade_by_hooks
+from autopar.runtime.module.recreated import recreated_by_hooks
 from autopar.runtime.program.externals import is_external
 from autopar.runtime.program.guards import is_state
 from autopar.tracer import torch_private
@@ -51,7 +51,7 @@ def replace_states(
     """Put stand-ins in the place of parameters and buffers, one for all names of a tensor. Tensors
     that are plain attributes become buffers: a program has their values as inputs. The names of
     those that are external: a gradient of what is `overwritten`, by module and name, is nothing."""
-    made = {(id(each.module), each.name) for each in remade_by_hooks(model)}
+    made = {(id(each.module), each.name) for each in recreated_by_hooks(model)}
     made |= set(overwritten)
     external: list[str] = []
     for path, module in model.named_modules():

@@ -21,7 +21,7 @@ from autopar.tracer.remedies import Refusal
 aten = torch.ops.aten
 
 
-def settle_updates(gm: fx.GraphModule) -> fx.GraphModule:
+def resolve_updates(gm: fx.GraphModule) -> fx.GraphModule:
     """No tangent of a new value: nothing but the model's outputs is differentiated. And forward
     starts from the parameter, where torch starts from a copy of it."""
     for node in gm.graph.find_nodes(op="placeholder"):

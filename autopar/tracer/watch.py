@@ -33,8 +33,8 @@ from autopar.tracer.held_values import (
     is_same,
     named_stand_in,
     refill,
+    resolved_value,
     restore,
-    settled_value,
     value_before,
     value_read,
 )
@@ -82,7 +82,7 @@ class Watch:
         self._paths = {module: path for path, module in model.named_modules()}
         # Modules, and the objects that they hold, with what to call them.
         self._owners = {id(m): (m, path or "the model") for m, path in self._paths.items()}
-        self._found: dict[tuple[int, str], bool] = {}
+        self._reads: dict[tuple[int, str], bool] = {}
         """What was read, and whether it was for more than to add a number to it."""
         self._left: dict[tuple[int, Any], LeftBehind] = {}
         self._added: set[tuple[int, Any]] = set()
@@ -105,7 +105,7 @@ class Watch:
     def reads(self) -> tuple[Read, ...]:
         """What was read, in the order in which it was first."""
         inside: list[Read] = []
-        for (identity, name), is_read in self._found.items():
+        for (identity, name), is_read in self._reads.items():
             owner, called = self._owners[identity]
             places = {(identity, name), (id(vars(owner)), name)}
             if is_read or not places & self._added:
@@ -116,7 +116,7 @@ class Watch:
     def leavings(self) -> tuple[LeftBehind, ...]:
         """What forward leaves on modules that is to be there, or is not, after each call."""
         return tuple(
-            replace(x, value=settled_value(x.value))
+            replace(x, value=resolved_value(x.value))
             for key, x in self._left.items()
             if key not in self._unsettled
         )
@@ -161,7 +161,7 @@ class Watch:
                 for module, name in self._spared:
                     module._buffers[name] = module.get_buffer(name).clone()
                 self._first.clear()
-                with _recorded(self._found, self._owners, self._first):
+                with _recorded(self._reads, self._owners, self._first):
                     yield
                 for module, was in zip(modules, before, strict=True):
                     self._leaves_in(module, *was)
@@ -178,7 +178,7 @@ class Watch:
         path = self._paths[module] or "the model"
         for name in _changed(module, attributes, copies):
             self._leaves(module, name, attributes.get(name, MISSING), copies, _label(path, name))
-        for name in self._settled(module, copies):
+        for name in self._replacements(module, copies):
             self.note(f"replaces {_label(path, name)}", _OUTSIDE)
 
     def _leaves(
@@ -188,10 +188,10 @@ class Watch:
         items that its copy has."""
         table, key = vars(module), (id(module), name)
         now, first = table.get(name, MISSING), value_before(module, name, was)
-        is_updated = not self._found.get(key, True)
+        is_updated = not self._reads.get(key, True)
         if type(now) in SIMPLE_TYPES and (was is MISSING or type(was) in SIMPLE_TYPES):
             self._sets(table, name, first, now, called, adds=is_updated)
-        elif isinstance(now, Tensor) and self._is_kept(module, name, was):
+        elif isinstance(now, Tensor) and self._is_retained(module, name, was):
             self.note(f"keeps a tensor in {called}", _KEPT)
         elif now is was and self._sets_inside(key, now, copies.get(name), called, adds=is_updated):
             pass
@@ -247,13 +247,13 @@ class Watch:
             else:
                 self.note(f"changes {read.label}", _OUTSIDE)
 
-    def _is_kept(self, module: nn.Module, name: str, was: Any) -> bool:
+    def _is_retained(self, module: nn.Module, name: str, was: Any) -> bool:
         """Whether what the call before had left is read first, as a model does with what it keeps
         from one call to the next."""
         before = value_before(module, name, was)
         return self._first.get((id(module), name), MISSING) is before is not MISSING
 
-    def _settled(self, module: nn.Module, copies: dict[str, Any]) -> Iterator[str]:
+    def _replacements(self, module: nn.Module, copies: dict[str, Any]) -> Iterator[str]:
         """The parameters and submodules that were replaced; buffers are changed in place."""
         for table in TABLES:
             now, was = vars(module)[table], copies[table]
@@ -307,7 +307,7 @@ def _label(called: str, name: str) -> str:
 
 @contextmanager
 def _recorded(
-    found: dict[tuple[int, str], bool],
+    reads: dict[tuple[int, str], bool],
     owners: dict[int, tuple[Any, str]],
     first: dict[tuple[int, str], Any],
 ) -> Generator[None, None, None]:
@@ -329,8 +329,8 @@ def _recorded(
                 if frame.f_code is _SETS_BUFFER:
                     return inherited(self, name)
                 key = id(self), name
-                if not found.get(key, False):
-                    found[key] = not is_own_update(frame, name)
+                if not reads.get(key, False):
+                    reads[key] = not is_own_update(frame, name)
                 try:
                     value = inherited(self, name)
                 except AttributeError:

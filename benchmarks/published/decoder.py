@@ -182,7 +182,7 @@ class Decoder(nn.Module):
         """Cosines and sines, `[sequence, width of a head]`."""
         width = self.run.hidden // self.run.heads
         place = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float32)
-        turn = torch.arange(0, width, 2, device=tokens.device, dtype=torch.float32) / width
-        angles = place[:, None] * (500_000.0**-turn)[None, :]
+        microbatch = torch.arange(0, width, 2, device=tokens.device, dtype=torch.float32) / width
+        angles = place[:, None] * (500_000.0**-microbatch)[None, :]
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos().to(DTYPE), angles.sin().to(DTYPE)

@@ -29,10 +29,10 @@ from autopar.cluster.mesh_shapes import axis_over, parse_mesh
 from autopar.cost_model.collectives import collective_s
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import Cluster
-from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Delay, OpTotal, StageEstimates, TurnTimes
-from autopar.plans.pipeline_orders import make_table
-from autopar.plans.pipelines import play_pipeline
+from autopar.ir.pipeline import PipelineSchedule
+from autopar.plans.estimates import Delay, MicrobatchTimes, OpTotal, StageEstimates
+from autopar.plans.pipeline_orders import make_schedule
+from autopar.plans.pipelines import simulate_pipeline
 from benchmarks.published.decoder import STORED_PER_PLANNED
 from benchmarks.published.runs import CONTEXT, Run, arrangement
 from benchmarks.published.trainers import batch_ns, exchange_ns, launch_ns
@@ -95,14 +95,16 @@ def played_step(run: Run, found: StageEstimates, cluster: Cluster, inner: Cluste
     """The step of a run on `cluster`, whose stages have the devices `inner` each, and `found` the
     estimates of a microbatch through all of them."""
     name = "1f1b" if run.stages == run.pp else "interleaved"
-    table = make_table(name, run.pp, run.microbatches, run.stages // run.pp)
+    table = make_schedule(name, run.pp, run.microbatches, run.stages // run.pp)
     passes = _passes(run, _parts(run, found), cluster)
     ends = [_update(run, found, rank, cluster, inner) for rank in range(run.pp)]
     timed = [
-        msgspec.structs.replace(found, turn=_turn(*passes[s], sum(ends[s]) if s < run.pp else 0))
+        msgspec.structs.replace(
+            found, microbatch=_microbatch(*passes[s], sum(ends[s]) if s < run.pp else 0)
+        )
         for s in range(run.stages)
     ]
-    total_ns = play_pipeline(table, timed, _delays(run, cluster), ()).step_ns
+    total_ns = simulate_pipeline(table, timed, _delays(run, cluster), ()).step_ns
     return max(
         (_of_rank(table, passes, ends[rank], total_ns, rank) for rank in range(run.pp)),
         key=lambda step: total_ns - step.bubble_ns,
@@ -241,17 +243,17 @@ def _held(run: Run, parameter: OpTotal, rank: int) -> float:
     """The part of a parameter that a rank of the pipeline has."""
     if parameter.module.startswith("blocks."):
         return 1 / run.pp
-    homes = {"words": {0} if run.gated else {0, run.pp - 1}, "positions": {0}}
-    return float(rank in homes.get(parameter.module, {run.pp - 1}))
+    assignment = {"words": {0} if run.gated else {0, run.pp - 1}, "positions": {0}}
+    return float(rank in assignment.get(parameter.module, {run.pp - 1}))
 
 
-def _turn(forward: _Pass, backward: _Pass, update_ns: int) -> TurnTimes:
+def _microbatch(forward: _Pass, backward: _Pass, update_ns: int) -> MicrobatchTimes:
     there, back = forward.length_ns, backward.length_ns
-    return TurnTimes(there, back, there, back, update_ns)
+    return MicrobatchTimes(there, back, there, back, update_ns)
 
 
 def _of_rank(
-    table: ActionTable,
+    table: PipelineSchedule,
     passes: list[tuple[_Pass, _Pass]],
     ends: tuple[int, int],
     total_ns: int,

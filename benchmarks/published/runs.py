@@ -298,7 +298,7 @@ CONTEXT = "cp"
 """The axis over which sequences are cut: by price, as no strategy has it."""
 
 _TENSORS = (
-    "product:*=out on tp or in on tp",
+    "matmul:*=out on tp or in on tp",
     "param:*=unmoved on tp",
     "batched:*=not batch on tp",
 )
@@ -332,4 +332,4 @@ def arrangement(run: Run) -> Arrangement:
 
 def _laid(axis: str, scheme: Scheme) -> Iterable[str]:
     stored, kept = ("R", "R") if axis in ("replicas", CONTEXT) else (scheme.stored, scheme.kept)
-    return f"param:*={stored} on {axis}", f"kept:*={kept} on {axis}"
+    return f"param:*={stored} on {axis}", f"for_backward:*={kept} on {axis}"

@@ -50,10 +50,10 @@ def test_stages_do_together_what_one_does_alone() -> None:
     found, cluster, _ = _planned(WHOLE)
     (forward, backward) = _passes(WHOLE)[0]
     inside = [op for op in found.stages[0].ops.values() if op.module.startswith("blocks.")]
-    again_ns = sum(op.compute_ns for op in inside if op.phase == "forward")
-    assert again_ns > 0
+    recompute_ns = sum(op.compute_ns for op in inside if op.phase == "forward")
+    assert recompute_ns > 0
     alone_ns = forward.work.compute_ns + backward.work.compute_ns
-    assert alone_ns == pytest.approx(found.compute_ns + again_ns)
+    assert alone_ns == pytest.approx(found.compute_ns + recompute_ns)
     staged = _passes(STAGED)
     assert sum(p.work.compute_ns for pair in staged for p in pair) == pytest.approx(alone_ns)
     launched = [

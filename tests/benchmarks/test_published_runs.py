@@ -70,7 +70,7 @@ def test_what_is_too_fast_to_have_recomputed_its_blocks_did_not() -> None:
     assert reasons(slower) == ("recompute is not stated",)
     assert "recompute is not stated" in reasons(replace(run, gpu="A100"))
     assert reasons(RUNS["dgxc_gpt3_175b_BF16_128"]) == ()  # Its words are known.
-    # 560 GiB on a device: some of it was made again.
+    # 560 GiB on a device: some of it was recomputed.
     assert reasons(RUNS["dgxc_maxtext_70b_BF16_128"]) == ("recompute is not stated",)
 
 
@@ -108,23 +108,23 @@ def test_microbatches_follow_from_the_global_batch_where_they_are_not_stated() -
 
 def test_the_arrangement_is_that_of_the_run() -> None:
     rest = ("batched:*=batch on *", "unbatched:*=R on *")
-    full = ("param:*=S on shards", "kept:*=S on shards")
+    full = ("param:*=S on shards", "for_backward:*=S on shards")
     assert arrangement(TINY) == ("shards=4", "", (*full, *rest))
     grads = replace(TINY, data_parallel="FSDP1 SHARD_GRAD_OP")
-    assert arrangement(grads).pins[:2] == ("param:*=S on shards", "kept:*=R on shards")
+    assert arrangement(grads).pins[:2] == ("param:*=S on shards", "for_backward:*=R on shards")
     nodes = replace(TINY, data_parallel="HSDP", gpus=8, dp=8)
     assert arrangement(nodes) == (
         "replicas=2,shards=4",
         "",
-        ("param:*=R on replicas", "kept:*=R on replicas", *full, *rest),
+        ("param:*=R on replicas", "for_backward:*=R on replicas", *full, *rest),
     )
     assert arrangement(replace(TINY, gpus=8, tp=2)) == ("shards=4,tp=2", "megatron", full)
     assert arrangement(replace(TINY, dp=1, tp=4)) == ("tp=4", "megatron", ())
     context = arrangement(replace(TINY, data_parallel="DDP", gpus=16, cp=2, tp=2))
     assert (context.mesh, context.strategy) == ("shards=4,cp=2,tp=2", "")
-    assert {f"{what}:*=R on {axis}" for what in ("param", "kept") for axis in ("shards", "cp")} < {
-        *context.pins
-    }
+    assert {
+        f"{what}:*=R on {axis}" for what in ("param", "for_backward") for axis in ("shards", "cp")
+    } < {*context.pins}
 
 
 def test_a_stated_network_is_shared_by_the_devices_of_a_node() -> None:

@@ -17,7 +17,7 @@ from autopar.errors import PlanError
 from autopar.plans.plan import Plan
 from autopar.plans.requests.constraints import parse_pins
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import Asked, ask, source_digest
+from autopar.plans.requests.request import GraphRequest, make_graph_request, source_digest
 from tests.graphs import linear_step
 from tests.report.plans import two_axis_plan
 
@@ -175,9 +175,9 @@ def test_a_plan_with_a_gap_is_not_written(tmp_path: Path) -> None:
 
 def test_what_decides_a_plan_is_in_its_digest() -> None:
     """One thing after the other is changed; no two digests are equal."""
-    asked = ask(linear_step(8, 8, 8), parse_cluster("4xA100"), Options())
+    asked = make_graph_request(linear_step(8, 8, 8), parse_cluster("4xA100"), Options())
     device = replace(asked.cluster.device, launch_s=1e-9)
-    others: Sequence[Asked] = (
+    others: Sequence[GraphRequest] = (
         replace(asked, graph=replace(asked.graph, name="Other")),
         replace(asked, graph=replace(asked.graph, nodes=asked.graph.nodes[:-1])),
         replace(asked, cluster=parse_cluster("4xH100")),

@@ -185,7 +185,7 @@ def test_options_of_a_plan_are_those_it_was_made_with() -> None:
         microbatches=1,
         pipeline={"stages": 1},
     )
-    plan = imposed(*given.asked, options=given.given)
+    plan = imposed(*given.imposed, options=given.given)
     assert options_of(plan) == given
     others = ConstraintOptions(strategy="ddp")
     found = options_of(plan, others)

@@ -61,10 +61,14 @@ HOSTILE = {
     "axis of size 0": changed(r'"size": 2', '"size": 0'),
     "axes of one name": changed(r'"name": "dp"', '"name": "tp"'),
     "unknown dtype": changed(r'"dtype": "bfloat16"', '"dtype": "bfloat17"'),
-    "malformed sharding": changed(r'"kept": "\[R, S\(0\)\]"', '"kept": "[R, S(0"'),
-    "sharding on three axes": changed(r'"kept": "\[R, S\(0\)\]"', '"kept": "[R, S(0), R]"'),
-    "sharding of a missing dim": changed(r'"kept": "\[R, S\(0\)\]"', '"kept": "[R, S(7)]"'),
-    "partial parameter": changed(r'"kept": "\[R, S\(0\)\]"', '"kept": "[R, P]"'),
+    "malformed sharding": changed(r'"for_backward": "\[R, S\(0\)\]"', '"for_backward": "[R, S(0"'),
+    "sharding on three axes": changed(
+        r'"for_backward": "\[R, S\(0\)\]"', '"for_backward": "[R, S(0), R]"'
+    ),
+    "sharding of a missing dim": changed(
+        r'"for_backward": "\[R, S\(0\)\]"', '"for_backward": "[R, S(7)]"'
+    ),
+    "partial parameter": changed(r'"for_backward": "\[R, S\(0\)\]"', '"for_backward": "[R, P]"'),
     "immense parameter": changed(r"\[1024, 256\]", f"[{2**61}, 256]"),
     "too many parameters": changed(r"\{1-3\}", "{1-99999999}"),
     "names without a brace": changed(r"\{1-3\}", "{1-3"),
@@ -78,7 +82,7 @@ HOSTILE = {
     "endless order": changed(
         r'"order": \[\]', '"order": [\n          {"items": ["loss"], "times": 1000001}\n        ]'
     ),
-    "uneven curve": changed(r'"kept": \[\]', '"kept": [1]'),
+    "uneven curve": changed(r'"unsharded": \[\]', '"unsharded": [1]'),
 }
 
 

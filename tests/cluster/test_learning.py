@@ -13,7 +13,7 @@ from autopar.cluster.measured import measured_on
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cluster.profile import MOST, Profile, learn
-from autopar.cost_model.roofline import attention_s, pointwise_s, product_s
+from autopar.cost_model.roofline import attention_s, matmul_s, pointwise_s
 from autopar.errors import ClusterError
 from autopar.ir.mesh import Cluster
 from autopar.plans.run_record import RUN_VERSION, MeasuredStep, PredictedStep, RunRecord
@@ -64,13 +64,13 @@ def test_prices_take_as_many_times_as_long_as_was_learned() -> None:
     after, said = learn(before, [(source(before), 1.5, 0.5)])
     old, new = described(before), described(after)
     for out, k in ((2**10, 64), (2**30, 4096), (2**14, 200)):
-        prices = (product_s(out, k, 0, "float32", on.device) for on in (new, old))
+        prices = (matmul_s(out, k, 0, "float32", on.device) for on in (new, old))
         assert next(prices) == pytest.approx(1.5 * next(prices))
     scores = Scores(2**14, 300, 64, 4.0, True, False)
     for price in (
         lambda on: attention_s(2.0**40, scores, 2**20, "float32", on.device),
         lambda on: pointwise_s(5000, on.device, 0.8, starts=True),
-        lambda on: product_s(2**14, 2**9, 0, "float64", on.device),
+        lambda on: matmul_s(2**14, 2**9, 0, "float64", on.device),
     ):
         assert price(new) == pytest.approx(1.5 * price(old))
     for mesh in ("8", "2x4", "4x2"):

@@ -113,7 +113,7 @@ class _Draw:
                     node.outputs[0].shape,
                     node.outputs[0].dtype,
                     *map(str, self._shardings(node.key)),
-                    "host" if node.target in self.hosted else "device",
+                    "cpu" if node.target in self.hosted else "cuda",
                 )
                 for node in self.graph.with_role(Role.PARAM)
             },
@@ -121,7 +121,7 @@ class _Draw:
             outputs={e.key: self.choice[e.key] for e in entries if e.node.role is Role.DETACHED},
             routes=self._routes(),
             saved={key: str(state) for key, state in self.saved.items()},
-            microbatches=self.graph.turns,
+            microbatches=self.graph.microbatches,
             loss_chunks=loss_chunks,
             is_split=self.graph.second_part is not None,
         )

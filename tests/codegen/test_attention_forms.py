@@ -202,7 +202,7 @@ def held(form: Form, kind: str, n: int) -> tuple[int, int, int]:
         del results
         spmd.run(program.backward, mesh, inputs)
     memory = plan.estimates.memory
-    return watched.largest, watched.peak // n, memory.saved + memory.kept + memory.transient
+    return watched.largest, watched.peak // n, memory.saved + memory.unsharded + memory.transient
 
 
 def priced(plan: Plan) -> dict[str, Counter[str]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.cost_model.account import account
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.price import price
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph, Phase, Ref, Role
@@ -18,7 +18,7 @@ from autopar.ir.schedule import Compute, Event, Message, Schedule, Start, Wait
 from autopar.plans.decisions import make_stage
 from autopar.plans.plan import Plan
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.plans.scheduling.events import schedule
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver import evaluate, solve
@@ -88,11 +88,11 @@ def planned(strategy: str, sizes: str, bucket_bytes: int) -> Plan:
     """The best plan, whose bill is what was solved."""
     cluster, laid = on_h100(sizes, bucket_bytes)
     options = make_options(mesh=sizes, constraints={"strategy": strategy})
-    request = ask(made().traced.graph, cluster, options).on(laid).within(1 << 40)
+    request = make_graph_request(made().traced.graph, cluster, options).on(laid).within(1 << 40)
     problem = price(request)
     solution = solve(problem)
     structure = make_stage(request, problem, solution)
-    estimates = account(request, structure).estimates
+    estimates = cost_breakdown(request, structure).estimates
     hidden = sum(estimates.hidden.values())
     assert (
         evaluate(problem, solution.choice).objective
@@ -169,7 +169,7 @@ def test_under_fsdp_backward_is_handed_shards() -> None:
     layout = laid_out(graph, planned("fsdp", "4", LARGE).structure.only)
     copies = [n for n in casts_of(graph).copies if graph.nodes[n].phase is Phase.FORWARD]
     assert copies
-    assert all(layout.kept(Ref(n))[0].kind == "S" for n in copies)
+    assert all(layout.for_backward(Ref(n))[0].kind == "S" for n in copies)
 
 
 @pytest.mark.breadth(3)

@@ -23,7 +23,7 @@ from autopar.ir.uneven import chunked_axes, stored
 from autopar.plans.layout import Move
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.runtime.program.symbols import SYMBOLS
 from autopar.runtime.simulator import spmd
 from autopar.runtime.simulator.shards import shard, unshard
@@ -156,7 +156,7 @@ def test_plans_for_little_memory_equal_eager(sizes: Sequence[int], limit: int) -
     cluster = parse_cluster(f"{mesh(*sizes).num_devices}xH100")
     on = parse_mesh(",".join(f"ax{k}={size}" for k, size in enumerate(sizes)), cluster)
     options = Options(memory_limit_bytes=limit)
-    found = best_on(ask(graph, cluster, options).on(on), lambda _: None)
+    found = best_on(make_graph_request(graph, cluster, options).on(on), lambda _: None)
     plan = as_plan(found.structure)
     assert num_chunked(plan)
     assert worst_error(plan, on) < 1e-12

@@ -17,15 +17,15 @@ from torch import Tensor, fx, nn
 from autopar.ir.graph import Graph, Phase
 from autopar.ir.own_ops import DRAW, STATE, is_copy, is_optional
 from autopar.ir.passes.microbatches import in_microbatches
-from autopar.ir.passes.recompute import STATE_BYTES, redrawable, with_again
+from autopar.ir.passes.recompute import STATE_BYTES, redrawable, with_recompute
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling.bucketing import work
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, make_case
 from tests.codegen.random_plans import random_plan
-from tests.codegen.test_again import candidates
 from tests.codegen.test_random_plans import difference
+from tests.codegen.test_recompute import candidates
 from tests.layouts import program_of
 from tests.live_bytes import measured
 from tests.redone import redecided
@@ -68,10 +68,12 @@ def drawing(end: bool = False) -> Case:
     return Case(found.traced, found.tensors, loss.detach(), gradients, {})
 
 
-def planned(graph: Graph, sizes: Sequence[int], seed: int, turns: int, keys: list[str]) -> Plan:
-    step = with_again(in_microbatches(graph, turns), keys)
-    plan = random_plan(step, mesh(*sizes), seed, microbatches=turns)
-    return msgspec.structs.replace(plan, structure=redecided(plan.structure, again=tuple(keys)))
+def planned(
+    graph: Graph, sizes: Sequence[int], seed: int, microbatches: int, keys: list[str]
+) -> Plan:
+    step = with_recompute(in_microbatches(graph, microbatches), keys)
+    plan = random_plan(step, mesh(*sizes), seed, microbatches=microbatches)
+    return msgspec.structs.replace(plan, structure=redecided(plan.structure, recompute=tuple(keys)))
 
 
 def targets(gm: fx.GraphModule | None) -> list[str]:
@@ -80,13 +82,13 @@ def targets(gm: fx.GraphModule | None) -> list[str]:
 
 
 @pytest.mark.breadth(2)
-@pytest.mark.parametrize(("seed", "part", "turns"), [(0, 0.4, 1), (1, 1.0, 1), (2, 1.0, 2)])
+@pytest.mark.parametrize(("seed", "part", "microbatches"), [(0, 0.4, 1), (1, 1.0, 1), (2, 1.0, 2)])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
-def test_equal_to_eager(sizes: Sequence[int], seed: int, part: float, turns: int) -> None:
-    found, choose = drawing(end=turns == 1), random.Random(seed)
+def test_equal_to_eager(sizes: Sequence[int], seed: int, part: float, microbatches: int) -> None:
+    found, choose = drawing(end=microbatches == 1), random.Random(seed)
     graph = found.traced.graph
     keys = [key for key in candidates(graph) if choose.random() < part]
-    plan = planned(graph, sizes, seed, turns, keys)
+    plan = planned(graph, sizes, seed, microbatches, keys)
     program = program_of(found.traced, plan.structure.only, graph)
     backward = targets(program.backward)
     assert any("autopar.redraw_" in each for each in backward)
@@ -100,13 +102,13 @@ def test_equal_to_eager(sizes: Sequence[int], seed: int, part: float, turns: int
         assert difference(step.gradients[name], expected) <= TOLERANCE, name
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-def test_the_generator_ends_where_eager_leaves_it(turns: int) -> None:
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_the_generator_ends_where_eager_leaves_it(microbatches: int) -> None:
     found = drawing()
     graph = found.traced.graph
     ends: list[Tensor] = []
     for keys in ([], candidates(graph)):
-        plan = planned(graph, (2,), 0, turns, keys)
+        plan = planned(graph, (2,), 0, microbatches, keys)
         program = program_of(found.traced, plan.structure.only, graph)
         torch.manual_seed(1)
         train_step(program, mesh(2), graph, plan.structure.only, found.tensors, tolerance=TOLERANCE)
@@ -119,14 +121,14 @@ def test_what_depends_on_the_step_is_drawn_once() -> None:
     drawn = [node for node in graph.nodes if node.random]
     (once,) = [node for node in drawn if node.index not in redrawable(graph)]
     assert once.op == "aten.bernoulli.default"
-    with pytest.raises(ValueError, match="cannot be made again"):
-        with_again(graph, [once.key])
+    with pytest.raises(ValueError, match="cannot be recomputed"):
+        with_recompute(graph, [once.key])
 
 
 def test_a_graph_says_what_is_drawn_from_which_state() -> None:
     graph = drawing().traced.graph
     drawn = [key for key in candidates(graph) if "native_dropout" in key]
-    for found in (with_again(graph, drawn), with_again(graph, None)):
+    for found in (with_recompute(graph, drawn), with_recompute(graph, None)):
         found.check()
         draws = [node for node in found.nodes if node.op == DRAW]
         assert {node.phase for node in draws} == {Phase.FORWARD, Phase.BACKWARD}

@@ -1,17 +1,18 @@
 """The graphs that are generated are the schedule, event by event (the zoo's too: every test there
-that compares a plan with eager checks this as well), and hold what `play` says they hold."""
+that compares a plan with eager checks this as well), and hold what `simulate_events` says they
+hold."""
 
 from __future__ import annotations
 
 import pytest
 
-from autopar.cost_model import played as bill
-from autopar.cost_model.account import account
+from autopar.cost_model import step_simulation as bill
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.ir.graph import Graph
-from autopar.ir.timeline import Prices, Timeline, play
+from autopar.ir.timeline import Prices, Timeline, simulate_events
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from tests.codegen.events import check_order, watched
 from tests.faults.cases import CASES, made_once
 from tests.layouts import laid_out, program_of
@@ -39,20 +40,21 @@ where nothing is counted."""
 
 
 def played(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """The most bytes that forward and backward hold beside what is given, by `play`."""
+    """The most bytes that forward and backward hold beside what is given, by `simulate_events`."""
     found: list[tuple[Timeline, int]] = []
 
-    def watch(events: object, given: object, prices: Prices, *turns: int) -> Timeline:
-        timeline = play(events, given, prices, *turns)
+    def watch(events: object, given: object, prices: Prices, *microbatches: int) -> Timeline:
+        timeline = simulate_events(events, given, prices, *microbatches)
         found.append((timeline, sum(prices.held(value)[1] for value in given)))
         return timeline
 
     sizes = "x".join(map(str, plan.structure.only.mesh.sizes))
     cluster, mesh = on_h100(sizes)
     with monkeypatch.context() as patch:
-        patch.setattr(bill, "play", watch)
-        account(
-            ask(graph, cluster, Options(memory_limit_bytes=1 << 40)).on(mesh), plan.structure.only
+        patch.setattr(bill, "simulate_events", watch)
+        cost_breakdown(
+            make_graph_request(graph, cluster, Options(memory_limit_bytes=1 << 40)).on(mesh),
+            plan.structure.only,
         )
     ((timeline, given),) = found
     border = len(bill.schedule(laid_out(graph, plan.structure.only)).forward)

@@ -161,7 +161,7 @@ def test_a_route_in_two_strides_is_refused() -> None:
     plan = random_plan(found.traced.graph, mesh(2, 2), 0)
     params = dict(plan.structure.params)
     weight = msgspec.structs.replace(
-        params["up.weight"], storage="[S(0), S(1)]", kept="[S(0), S(1)]"
+        params["up.weight"], storage="[S(0), S(1)]", for_backward="[S(0), S(1)]"
     )
     routes = dict(plan.structure.only.routes)
     routes["param:up.weight@forward"] = ("[S(0), S(1)] -> [R, R]",)

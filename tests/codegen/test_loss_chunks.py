@@ -25,7 +25,7 @@ from autopar.ir.own_ops import (
 )
 from autopar.ir.passes.loss_chunks import in_loss_chunks
 from autopar.ir.passes.losses import heads_of
-from autopar.ir.passes.recompute import with_again
+from autopar.ir.passes.recompute import with_recompute
 from autopar.rules.notation import Call, TensorShape
 from autopar.rules.table import rule_for
 from autopar.runtime.ops.chunked_loss import ELSEWHERE, linear_nll, scores_nll, scores_nll_rows
@@ -128,13 +128,13 @@ def test_a_cut_vocabulary(name: str, sizes: Sequence[int]) -> None:
 def test_with_all_else_made_again() -> None:
     of = found("llama")
     chunked = in_loss_chunks(of.traced.graph, 3)
-    options = [n for n in with_again(chunked, None).nodes if is_optional(n) and not n.view]
+    options = [n for n in with_recompute(chunked, None).nodes if is_optional(n) and not n.view]
     keys = tuple(sorted({original_key(node.key) for node in options}))
     assert keys and not any("_nll" in key for key in keys)
-    plan = random_plan(with_again(chunked, keys), mesh(2), 0, loss_chunks=1)
+    plan = random_plan(with_recompute(chunked, keys), mesh(2), 0, loss_chunks=1)
     structure = redecided(
         plan.structure,
-        again=keys,
+        recompute=keys,
         loss_chunks=3,
     )
     plan = msgspec.structs.replace(plan, structure=structure)
@@ -152,15 +152,15 @@ def test_scores_are_made_whole_only_where_something_else_reads_them() -> None:
     whole, chunked = (in_loss_chunks(found("tied").traced.graph, n) for n in (1, 2))
     assert ops(chunked) == [LINEAR, LINEAR_BACKWARD] and not ops(whole)
     (head,) = heads_of(whole)
-    parts = head.product.outputs[0].parts
+    parts = head.matmul.outputs[0].parts
     assert [t for n in whole.nodes for t in n.outputs if t.parts == parts]
     assert not [t for n in chunked.nodes for t in n.outputs if t.parts == parts]
     returned = in_loss_chunks(case("llama").traced.graph, 2)
     assert ops(returned) == [SCORES, SCORES_BACKWARD]
     (head,) = heads_of(case("llama").traced.graph)
-    parts = head.product.outputs[0].parts
+    parts = head.matmul.outputs[0].parts
     made = [n for n in returned.nodes if not n.view and any(t.parts == parts for t in n.outputs)]
-    assert [node.name for node in made] == [head.product.name]
+    assert [node.name for node in made] == [head.matmul.name]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,10 +16,10 @@ from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import survey
 from autopar.errors import InfeasibleError
 from autopar.plans.estimates import StageEstimates
-from autopar.plans.fitting import Candidate
+from autopar.plans.memory_refinement import Candidate
 from autopar.plans.plan import Plan
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver.search import silent
 from autopar.tracer import trace
@@ -42,7 +42,9 @@ def chosen(
         backend="eager",
         microbatches=count,
     )
-    return survey(ask(case(name).traced.graph, hostless(cluster), options), Trail(silent)).only
+    return survey(
+        make_graph_request(case(name).traced.graph, hostless(cluster), options), Trail(silent)
+    ).only
 
 
 def sent(estimates: StageEstimates, kind: str, phase: str) -> int:
@@ -107,7 +109,7 @@ def test_as_many_as_it_takes_where_memory_binds() -> None:
         options = make_options(
             mesh="1", optimizer="sgd", memory={"limit": limit}, backend="eager", microbatches=count
         )
-        return survey(ask(graph, hostless("1xH100"), options), Trail(silent)).only
+        return survey(make_graph_request(graph, hostless("1xH100"), options), Trail(silent)).only
 
     assert best("auto").structure.microbatches == 1
     limit = best(8).estimates.memory.total
@@ -122,7 +124,7 @@ def test_as_many_as_it_takes_where_memory_binds() -> None:
 def test_no_more_of_them_is_shorter_than_one() -> None:
     cluster = parse_cluster("2xH100")
     options = make_options(mesh="2", backend="eager")
-    wanted = ask(case("llama").traced.graph, cluster, options)
+    wanted = make_graph_request(case("llama").traced.graph, cluster, options)
     request = survey(wanted, Trail(silent)).only.request
     times = [
         best_on(replace(request, microbatches=n), silent).solution.objective for n in (1, 2, 4)
@@ -200,12 +202,14 @@ class Shared(nn.Module):
         return (x @ (self.w + self.v + self.u.view(4, 4))).square().sum()
 
 
-@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("sizes", [(), (2,)], ids=str)
-def test_gradients_that_are_one_tensor_leave_as_copies(sizes: tuple[int, ...], turns: int) -> None:
+def test_gradients_that_are_one_tensor_leave_as_copies(
+    sizes: tuple[int, ...], microbatches: int
+) -> None:
     model, x = Shared(), torch.randn(8, 4)
     found, on = trace(model, (x,), {}), mesh(*sizes)
-    plan = random_plan(found.graph, on, 0, microbatches=turns)
+    plan = random_plan(found.graph, on, 0, microbatches=microbatches)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     program = program_of(found, plan.structure.only)
     assert program.backward is not None
@@ -213,7 +217,7 @@ def test_gradients_that_are_one_tensor_leave_as_copies(sizes: tuple[int, ...], t
     assert isinstance(left, tuple)
     copies = [getattr(node, "target", None) == torch.ops.aten.clone.default for node in left]
     # The sum over turns of a view has memory of its own.
-    assert sum(copies) == (2 if turns == 1 else 1)
+    assert sum(copies) == (2 if microbatches == 1 else 1)
     step = train_step(program, on, found.graph, plan.structure.only, tensors | {"input:0": x})
     model(x).backward()
     for name, parameter in model.named_parameters():
@@ -235,13 +239,13 @@ class Composed(nn.Module):
         return functional.linear(x, weight).square().mean()
 
 
-@pytest.mark.parametrize("turns", [1, 4])
+@pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
-def test_weights_that_are_made_of_parameters(sizes: tuple[int, ...], turns: int) -> None:
+def test_weights_that_are_made_of_parameters(sizes: tuple[int, ...], microbatches: int) -> None:
     """Their gradients are sums over turns, and linear in those are the parameters'."""
     model, x = Composed().double(), torch.randn(8, 4, dtype=torch.float64)
     found, on = trace(model, (x,), {}), mesh(*sizes)
-    plan = random_plan(found.graph, on, 0, microbatches=turns)
+    plan = random_plan(found.graph, on, 0, microbatches=microbatches)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     program = program_of(found, plan.structure.only)
     step = train_step(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from autopar.ir.graph import Graph, Phase
 from autopar.ir.mesh import Mesh
 from autopar.ir.offloading import offloadable, offloaded
-from autopar.ir.passes.recompute import with_again
+from autopar.ir.passes.recompute import with_recompute
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling.events import schedule
 from autopar.runtime.simulator.spmd import StepResult, train_step
@@ -24,9 +24,9 @@ from tests.codegen.events import check_order, watched
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, case, make_case
 from tests.codegen.random_plans import random_plan
-from tests.codegen.test_again import candidates
 from tests.codegen.test_events import played
 from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.codegen.test_recompute import candidates
 from tests.layouts import laid_out, program_of
 from tests.live_bytes import measured
 from tests.plans.test_scheduling import check
@@ -42,9 +42,9 @@ def in_blocks(*sizes: int) -> Mesh:
 
 def planned(graph: Graph, on: Mesh, seed: int, away: Sequence[str], again: Sequence[str]) -> Plan:
     """A random plan with these decisions."""
-    plan = random_plan(with_again(graph, again), on, seed)
+    plan = random_plan(with_recompute(graph, again), on, seed)
     structure = redecided(
-        plan.structure, again=tuple(again), offloaded=tuple(away), reload_pace=1 << (8 * seed)
+        plan.structure, recompute=tuple(again), offloaded=tuple(away), reload_pace=1 << (8 * seed)
     )
     return msgspec.structs.replace(plan, structure=structure)
 
@@ -53,9 +53,9 @@ def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
     graph, on = found.traced.graph, plan.structure.only.mesh
     layout = laid_out(graph, plan.structure.only)
     whole = schedule(layout)
-    for turn in (whole.before, replace(whole, before=None, turns=1)):
-        if turn is not None:
-            check(layout.graph, turn)
+    for microbatch in (whole.before, replace(whole, before=None, microbatches=1)):
+        if microbatch is not None:
+            check(layout.graph, microbatch)
     with watched() as written:
         program = program_of(found.traced, plan.structure.only, graph)
     check_order(written, program, on.names)
@@ -68,11 +68,11 @@ def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_equal_to_eager(name: str, sizes: Sequence[int], seed: int, part: float) -> None:
-    """Beside what is made again."""
+    """Beside what is recomputed."""
     found, on, draw = case(name), in_blocks(*sizes), random.Random(seed)
     graph = found.traced.graph
     again = [key for key in candidates(graph) if draw.random() < 0.4 * seed / 2]
-    known = [*offloadable(with_again(graph, again), on)]
+    known = [*offloadable(with_recompute(graph, again), on)]
     away = [key for key in known if draw.random() < part] or known
     assert away
     step = ran(found, planned(graph, on, seed, away, again), TOLERANCE[name])
@@ -152,7 +152,9 @@ def test_what_is_played_is_held(sizes: Sequence[int], monkeypatch: pytest.Monkey
             assert theirs <= mine <= 1.1 * theirs
         held.append(counted)
     layout = laid_out(graph, planned(graph, on, 3, keys, ()).structure.only)
-    num_bytes = sum(layout.held_bytes(a.root, layout.kept(a.root)) for a in layout.away)
+    num_bytes = sum(
+        layout.held_bytes(a.root, layout.for_backward(a.root)) for a in layout.offloaded_tensors
+    )
     for before, after in zip(*held, strict=True):
         assert after <= before - num_bytes / 2
 
@@ -163,4 +165,4 @@ def test_phases() -> None:
     layout = laid_out(graph, planned(graph, on, 0, (*offloadable(graph, on),), ()).structure.only)
     found = schedule(layout)
     assert {value.phase for value in found.saved} == {Phase.FORWARD}
-    assert sum(value.on_host for value in found.saved) == len(layout.away)
+    assert sum(value.on_host for value in found.saved) == len(layout.offloaded_tensors)

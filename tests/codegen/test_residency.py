@@ -1,5 +1,5 @@
 """Parameters that live on the host, whichever they are and however they are laid out, beside what
-is made again and offloaded, change no gradient; and the device has what it needs when it does."""
+is recomputed and offloaded, change no gradient; and the device has what it needs when it does."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor, fx, nn
 from autopar.codegen import bind
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Mesh
-from autopar.ir.offloading import Hosting, can_be_hosted, offloadable
-from autopar.ir.passes.recompute import with_again
+from autopar.ir.offloading import Hosting, can_be_on_host, offloadable
+from autopar.ir.passes.recompute import with_recompute
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling.events import schedule
 from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
@@ -24,42 +24,42 @@ from autopar.tracer import trace
 from autopar.tracer.torch_private import FakeTensorMode
 from tests.codegen.models import case
 from tests.codegen.random_plans import random_plan
-from tests.codegen.test_again import candidates
 from tests.codegen.test_offload import in_blocks, ran, stack
 from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.codegen.test_recompute import candidates
 from tests.layouts import laid_out, program_of
 from tests.live_bytes import DTYPES
 from tests.redone import redecided
 
 
 def hosted_at_random(graph: Graph, part: float, seed: int) -> list[str]:
-    draw, known = random.Random(seed), can_be_hosted(graph)
+    draw, known = random.Random(seed), can_be_on_host(graph)
     return [name for members in known.values() for name in members if draw.random() < part]
 
 
-def planned(graph: Graph, on: Mesh, seed: int, part: float, turns: int) -> Plan:
+def planned(graph: Graph, on: Mesh, seed: int, part: float, microbatches: int) -> Plan:
     draw = random.Random(seed)
-    again = [key for key in candidates(graph) if turns == 1 and draw.random() < 0.3]
-    step = with_again(graph, again)
-    away = [key for key in offloadable(step, on) if turns == 1 and draw.random() < 0.3]
+    again = [key for key in candidates(graph) if microbatches == 1 and draw.random() < 0.3]
+    step = with_recompute(graph, again)
+    away = [key for key in offloadable(step, on) if microbatches == 1 and draw.random() < 0.3]
     hosted = hosted_at_random(graph, part, seed)
-    plan = random_plan(step, on, seed, microbatches=turns, hosted=hosted)
+    plan = random_plan(step, on, seed, microbatches=microbatches, hosted=hosted)
     structure = redecided(
-        plan.structure, again=tuple(again), offloaded=tuple(away), reload_pace=1 << 16
+        plan.structure, recompute=tuple(again), offloaded=tuple(away), reload_pace=1 << 16
     )
     return msgspec.structs.replace(plan, structure=structure)
 
 
 @pytest.mark.breadth(5)
-@pytest.mark.parametrize(("seed", "part", "turns"), [(0, 0.4, 1), (1, 1.0, 1), (2, 0.7, 2)])
+@pytest.mark.parametrize(("seed", "part", "microbatches"), [(0, 0.4, 1), (1, 1.0, 1), (2, 0.7, 2)])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_equal_to_eager(
-    name: str, sizes: Sequence[int], seed: int, part: float, turns: int
+    name: str, sizes: Sequence[int], seed: int, part: float, microbatches: int
 ) -> None:
     found, on = case(name), in_blocks(*sizes)
-    plan = planned(found.traced.graph, on, seed, part, turns)
-    assert any(param.residency == "host" for param in plan.structure.params.values())
+    plan = planned(found.traced.graph, on, seed, part, microbatches)
+    assert any(param.residency == "cpu" for param in plan.structure.params.values())
     step = ran(found, plan, TOLERANCE[name])
     assert step.gradients.keys() == found.gradients.keys()
     for parameter, expected in found.gradients.items():
@@ -72,10 +72,10 @@ def test_equal_to_the_same_plan_on_the_device(sizes: Sequence[int]) -> None:
     """To the last bit, the masks of dropout and what batch norm counts among it."""
     found, on = stack(), in_blocks(*sizes)
     graph = found.traced.graph
-    names = [member for members in can_be_hosted(graph).values() for member in members]
+    names = [member for members in can_be_on_host(graph).values() for member in members]
     there = random_plan(graph, on, 3, hosted=names)
     params = {
-        name: msgspec.structs.replace(param, residency="device")
+        name: msgspec.structs.replace(param, residency="cuda")
         for name, param in there.structure.params.items()
     }
     structure = redecided(there.structure, params=params)
@@ -90,11 +90,11 @@ def test_equal_to_the_same_plan_on_the_device(sizes: Sequence[int]) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_each_is_copied_for_each_phase_but_near_the_turn(name: str) -> None:
     graph, on = case(name).traced.graph, in_blocks(2)
-    names = [member for members in can_be_hosted(graph).values() for member in members]
+    names = [member for members in can_be_on_host(graph).values() for member in members]
     plan = random_plan(graph, on, 0, hosted=names)
     layout = laid_out(graph, plan.structure.only)
     events = schedule(layout)
-    reloaded = {each.param for each in layout.streamed if each.backward is not None}
+    reloaded = {each.param for each in layout.streamed_params if each.backward is not None}
     assert 0 < len(reloaded) < len(names)
     assert {value.ref for value in events.saved if value.on_host} == reloaded
     gradients = {value for value in events.outputs if value.on_host}

@@ -22,10 +22,10 @@ from autopar.runtime.simulator.spmd import StepResult, train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, case, make_case
 from tests.codegen.random_plans import random_plan
-from tests.codegen.test_again import candidates
 from tests.codegen.test_draws import drawing
 from tests.codegen.test_offload import in_blocks
 from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.codegen.test_recompute import candidates
 from tests.layouts import program_of
 from tests.redone import redecided
 
@@ -34,17 +34,22 @@ ROUNDED = {"bfloat16": 2e-2, "float16": 3e-3}
 
 
 def planned(
-    graph: Graph, sizes: Sequence[int], dtype: str, seed: int = 0, turns: int = 1, part: float = 0.0
+    graph: Graph,
+    sizes: Sequence[int],
+    dtype: str,
+    seed: int = 0,
+    microbatches: int = 1,
+    part: float = 0.0,
 ) -> Plan:
-    """A random plan, with a part of what can be made again, or offloaded."""
+    """A random plan, with a part of what can be recomputed, or offloaded."""
     draw, on = random.Random(seed), in_blocks(*sizes) if sizes else mesh()
     again = [key for key in candidates(graph) if draw.random() < part]
-    step = step_graph(graph, StepForm(turns, saved_dtype=dtype, recompute=frozenset(again)))
+    step = step_graph(graph, StepForm(microbatches, saved_dtype=dtype, recompute=frozenset(again)))
     step.check()
-    away = [key for key in offloadable(step, on) if turns == 1 and draw.random() < part]
-    plan = random_plan(step, on, seed, microbatches=turns)
+    away = [key for key in offloadable(step, on) if microbatches == 1 and draw.random() < part]
+    plan = random_plan(step, on, seed, microbatches=microbatches)
     structure = redecided(
-        plan.structure, again=tuple(again), offloaded=tuple(away), reload_pace=1 << 16,
+        plan.structure, recompute=tuple(again), offloaded=tuple(away), reload_pace=1 << 16,
         saved_dtype=dtype,
     )  # fmt: skip
     return msgspec.structs.replace(plan, structure=structure)
@@ -60,16 +65,16 @@ def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
 
 
 @pytest.mark.breadth(5)
-@pytest.mark.parametrize(("seed", "part", "turns"), [(0, 0.0, 1), (1, 0.4, 1), (2, 0.3, 2)])
+@pytest.mark.parametrize(("seed", "part", "microbatches"), [(0, 0.0, 1), (1, 0.4, 1), (2, 0.3, 2)])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_gradients_are_within_the_rounding(
-    name: str, dtype: str, sizes: Sequence[int], seed: int, part: float, turns: int
+    name: str, dtype: str, sizes: Sequence[int], seed: int, part: float, microbatches: int
 ) -> None:
     """And the loss is what it was: forward computes with what was not rounded."""
     found, allowed = case(name), ROUNDED[dtype]
-    step = ran(found, planned(found.traced.graph, sizes, dtype, seed, turns, part), allowed)
+    step = ran(found, planned(found.traced.graph, sizes, dtype, seed, microbatches, part), allowed)
     assert difference(step.outputs["loss:0"], found.loss) <= TOLERANCE[name]
     assert step.gradients.keys() == found.gradients.keys()
     far = {n: difference(g, found.gradients[n]) for n, g in step.gradients.items()}
@@ -92,7 +97,7 @@ def test_nothing_changes_unless_it_is_asked_for() -> None:
     assert b'"saved_dtype": "bfloat16"' in asked and Plan.from_bytes(asked).to_bytes() == asked
 
 
-def handed_over(graph: Graph, dtype: str) -> list[Node]:
+def saved_for_backward(graph: Graph, dtype: str) -> list[Node]:
     """The ops whose results backward finds."""
     step = step_graph(graph, StepForm(saved_dtype=dtype))
     return [step.nodes[g.root.node] for g in groups(step) if is_saved(step, g)]
@@ -102,7 +107,7 @@ def handed_over(graph: Graph, dtype: str) -> list[Node]:
 def test_what_is_rounded(name: str) -> None:
     """Activations, and neither statistics, masks, tables, parameters nor what leaves the step."""
     graph = case(name).traced.graph
-    saved = handed_over(graph, "bfloat16")
+    saved = saved_for_backward(graph, "bfloat16")
     wide = {node.key for node in saved if node.op != ROUND}
     for word in ("rsqrt", "cos", "sin", "tanh", "layer_norm", "_log_softmax", "nll_loss"):
         assert not any(f":round.{word}." in node.key for node in saved)

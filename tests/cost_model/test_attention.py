@@ -9,7 +9,7 @@ from autopar.cost_model.price import price
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.rules.attention import BACKWARD, FORWARD, last_share
 from tests.driver.test_long_sequences import graph
 from tests.planned import LIMIT, on_h100
@@ -40,7 +40,7 @@ def test_pieces_cost_what_the_busiest_rank_computes(op: str, causal: bool, share
 
 def priced(traced: Graph, op: str) -> dict[str, float]:
     cluster, mesh = on_h100("8")
-    problem = price(ask(traced, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh))
+    problem = price(make_graph_request(traced, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh))
     at = problem.keys.index(the(traced, op).key)
     return dict(zip(map(str, problem.labels[at]), map(float, problem.costs[at]), strict=True))
 

@@ -17,12 +17,12 @@ from autopar.cost_model.collectives import (
     collective_s,
     with_buckets,
 )
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.schedule import Start
 from autopar.plans.plan import Plan
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.plans.scheduling.events import schedule
 from autopar.solver.search import silent
 from tests.graphs import linear_step
@@ -73,7 +73,7 @@ def test_what_starts_later_has_no_smaller_buckets() -> None:
 def test_a_plan_says_it_and_its_gathers_keep_to_it(tmp_path: Path) -> None:
     graph, cluster = linear_step(4096, 4096, 4096, layers=6), parse_cluster("64x8xH100")
     options = make_options(mesh="512", constraints={"strategy": "fsdp"})
-    answer(ask(graph, cluster, options), silent).save(tmp_path / "plan.json")
+    answer(make_graph_request(graph, cluster, options), silent).save(tmp_path / "plan.json")
     layout = laid_out(graph, Plan.load(tmp_path / "plan.json").structure.only)
     assert layout.mesh[0].bucket_bytes == 800 << 20
     events = schedule(layout).forward

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cluster.devices import DEVICES
-from autopar.cost_model.roofline import attention_s, product_s, stream_s
+from autopar.cost_model.roofline import attention_s, matmul_s, stream_s
 from autopar.ir.mesh import Device
 from autopar.rules.op import Scores
 
@@ -23,7 +23,7 @@ dtypes = st.sampled_from(["float32", "float64", "bfloat16", "float16", "float8_e
 
 
 def square(m: int, k: int, n: int, device: Device, dtype: str = "bfloat16") -> float:
-    return product_s(m * n, k, 2 * (m * k + k * n + m * n), dtype, device)
+    return matmul_s(m * n, k, 2 * (m * k + k * n + m * n), dtype, device)
 
 
 def attended(
@@ -75,15 +75,15 @@ def test_dtypes_have_their_own_rate_and_unknown_ones_that_of_float32() -> None:
 
 def test_a_cpu_launches_its_own_kernels() -> None:
     cpu = replace(DEVICES["cpu"], launch_s=7e-6)
-    assert product_s(0, 0, 0, "float32", cpu) == 7e-6
+    assert matmul_s(0, 0, 0, "float32", cpu) == 7e-6
 
 
 @given(devices, dtypes, *[amounts] * 6)
 def test_more_of_a_product_never_takes_less_time(
     device: Device, dtype: str, o1: float, o2: float, k1: float, k2: float, b1: float, b2: float
 ) -> None:
-    less = product_s(min(o1, o2), min(k1, k2), min(b1, b2), dtype, device)
-    more = product_s(max(o1, o2), max(k1, k2), max(b1, b2), dtype, device)
+    less = matmul_s(min(o1, o2), min(k1, k2), min(b1, b2), dtype, device)
+    more = matmul_s(max(o1, o2), max(k1, k2), max(b1, b2), dtype, device)
     assert less <= more * (1 + 1e-12)
 
 
@@ -107,9 +107,9 @@ def test_nothing_beats_the_datasheet(device: Device, dtype: str, m: int, k: int,
 @given(devices, dtypes, st.floats(1, 1e12), st.floats(1, 1e6), st.floats(1, 1e12))
 def test_no_jumps(device: Device, dtype: str, out: float, depth: float, moved: float) -> None:
     """One part in a million more of everything is at most a bit more than twice that in time."""
-    before = product_s(out, depth, moved, dtype, device)
+    before = matmul_s(out, depth, moved, dtype, device)
     more = (amount * (1 + 1e-6) for amount in (out, depth, moved))
-    assert product_s(*more, dtype, device) <= before * (1 + 2.01e-6)
+    assert matmul_s(*more, dtype, device) <= before * (1 + 2.01e-6)
 
 
 @pytest.mark.parametrize("device", GPUS, ids=lambda device: device.name)
@@ -137,4 +137,4 @@ def test_one_long_row_of_tiles_leaves_most_processors_idle() -> None:
 @pytest.mark.parametrize("amounts", [(-1, 0, 0), (0, -1, 0), (math.nan, 0, 0), (0, 0, math.inf)])
 def test_nonsense_is_an_error(amounts: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="a kernel cannot do"):
-        product_s(*amounts, "float32", H100)
+        matmul_s(*amounts, "float32", H100)

@@ -13,7 +13,7 @@ import pytest
 from autopar.cluster.devices import DEVICES
 from autopar.cluster.measured import device_from_profile
 from autopar.cluster.profile import Attention, Matmul, Pointwise, Profile
-from autopar.cost_model.roofline import attention_s, pointwise_s, product_s
+from autopar.cost_model.roofline import attention_s, matmul_s, pointwise_s
 from autopar.ir.mesh import Device, Measured
 from autopar.rules.op import Scores
 from tests.cost_model.test_measured import made_up
@@ -31,7 +31,7 @@ def disturbed(kind: str) -> Profile:
     return msgspec.structs.replace(
         made_up(kind=kind),
         matmuls=tuple(
-            Matmul(n, k, n, "float32", ns(product_s(n * n, k, 0, "float32", base)))
+            Matmul(n, k, n, "float32", ns(matmul_s(n * n, k, 0, "float32", base)))
             for n in SIDES
             for k in DEPTHS
         ),
@@ -72,22 +72,22 @@ def test_products_meet_what_was_measured(profile: Profile, device: Device) -> No
     """Unless a larger one took less."""
     for entry in profile.matmuls:
         larger = (e.time_ns for e in profile.matmuls if e.m >= entry.m and e.k >= entry.k)
-        found_s = product_s(entry.m * entry.n, entry.k, entry.num_bytes, "float32", device)
+        found_s = matmul_s(entry.m * entry.n, entry.k, entry.num_bytes, "float32", device)
         assert found_s == pytest.approx(min(larger) * 1e-9, rel=1e-9)
 
 
 def test_products_rise_with_elements_and_with_depth(device: Device) -> None:
     sizes = [round(1.3**k) for k in range(1, 70)]
     for other in sizes[::6]:
-        assert rises([product_s(size, other, 0, "float32", device) for size in sizes])
-        assert rises([product_s(other, size, 0, "float32", device) for size in sizes])
+        assert rises([matmul_s(size, other, 0, "float32", device) for size in sizes])
+        assert rises([matmul_s(other, size, 0, "float32", device) for size in sizes])
 
 
 def test_products_outside_go_on_as_the_law_says(device: Device) -> None:
     law = replace(device, measured=Measured())
 
     def ratio(on: Device, *sizes: tuple[int, int]) -> float:
-        first, last = (product_s(out, k, 0, "float32", on) for out, k in sizes)
+        first, last = (matmul_s(out, k, 0, "float32", on) for out, k in sizes)
         return last / first
 
     edge, beyond = (SIDES[-1] ** 2, DEPTHS[-1]), (SIDES[-1] ** 2 * 9, DEPTHS[-1])
@@ -98,7 +98,7 @@ def test_products_outside_go_on_as_the_law_says(device: Device) -> None:
 
 def test_other_dtypes_are_priced_by_the_law(device: Device) -> None:
     law = replace(device, measured=Measured())
-    assert product_s(4096, 128, 0, "float64", device) == product_s(4096, 128, 0, "float64", law)
+    assert matmul_s(4096, 128, 0, "float64", device) == matmul_s(4096, 128, 0, "float64", law)
 
 
 def test_pointwise_ops_meet_what_was_measured_and_rise(profile: Profile, device: Device) -> None:

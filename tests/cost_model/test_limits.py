@@ -13,7 +13,7 @@ from autopar.ir.sharding import P, Sharding
 from autopar.ir.uses import SAVED, groups, requirement
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import PlanRequest, ask
+from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.tracer import trace
 from tests.planned import LIMIT, on_h100
 
@@ -47,7 +47,7 @@ def problem(options: Options) -> Problem:
 
 def request(options: Options, of: Graph | None = None) -> PlanRequest:
     cluster, mesh = on_h100("2x2")
-    return ask(of or graph(), cluster, options).on(mesh)
+    return make_graph_request(of or graph(), cluster, options).on(mesh)
 
 
 def allowed_steps(options: Options, prefix: str) -> set[tuple[str, str]]:

@@ -18,7 +18,7 @@ from autopar.cli.main import main
 from autopar.cluster.devices import DEVICES
 from autopar.cluster.measured import device_from_profile
 from autopar.cluster.profile import PROFILE_VERSION, LeftOut, Matmul, Pointwise, Profile
-from autopar.cost_model.roofline import pointwise_s, product_s, stream_s
+from autopar.cost_model.roofline import matmul_s, pointwise_s, stream_s
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
 from autopar.runtime.measuring import kernels, measure, stopwatch
@@ -150,7 +150,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_price_gives_measured_matmuls_back(index: int) -> None:
     device = device_from_profile(made_up(), DEVICES["H100"])
     entry = made_up().matmuls[index]
-    predicted_s = product_s(entry.m * entry.n, entry.k, entry.num_bytes, entry.dtype, device)
+    predicted_s = matmul_s(entry.m * entry.n, entry.k, entry.num_bytes, entry.dtype, device)
     assert predicted_s == pytest.approx(entry.time_ns * 1e-9, rel=1e-12)
 
 
@@ -178,7 +178,7 @@ def test_a_cpu_takes_longer_for_an_op_among_others() -> None:
         longer = [pointwise_s(num_bytes, each, part, starts=False) for each in (apart, among)]
         assert longer[1] == longer[0]
     for side in (8, 512):
-        longer = [product_s(side * side, side, 1, "float32", each) for each in (apart, among)]
+        longer = [matmul_s(side * side, side, 1, "float32", each) for each in (apart, among)]
         least_s = matmuls[0].time_ns * 1e-9
         assert longer[1] - longer[0] == pytest.approx(4e-6 - least_s)
 

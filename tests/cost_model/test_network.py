@@ -10,7 +10,7 @@ import pytest
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.moves import move_ns
-from autopar.cost_model.network import WantedMove, networks
+from autopar.cost_model.network import MoveRequest, networks
 from autopar.errors import ClusterError
 from autopar.ir.buckets import Sharing
 from autopar.ir.graph import Atom, TensorType
@@ -34,7 +34,7 @@ def test_every_step(tensor: TensorType, bucketed: bool, cluster: str, mesh: str)
     laid, device = parse_mesh(mesh, described), described.device
     shares = Sharing(1 << 16, 4)
     ends = states(tensor, ATOMS, laid.sizes, partial=True)
-    wanted = WantedMove(tensor, frozenset(ends), bucketed)
+    wanted = MoveRequest(tensor, frozenset(ends), bucketed)
     (found,) = networks([wanted], ATOMS, laid, device, shares)
     arcs = zip(found.tails.tolist(), found.heads.tolist(), found.costs.tolist(), strict=True)
     priced = {(found.states[a], found.states[b]): ns for a, b, ns in arcs}
@@ -53,7 +53,7 @@ def test_what_is_remembered_is_of_the_same_tensors_mesh_and_device() -> None:
     described = parse_cluster("4x4xH100")
     laid, device = parse_mesh("4x4", described), described.device
     ends = frozenset(states(TYPES[0], ATOMS, laid.sizes, partial=True))
-    wanted, shares = WantedMove(TYPES[0], ends, bucketed=True), Sharing(1 << 16, 4)
+    wanted, shares = MoveRequest(TYPES[0], ends, bucketed=True), Sharing(1 << 16, 4)
     (found,) = networks([wanted], ATOMS, laid, device, shares)
     turned = replace(TYPES[0], parts=((3,), (2,), (1, 0)))
     (same,) = networks([replace(wanted, tensor=turned)], ATOMS[::-1], laid, device, shares)
@@ -83,7 +83,7 @@ def test_times_that_are_none_are_refused() -> None:
     )
     ends = frozenset(states(TYPES[0], ATOMS, laid.sizes, partial=True))
     longer = TensorType("bfloat16", (16, 128, 512), ((0,), (4,), (2, 3)))
-    both = [WantedMove(tensor, ends, bucketed=False) for tensor in (TYPES[0], longer)]
+    both = [MoveRequest(tensor, ends, bucketed=False) for tensor in (TYPES[0], longer)]
     atoms = (*ATOMS, Atom(128, "s", False))
     for wanted in (both[:1], both):
         with pytest.raises(ClusterError, match=r"takes [\d.]+e\+30\d s: raise the"):
@@ -100,14 +100,14 @@ def test_many_sizes_at_once(bucketed: bool, mesh: str) -> None:
     laid, device = parse_mesh(mesh, described), described.device
     shares = Sharing(1 << 16, 4)
     atoms = tuple(Atom(n, f"n{n}", True) for n in (2, 4, 7, 8, 9, 16, 64, 65, 66, 96, 4096, 40_000))
-    wanted: list[WantedMove] = []
+    wanted: list[MoveRequest] = []
     for rows, columns in product(range(len(atoms)), repeat=2):
         shape = atoms[rows].size, atoms[columns].size
         tensor = TensorType("float32", shape, ((rows,), (columns,)))
         dims = product((None, chunkable_dim(tensor, laid.sizes)), repeat=len(laid.axes))
         uneven = {stored(tensor, atoms, some, laid.sizes) for some in dims}
         ends = {*states(tensor, atoms, laid.sizes, partial=True), *uneven}
-        wanted.append(WantedMove(tensor, frozenset(ends), bucketed))
+        wanted.append(MoveRequest(tensor, frozenset(ends), bucketed))
     together = networks(wanted, atoms, laid, device, shares)
     assert any(any("C" in name for name in network.names) for network in together)
     for each, found in zip(wanted, together, strict=True):

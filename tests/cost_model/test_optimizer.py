@@ -16,7 +16,7 @@ from autopar.errors import AutoparError
 from autopar.ir.graph import Atom, Graph, Role, TensorType
 from autopar.ir.sharding import Sharding
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from tests.graphs import linear_step
 
 ROWS, COLUMNS = 4096, 1024
@@ -63,7 +63,11 @@ def test_only_what_is_trained_is_stepped() -> None:
 
     def stepped(graph: Graph) -> dict[str, int]:
         with_step, without = (
-            price(ask(graph, cluster, Options(optimizer=name, memory_limit_bytes=1 << 40)).on(mesh))
+            price(
+                make_graph_request(
+                    graph, cluster, Options(optimizer=name, memory_limit_bytes=1 << 40)
+                ).on(mesh)
+            )
             for name in ("adamw", "none")
         )
         pairs = zip(with_step.costs, without.costs, strict=True)

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 import autopar
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.errors import AutoparError
 from autopar.plans.plan import Plan
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from tests.graphs import linear_step
 
 
@@ -24,7 +24,7 @@ def planned(pins: Mapping[str, str], mesh: str = "3", hidden: int = 64) -> Plan:
     """The plan of two layers on three devices, or as many as the mesh has."""
     count = 6 if "x" in mesh else 3
     return answer(
-        ask(
+        make_graph_request(
             linear_step(4096, hidden, 60, layers=2),
             parse_cluster(f"{count}xH100"),
             make_options(mesh=mesh, constraints={"pins": pins}),
@@ -88,7 +88,9 @@ def test_what_is_kept_is_asked_of_parameters_that_forward_reads() -> None:
         (x,),
         cluster="4xH100",
         mesh="4",
-        constraints={"pins": {"param:*": "S(0) on dp", "kept:*": "R"}},
+        constraints={"pins": {"param:*": "S(0) on dp", "for_backward:*": "R"}},
     )
-    kept = {name: (param.storage, param.kept) for name, param in plan.structure.params.items()}
+    kept = {
+        name: (param.storage, param.for_backward) for name, param in plan.structure.params.items()
+    }
     assert kept == {"weight": ("[S(0)]", "[R]"), "bias": ("[S(0)]", "[S(0)]")}

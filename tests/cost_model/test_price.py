@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
-from autopar.cost_model.account import account
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.price import price
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.errors import InfeasibleError, PlanMismatchError
 from autopar.ir.buckets import Sharing
 from autopar.ir.graph import Phase, Role
@@ -25,7 +25,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups
 from autopar.plans.decisions import make_stage
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.solver import solve
 from autopar.solver.evaluate import peak_usage
 from tests.graphs import linear_step
@@ -69,7 +69,7 @@ def check_bill(seed: int, mesh: str) -> None:
     graph = linear_step(64, 32, 16, layers=3)
     cluster = parse_cluster(f"{mesh}xH100")
     layout = parse_mesh(mesh, cluster)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout)
+    request = make_graph_request(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout)
     problem = price(request)
     solution = random_solution(problem, seed)
     structure = make_stage(request, problem, solution)
@@ -79,7 +79,7 @@ def check_bill(seed: int, mesh: str) -> None:
         for flow, used in zip(problem.flows, solution.arcs, strict=True)
         if used
     )
-    bill = account(request, structure).estimates
+    bill = cost_breakdown(request, structure).estimates
     launched = sum(op.host_ns for op in bill.ops.values())
     assert bill.compute_ns + bill.optimizer_ns + launched == costs
     assert bill.communication_ns + bill.host_ns - launched == moves
@@ -91,7 +91,7 @@ def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, me
     graph = linear_step(64, 32, 16, layers=3)
     cluster = parse_cluster(f"{mesh}xH100")
     layout_mesh = parse_mesh(mesh, cluster)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout_mesh)
+    request = make_graph_request(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout_mesh)
     problem = price(request)
     solution = random_solution(problem, seed)
     structure = make_stage(request, problem, solution)
@@ -102,24 +102,24 @@ def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, me
         param, tensor = structure.params[node.target], node.outputs[0]
         stored, kept = (
             local_bytes(tensor, graph.atoms, Sharding.parse(text), layout_mesh.sizes)
-            for text in (param.storage, param.kept)
+            for text in (param.storage, param.for_backward)
         )
         # Itself, its gradient and AdamW's two states.
-        held += 4 * stored + (kept if param.kept != param.storage else 0)
+        held += 4 * stored + (kept if param.for_backward != param.storage else 0)
     for group in groups(graph):
         is_op = graph.nodes[group.root.node].role is Role.OP
         if group.crosses and group.phase is Phase.FORWARD and is_op:
-            tensor, state = graph.type_of(group.root), layout.kept(group.root)
+            tensor, state = graph.type_of(group.root), layout.for_backward(group.root)
             held += local_bytes(tensor, graph.atoms, state, layout_mesh.sizes)
     assert counted == held
-    peak = account(request, structure).estimates.memory
+    peak = cost_breakdown(request, structure).estimates.memory
     assert peak.total >= held
 
 
 def test_a_small_model_on_a_slow_link_is_replicated() -> None:
     graph = linear_step(4096, 64, 64, layers=2)
-    plan = answer(ask(graph, parse_cluster("2x1xL4"), Options()), quiet)
-    assert {(p.storage, p.kept) for p in plan.structure.params.values()} == {("[R]", "[R]")}
+    plan = answer(make_graph_request(graph, parse_cluster("2x1xL4"), Options()), quiet)
+    assert {(p.storage, p.for_backward) for p in plan.structure.params.values()} == {("[R]", "[R]")}
     assert plan.provenance.status == "optimal"
     assert plan.provenance.objective_ns == plan.estimates.step_ns == plan.provenance.bound_ns
 
@@ -127,7 +127,9 @@ def test_a_small_model_on_a_slow_link_is_replicated() -> None:
 def test_a_tight_limit_shards_parameters_and_a_tighter_one_is_infeasible() -> None:
     graph = linear_step(2048, 1024, 1024, layers=4)
     cluster = parse_cluster("8xH100")
-    request = ask(graph, cluster, Options(optimizer="sgd")).on(parse_mesh("8", cluster))
+    request = make_graph_request(graph, cluster, Options(optimizer="sgd")).on(
+        parse_mesh("8", cluster)
+    )
     roomy = best_on(request, quiet)
     whole = roomy.estimates.memory
     limit = whole.total - (1 << 19)
@@ -142,16 +144,16 @@ def test_a_plan_that_misses_a_decision_or_a_route_is_refused() -> None:
     graph = linear_step(64, 32, 16, layers=2)
     cluster = parse_cluster("4xH100")
     mesh = parse_mesh("4", cluster)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
+    request = make_graph_request(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
     problem = price(request)
     structure = make_stage(request, problem, random_solution(problem, 1))
     without_op = replace_struct(structure, ops=dict(list(structure.ops.items())[1:]))
     with pytest.raises(PlanMismatchError, match="no decision for"):
-        account(request, without_op)
+        cost_breakdown(request, without_op)
     assert structure.routes
     without_route = replace_struct(structure, routes={})
     with pytest.raises(PlanMismatchError, match="never leads from"):
-        account(request, without_route)
+        cost_breakdown(request, without_route)
 
 
 def replace_struct(structure, **changes):

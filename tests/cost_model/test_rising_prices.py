@@ -23,7 +23,7 @@ from autopar.cost_model.moves import move_ns
 from autopar.cost_model.optimizer import update_s
 from autopar.cost_model.optimizer_kinds import OPTIMIZERS, find_kind
 from autopar.cost_model.price import price
-from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
+from autopar.cost_model.roofline import attention_s, matmul_s, pointwise_s, stream_s
 from autopar.ir.buckets import Sharing
 from autopar.ir.graph import Atom, TensorType
 from autopar.ir.mesh import Axis, Cluster, Device, Link, Mesh
@@ -31,7 +31,7 @@ from autopar.ir.problem import Problem, Solution
 from autopar.ir.redistribute import KINDS, step
 from autopar.ir.sharding import Sharding
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.rules.op import Scores
 from autopar.solver import solve
 from autopar.tracer import trace
@@ -85,7 +85,7 @@ def test_no_kernel_takes_longer_on_a_faster_device(
 ) -> None:
     def taken(on: Device) -> list[float]:
         return [
-            product_s(out, depth, moved, dtype, on),
+            matmul_s(out, depth, moved, dtype, on),
             attention_s(*causal(rows, keys, 64), moved, dtype, on),
             stream_s(moved, on, part),
             pointwise_s(moved, on, part, starts=True),
@@ -243,7 +243,7 @@ def test_no_choice_of_a_model_gets_cheaper_with_more_sequences_or_slower_devices
         ids = torch.zeros((batch, 16), dtype=torch.int64)
         graph = trace(gpt2(), (), {"input_ids": ids, "labels": ids}).graph
         on = replace(cluster, device=device)
-        problem = price(ask(graph, on, Options()).on(parse_mesh("2x4", on)))
+        problem = price(make_graph_request(graph, on, Options()).on(parse_mesh("2x4", on)))
         found.append(costs(problem))
     for cheaper, dearer in pairwise(found):
         assert cheaper.keys() == dearer.keys() and len(cheaper) > 1000
@@ -254,7 +254,7 @@ def test_no_choice_of_a_model_gets_cheaper_with_more_sequences_or_slower_devices
 @cache
 def solved(cluster: Cluster, mesh: Mesh, batch: int) -> Solution:
     graph = linear_step(batch, 1024, 512, layers=3)
-    return solve(price(ask(graph, cluster, Options()).on(mesh)))
+    return solve(price(make_graph_request(graph, cluster, Options()).on(mesh)))
 
 
 def with_rates(cluster: Cluster, by_level: tuple[float, float]) -> Cluster:

@@ -16,9 +16,9 @@ from autopar.cost_model.sends import RESULTS, TIED
 from autopar.driver.search.segments import SampledStep
 from autopar.errors import PlanError
 from autopar.ir.passes.microbatches import in_microbatches
-from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Shared, TurnTimes
-from autopar.plans.pipelines import play_pipeline
+from autopar.ir.pipeline import PipelineSchedule
+from autopar.plans.estimates import MicrobatchTimes, Shared
+from autopar.plans.pipelines import simulate_pipeline
 from autopar.plans.plan import Plan
 from autopar.plans.requests.policy import Policy
 from autopar.tracer import trace
@@ -76,7 +76,7 @@ def test_a_tied_weight_is_added_up_between_its_ranks() -> None:
     assert estimates.step_ns == busiest_ns + estimates.bubble_ns + own_ns
     # Without what is shared, the ranks of both plans do about the same.
     table = tied.structure.actions
-    bare_ns = play_pipeline(table, estimates.stages, estimates.delays, ()).step_ns
+    bare_ns = simulate_pipeline(table, estimates.stages, estimates.delays, ()).step_ns
     assert estimates.step_ns == bare_ns + own_ns > bare_ns + found.time_ns > bare_ns
 
 
@@ -97,18 +97,19 @@ def test_segments_that_use_a_weight() -> None:
 
 
 def test_what_is_shared_waits_for_the_last_of_its_ranks() -> None:
-    table = ActionTable.parse("0F0 0B0\n1F0 1B0\n2F0 2B0")
+    table = PipelineSchedule.parse("0F0 0B0\n1F0 1B0\n2F0 2B0")
     one = staged_plan().estimates.stages[0]
     stages = [
-        msgspec.structs.replace(one, turn=TurnTimes(10, 20, 10, 20, update)) for update in (1, 2, 3)
+        msgspec.structs.replace(one, microbatch=MicrobatchTimes(10, 20, 10, 20, update))
+        for update in (1, 2, 3)
     ]
     shared = (Shared("a", (0, 2), 1, 1, 100), Shared("b", (0, 1, 2), 1, 1, 1000))
-    played = play_pipeline(table, stages, (), shared)
+    played = simulate_pipeline(table, stages, (), shared)
     # Forward until 30, backward until 50, 70 and 90 on ranks 2, 1 and 0.
     assert played.complete_ns == (90 + 1100,) * 3
     assert played.shared_ns == (1100, 1000, 1100)
     assert played.ends_ns == (1191, 1192, 1193) and played.step_ns == 1193
-    first = play_pipeline(table, stages, (), shared[:1])
+    first = simulate_pipeline(table, stages, (), shared[:1])
     assert first.complete_ns == (190, 70, 190) and first.ends_ns == (191, 72, 193)
 
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model.account import account
-from autopar.cost_model.memory import MAX_MOMENTS
+from autopar.cost_model.cost_breakdown import cost_breakdown
+from autopar.cost_model.memory import MAX_CURVE_POINTS
 from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
 from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import CollectiveTotal, StageEstimates
 from autopar.plans.order import CUT, OPTIMIZER, START, WITH, Item, repeated
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step
 
@@ -27,10 +27,10 @@ from tests.graphs import linear_step
 def bill(graph: Graph, mesh: str, seed: int) -> StageEstimates:
     cluster = parse_cluster(f"{mesh}xH100")
     layout = parse_mesh(mesh, cluster)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout)
+    request = make_graph_request(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout)
     problem = price(request)
     solution = random_solution(problem, seed)
-    return account(request, make_stage(request, problem, solution)).estimates
+    return cost_breakdown(request, make_stage(request, problem, solution)).estimates
 
 
 def items(estimates: StageEstimates) -> Iterator[str]:
@@ -78,15 +78,15 @@ def test_any_plan_is_told_as_it_is_billed(seed: int, mesh: str) -> None:
         for (phase, axis, kind), total in sorted(totals.items(), key=_in_order(found))
     )
     memory, curve = found.memory, found.memory_curve
-    held = list(zip(curve.kept, curve.saved, curve.transient, strict=True))
-    assert max(map(sum, held)) == memory.kept + memory.saved + memory.transient
+    held = list(zip(curve.unsharded, curve.saved, curve.transient, strict=True))
+    assert max(map(sum, held)) == memory.unsharded + memory.saved + memory.transient
     assert curve.time_ns[-1] == found.step_ns
     assert list(curve.time_ns) == sorted(curve.time_ns)
-    assert len(curve.time_ns) <= MAX_MOMENTS + 1
+    assert len(curve.time_ns) <= MAX_CURVE_POINTS + 1
     by_holder = Counter[str]()
     for each in found.peak_holders:
         by_holder[each.holder] += each.num_bytes
-    for holder in ("kept", "saved", "transient"):
+    for holder in ("unsharded", "saved", "transient"):
         assert by_holder[holder] == getattr(memory, holder)
 
 

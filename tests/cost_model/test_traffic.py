@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster.devices import DEVICES
-from autopar.cost_model.account import account
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.price import price
 from autopar.errors import AutoparError
@@ -17,7 +17,7 @@ from autopar.ir.sharding import Sharding
 from autopar.plans.decisions import make_stage
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.solver import solve
 from tests.graphs import Builder
 from tests.planned import on_h100
@@ -107,14 +107,14 @@ def test_a_plan_is_priced_for_the_backend_that_it_is_asked_for_and_says_so() -> 
     found: list[int] = []
     for backend in ("inductor", "eager"):
         options = make_options(mesh="4", backend=backend)
-        asked = ask(chain(), cluster, options)
+        asked = make_graph_request(chain(), cluster, options)
         problem = price(asked.on(mesh))
-        estimates = account(
+        estimates = cost_breakdown(
             asked.on(mesh), make_stage(asked.on(mesh), problem, solve(problem))
         ).estimates
         assert asked.on(mesh).describe_imposed() == (f"backend {backend}",)
         found.append(estimates.compute_ns)
     assert found[0] < found[1]
-    assert ask(chain(), cluster, Options()).on(mesh).describe_imposed() == ()
+    assert make_graph_request(chain(), cluster, Options()).on(mesh).describe_imposed() == ()
     with pytest.raises(AutoparError, match="no backend 'jit': choose one of eager, inductor"):
         make_options(mesh="4", backend="jit")

@@ -57,7 +57,7 @@ def test_what_is_made_again_or_offloaded_is_as_it_was(part: float, backend: str)
     seen, model = trained(plain, mesh="1", memory_limit=limit, backend=backend)
     check(seen)
     structure = model.plans[0].structure
-    assert structure.again or structure.offloaded
+    assert structure.recompute or structure.offloaded
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

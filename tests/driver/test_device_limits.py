@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.driver.search.device_limits import DeviceSharing, SharedMemory
 from autopar.errors import InfeasibleError
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.plans.plan import Plan
 from autopar.solver.search import silent
 from tests.grouped import grouped
@@ -98,7 +98,7 @@ def within(
         "memory limit", [limit], lambda found: [sum(map(int, cast("Any", found)))],
         lambda n: cast("int", n), (lambda stage, _: least[stage]) if is_known else None, "",
     )  # fmt: skip
-    table = ActionTable.parse("0F0 1F0 1B0 0B0")
+    table = PipelineSchedule.parse("0F0 1F0 1B0 0B0")
     sharing = DeviceSharing(table, (memory,), silent, rounds)
     for given in sharing:
         with sharing.planning() as tried:

@@ -16,7 +16,7 @@ from autopar.cost_model.price import price
 from autopar.ir.graph import Graph, Node
 from autopar.ir.problem import Problem, Status
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.plans.scheduling.bucketing import work
 from autopar.solver import driver, exact, solve
 from autopar.solver.clock import Clock
@@ -45,7 +45,7 @@ class Widening(nn.Module):
 def stated(graph: Graph, mesh: str) -> Problem:
     cluster = parse_cluster("8xH100")
     options = Options(memory_limit_bytes=80 << 30)
-    return price(ask(graph, cluster, options).on(parse_mesh(mesh, cluster)))
+    return price(make_graph_request(graph, cluster, options).on(parse_mesh(mesh, cluster)))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_what_blocks_compute_is_added_up_once(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = parse_cluster("8xH100")
-    request = ask(graph, cluster, Options()).on(parse_mesh("8", cluster)).opened()
+    request = make_graph_request(graph, cluster, Options()).on(parse_mesh("8", cluster)).opened()
     monkeypatch.setattr(offloads, "is_open", lambda _: True)
     seen: list[int] = []
 

@@ -10,8 +10,8 @@ import torch
 
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.segment_division import Divided
-from autopar.driver.search.segment_ways import SegmentWays
-from autopar.plans.pipeline_orders import make_table
+from autopar.driver.search.segment_search import SegmentSearch
+from autopar.plans.pipeline_orders import make_schedule
 from autopar.plans.requests.policy import other_thresholds
 from autopar.tracer import trace
 from tests.driver.test_segments import Chain, asked
@@ -25,7 +25,7 @@ def divided(heard: list[str], **options: object) -> Divided:
         graph = trace(Chain([4096] * 7), (torch.zeros(1024, 4096),)).graph
     wanted = asked(graph, 16, stages=2, microbatches=2, **options)
     wanted = replace(wanted, cluster=hostless("2x8xH100"))
-    return SegmentWays(wanted, Trail(heard.append)).divided(make_table("1f1b", 2, 2))
+    return SegmentSearch(wanted, Trail(heard.append)).divided(make_schedule("1f1b", 2, 2))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from autopar.driver.search.frontier import find_frontier
 from autopar.errors import AutoparError
 from autopar.plans.frontier import Frontier, read_limits
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import Asked, ask
+from autopar.plans.requests.request import GraphRequest, make_graph_request
 from autopar.report.html.frontier import frontier_html
 from autopar.solver.search import silent
 from autopar.tracer import Traced, trace
 from tests.codegen.models import case
 from tests.codegen.test_microbatches import Tall
-from tests.driver.test_again import traced
+from tests.driver.test_recompute import traced
 from tests.live_bytes import peak_bytes
 
 MIB = 1 << 20
@@ -30,9 +30,11 @@ def step(name: str) -> Traced:
     return case(name).traced if name else traced()
 
 
-def asked(name: str = "", mesh: str = "2", devices: str = "2", limit: int | None = None) -> Asked:
+def asked(
+    name: str = "", mesh: str = "2", devices: str = "2", limit: int | None = None
+) -> GraphRequest:
     options = Options(mesh=mesh, memory_limit_bytes=limit, backend="eager")
-    return ask(step(name).graph, parse_cluster(f"{devices}xH100"), options)
+    return make_graph_request(step(name).graph, parse_cluster(f"{devices}xH100"), options)
 
 
 @cache
@@ -59,8 +61,8 @@ def test_a_step_is_no_longer_for_more_memory(name: str, mesh: str, devices: str)
     plans = [point.plan for point in frontier.points if point.plan is not None]
     assert len(plans) == len(frontier.points) > 1
     assert len({plan.digest for plan in plans}) == len(plans)
-    assert plans[-1].estimates.memory.total == frontier.leanest_bytes
-    assert name or plans[-1].structure.only.again
+    assert plans[-1].estimates.memory.total == frontier.smallest_peak_bytes
+    assert name or plans[-1].structure.only.recompute
     check(name, frontier)
 
 
@@ -73,7 +75,7 @@ def test_limits_that_are_given(mesh: str, devices: str) -> None:
     assert tuple(point.limit_bytes for point in frontier.points) == limits
     assert frontier.points[0].plan is not None
     assert frontier.points[2].plan is None
-    assert frontier.leanest_bytes > limits[2]
+    assert frontier.smallest_peak_bytes > limits[2]
     check("", frontier)
 
 
@@ -91,13 +93,13 @@ def check(name: str, frontier: Frontier) -> None:
 
 def test_a_page_says_whether_it_fits() -> None:
     frontier = small()
-    leanest, text = frontier.summary().plans[-1], str(frontier)
+    smallest_memory, text = frontier.summary().plans[-1], str(frontier)
     assert "fits into 74.5 GiB per device, step 1.000 times" in text
-    assert leanest.num_again and f"{leanest.num_again} in " in text
-    none = replace(frontier, device_bytes=frontier.leanest_bytes - 1)
+    assert smallest_memory.num_recomputed and f"{smallest_memory.num_recomputed} in " in text
+    none = replace(frontier, device_bytes=frontier.smallest_peak_bytes - 1)
     assert "does not fit into" in str(none)
-    between = replace(frontier, device_bytes=frontier.leanest_bytes)
-    assert f"step {leanest.ratio:.3f} times" in str(between)
+    between = replace(frontier, device_bytes=frontier.smallest_peak_bytes)
+    assert f"step {smallest_memory.ratio:.3f} times" in str(between)
 
 
 @pytest.mark.nightly
@@ -120,7 +122,7 @@ def test_limits_as_people_write_them() -> None:
 def test_microbatches_are_among_the_plans() -> None:
     graph = trace(Tall(), (torch.randn(4096, 16),), {}).graph
     options = Options(mesh="1", backend="eager", microbatches=None)
-    wanted = ask(graph, parse_cluster("1xH100"), options)
+    wanted = make_graph_request(graph, parse_cluster("1xH100"), options)
     found = find_frontier(wanted, (2 << 20, 1 << 20, 700 << 10), silent)
     plans = [point.plan for point in found.points]
     assert [p.structure.microbatches for p in plans if p] == [2, 4, 8]

@@ -13,19 +13,24 @@ from torch import Tensor, nn
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_as_stated, best_on
-from autopar.cost_model.moments import with_moments
+from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
-from autopar.driver.asking import answer
-from autopar.driver.search.shortage import leanest
+from autopar.driver.planning import answer
+from autopar.driver.search.shortage import smallest_memory
 from autopar.errors import InfeasibleError, NotImposedWarning
 from autopar.ir.graph import Graph
-from autopar.ir.moments import ON_HOST
+from autopar.ir.peak_candidates import ON_HOST
 from autopar.ir.problem import Problem
 from autopar.plans.provenance import PROVEN
 from autopar.plans.recorded import options_of
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import Asked, PlanRequest, ask, with_host_share
+from autopar.plans.requests.request import (
+    GraphRequest,
+    PlanRequest,
+    make_graph_request,
+    with_host_share,
+)
 from autopar.solver import evaluate, solve
 from autopar.solver.search import silent
 from autopar.tracer import trace
@@ -58,7 +63,7 @@ def with_share(request: PlanRequest, share_bytes: int) -> PlanRequest:
 
 
 def counted(request: PlanRequest, problem: Problem) -> Problem:
-    return with_moments(request, problem, {ON_HOST: 0})
+    return with_peak_rows(request, problem, {ON_HOST: 0})
 
 
 @pytest.mark.parametrize("wanted", [offloading, hosting])
@@ -91,7 +96,7 @@ def test_a_plan_is_within_its_share_of_the_host() -> None:
     assert 0 < found.estimates.host_bytes <= share
     assert found.estimates.memory.total <= offloading().memory_limit_bytes
     assert found.solution.objective >= roomy.solution.bound
-    assert ON_HOST in found.moments and ON_HOST not in roomy.moments
+    assert ON_HOST in found.peak_candidates and ON_HOST not in roomy.peak_candidates
 
 
 def test_equal_to_the_best_of_all_that_can_be_done() -> None:
@@ -126,7 +131,7 @@ def wide() -> Graph:
         return trace(Wide(), (torch.empty(65536, 4096),), {}).graph
 
 
-def asked(host_memory: str | None, microbatches: int | None = 1) -> Asked:
+def asked(host_memory: str | None, microbatches: int | None = 1) -> GraphRequest:
     """On the two devices of a node, within less memory than it takes without the host's."""
     given = make_options(
         mesh="2",
@@ -135,10 +140,10 @@ def asked(host_memory: str | None, microbatches: int | None = 1) -> Asked:
         microbatches=microbatches,
     )
     cluster = activations.fast_host(parse_cluster("2xH100"), FAST)
-    return ask(wide(), cluster, given)
+    return make_graph_request(wide(), cluster, given)
 
 
-def within(wanted: Asked) -> bool:
+def within(wanted: GraphRequest) -> bool:
     held = answer(wanted, silent).estimates
     return held.host_bytes <= wanted.cluster.host.memory_bytes and held.host_memory.total >= 0
 
@@ -162,8 +167,8 @@ def test_microbatches_are_looked_for_where_the_host_is_too_small() -> None:
 
 
 def test_the_leanest_plan_is_within_the_share() -> None:
-    roomy = leanest(offloading(), silent).estimates
-    found = leanest(with_share(offloading(), roomy.host_bytes - 1), silent).estimates
+    roomy = smallest_memory(offloading(), silent).estimates
+    found = smallest_memory(with_share(offloading(), roomy.host_bytes - 1), silent).estimates
     assert found.host_bytes < roomy.host_bytes and found.memory.total > roomy.memory.total
 
 
@@ -183,11 +188,16 @@ def test_parameters_that_have_to_be_there_are_in_smaller_shards() -> None:
 def test_a_node_is_shared_by_its_devices() -> None:
     graph = parameters.traced().graph
     options = make_options(mesh="8", memory={"host": "1TiB"})
-    wanted = ask(graph, parse_cluster("2x4xH100"), options)
+    wanted = make_graph_request(graph, parse_cluster("2x4xH100"), options)
     assert wanted.cluster.host.memory_bytes == 2**40 // 4
-    assert ask(graph, parse_cluster("8xH100"), Options()).cluster.host.memory_bytes == 256 * 10**9
+    assert (
+        make_graph_request(graph, parse_cluster("8xH100"), Options()).cluster.host.memory_bytes
+        == 256 * 10**9
+    )
     with pytest.warns(NotImposedWarning, match="the host of a CPU has no other memory"):
-        assert ask(graph, parse_cluster("4xcpu"), options).cluster == parse_cluster("4xcpu")
+        assert make_graph_request(graph, parse_cluster("4xcpu"), options).cluster == parse_cluster(
+            "4xcpu"
+        )
 
 
 def test_what_was_asked_for_is_in_the_plan() -> None:
@@ -202,5 +212,5 @@ def test_the_host_of_a_cpu_has_no_other_memory(residency: str) -> None:
     cluster = parse_cluster("2xcpu")
     cluster = replace(cluster, host=replace(cluster.host, memory_bytes_per_s=1e10, memory_bytes=1))
     options = Options(mesh="2", residency=residency)
-    held = answer(ask(parameters.traced().graph, cluster, options), silent).estimates
+    held = answer(make_graph_request(parameters.traced().graph, cluster, options), silent).estimates
     assert held.memory.params > 0 and held.host_bytes == 0

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail, climb
+from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail, line_search
 from autopar.errors import InfeasibleError, StageError
-from autopar.plans.fitting import Beaten
+from autopar.plans.memory_refinement import Beaten
 from autopar.plans.provenance import CandidateOutcome
 from autopar.solver.search import silent
 
@@ -42,7 +42,7 @@ def attempt(
     search: CandidateSearch[int], make: Callable[[int | None], int], **how: Any
 ) -> CandidateAttempt[int]:
     with search.attempt(**how) as tried:
-        tried.found = make(tried.needed_ns)
+        tried.result = make(tried.needed_ns)
     return tried
 
 
@@ -73,10 +73,10 @@ def test_of_equals_the_lower_rank_stays() -> None:
 
 def test_with_slack_what_is_a_little_worse_is_planned_too() -> None:
     search = searching(slack=0.1)
-    assert attempt(search, costing(20)).found == 20
-    assert attempt(search, costing(21)).found == 21
-    assert attempt(search, costing(22)).found is None
-    assert attempt(search, costing(19), slack=-0.1).found is None
+    assert attempt(search, costing(20)).result == 20
+    assert attempt(search, costing(21)).result == 21
+    assert attempt(search, costing(22)).result is None
+    assert attempt(search, costing(19), slack=-0.1).result is None
     assert search.result() == 20
 
 
@@ -91,19 +91,19 @@ def test_what_does_not_fit_is_worse_than_all_that_does() -> None:
 def test_a_line_goes_on_while_memory_binds_and_each_is_better() -> None:
     tried: list[int] = []
 
-    def in_line(*costs: int, cutoff: int | None = None) -> list[int]:
+    def in_sequence(*costs: int, cutoff: int | None = None) -> list[int]:
         tried.clear()
         search = searching(cutoff)
-        for cost in search.in_line(costs):
+        for cost in search.in_sequence(costs):
             tried.append(cost)
             attempt(search, costing(cost) if cost else refused)
         return list(tried)
 
-    assert in_line(0, 25, 23, 22, 21) == [0, 25, 23, 22]
-    assert in_line(23, 25, 21) == [23, 25]
+    assert in_sequence(0, 25, 23, 22, 21) == [0, 25, 23, 22]
+    assert in_sequence(23, 25, 21) == [23, 25]
     # What is cut off, and might not be were there more memory, does not end it before there is one.
-    assert in_line(25, 23, 21, 19, cutoff=22) == [25, 23, 21, 19]
-    assert in_line(25, 24, 21, cutoff=22) == [25, 24]
+    assert in_sequence(25, 23, 21, 19, cutoff=22) == [25, 23, 21, 19]
+    assert in_sequence(25, 24, 21, cutoff=22) == [25, 24]
 
 
 def test_the_first_failure_is_told_where_there_is_no_plan() -> None:
@@ -146,7 +146,7 @@ def tried(costs: list[int], start: int) -> list[int]:
         *before, last = found
         return all(costs[last] < costs[other] for other in before)
 
-    for place in climb(range(len(costs)), start, improved):
+    for place in line_search(range(len(costs)), start, improved):
         found.append(place)  # noqa: PERF402 (`improved` reads it meanwhile)
     return found
 

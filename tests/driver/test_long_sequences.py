@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.rules.attention import BACKWARD, FORWARD
 from autopar.solver import solve
 from autopar.tracer import trace
@@ -55,7 +55,7 @@ def graph(heads: int, groups: int, is_causal: bool, length: int) -> Graph:
 def chosen(traced: Graph, on: str, limit: int = LIMIT) -> tuple[str, str]:
     """The solver's choices for attention, forward and backward."""
     cluster, mesh = on_h100(on)
-    problem = price(ask(traced, cluster, Options(memory_limit_bytes=limit)).on(mesh))
+    problem = price(make_graph_request(traced, cluster, Options(memory_limit_bytes=limit)).on(mesh))
     solution = solve(problem)
     assert solution.choice, solution.status
     found = dict(zip(problem.keys, zip(problem.labels, solution.choice, strict=True), strict=True))

@@ -13,28 +13,28 @@ import torch
 from torch import nn
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.asking import answer, best_of_all
+from autopar.driver.planning import answer, best_of_all
 from autopar.driver.search import pipelining, segment_plans
 from autopar.driver.search.finding import Finding, Other
 from autopar.driver.search.incumbent import CandidateSearch, Trail
 from autopar.driver.search.narrower import findings
+from autopar.driver.search.pipeline_candidates import PipelineCandidates
 from autopar.driver.search.pipeline_shapes import (
     PipelineShape,
     numbers_of_microbatches,
     numbers_of_ranks,
 )
 from autopar.driver.search.pipelining import search_stages
-from autopar.driver.search.promising_shapes import Promising
 from autopar.driver.search.segment_division import Divided
 from autopar.driver.search.segment_plans import SegmentPlans
-from autopar.driver.search.segment_ways import SegmentWays
+from autopar.driver.search.segment_search import SegmentSearch
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
-from autopar.ir.pipeline import ActionTable
-from autopar.plans.fitting import Beaten
-from autopar.plans.pipeline_orders import make_table
+from autopar.ir.pipeline import PipelineSchedule
+from autopar.plans.memory_refinement import Beaten
+from autopar.plans.pipeline_orders import make_schedule
 from autopar.plans.plan import Plan
-from autopar.plans.requests.request import Asked
+from autopar.plans.requests.request import GraphRequest
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_segments import Chain, asked, chain
@@ -128,31 +128,34 @@ def test_once_one_stage_is_planned_pipelines_that_take_longer_are_left_out() -> 
 def test_orders_share_plans_of_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interleaved, stages hold more microbatches meanwhile, and take as long each."""
     graph = trace(Chain([32] * 9), (torch.randn(64, 32),), {}).graph
-    known = SegmentWays(asked(graph, 4, stages="auto", microbatches=8), Trail(silent))
-    plain, interleaved = (make_table("1f1b", 2, 8), make_table("interleaved", 2, 8, 2))
+    known = SegmentSearch(asked(graph, 4, stages="auto", microbatches=8), Trail(silent))
+    plain, interleaved = (make_schedule("1f1b", 2, 8), make_schedule("interleaved", 2, 8, 2))
     first = known.divided(plain)
     solved: list[object] = []
     monkeypatch.setattr(segment_plans, "best_as_stated", lambda *_: solved.append(1))
     shared = known.divided(interleaved)
     assert not solved and first.step_ns > 0
     monkeypatch.undo()
-    alone = SegmentWays(known.asked, Trail(silent)).divided(interleaved)
+    alone = SegmentSearch(known.graph_request, Trail(silent)).divided(interleaved)
     assert alone == shared
 
 
 def test_a_mesh_that_is_beaten_without_a_limit_is_not_planned_within_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    graph, table = trace(Chain([256] * 9), (torch.randn(512, 256),)).graph, make_table("1f1b", 2, 8)
+    graph, table = (
+        trace(Chain([256] * 9), (torch.randn(512, 256),)).graph,
+        make_schedule("1f1b", 2, 8),
+    )
     tight = asked(graph, 2, stages=2, microbatches=8, memory_limit=5 << 20)
     within: list[int] = []
     monkeypatch.setattr(SegmentPlans, "plan_within", lambda _, limit: within.append(limit))
     roomy = asked(graph, 2, stages=2, microbatches=8)
-    hoped_ns = SegmentWays(roomy, Trail(silent)).divided(table).step_ns
+    hoped_ns = SegmentSearch(roomy, Trail(silent)).divided(table).step_ns
     with pytest.raises(Beaten):
-        SegmentWays(tight, Trail(silent)).divided(table, hoped_ns)
+        SegmentSearch(tight, Trail(silent)).divided(table, hoped_ns)
     assert not within
-    SegmentWays(tight, Trail(silent)).divided(table, hoped_ns + 1)
+    SegmentSearch(tight, Trail(silent)).divided(table, hoped_ns + 1)
     assert within
 
 
@@ -160,17 +163,17 @@ Took = Mapping[tuple[int, int, str], tuple[int, float]]
 """What a step takes by ranks, microbatches and order, and for which part the busiest rank waits."""
 
 
-class Known(SegmentWays):
+class Known(SegmentSearch):
     """Steps of which it is known what they take; of others 500."""
 
-    def __init__(self, wanted: Asked, took: Took) -> None:
+    def __init__(self, wanted: GraphRequest, took: Took) -> None:
         super().__init__(wanted, Trail(silent))
         self.took = took
         self.asked_for: list[tuple[int, int, str]] = []
 
     def divided(
         self,
-        table: ActionTable,
+        table: PipelineSchedule,
         known_ns: int | None = None,
         mesh: str = "",
         sizes: Sequence[int] = (),
@@ -188,14 +191,14 @@ class Known(SegmentWays):
 
 
 def best_shapes(
-    wanted: Asked, ways: SegmentWays, tried: CandidateSearch[Finding]
+    wanted: GraphRequest, ways: SegmentSearch, tried: CandidateSearch[Finding]
 ) -> list[tuple[PipelineShape, Divided]]:
     """What is divided, best first."""
-    promising = Promising(wanted, tried)
+    promising = PipelineCandidates(wanted, tried)
     for shape, mesh in promising.to_divide():
         with promising.dividing(shape) as divided:
-            divided.stages = ways.divided(shape.table, promising.known_ns(), mesh, shape.sizes)
-    return sorted(promising.found, key=lambda each: each[1].step_ns)
+            divided.stages = ways.divided(shape.actions, promising.known_ns(), mesh, shape.sizes)
+    return sorted(promising.estimated, key=lambda each: each[1].step_ns)
 
 
 def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
@@ -220,7 +223,7 @@ class AsIs(Known):
 
     def divided(
         self,
-        table: ActionTable,
+        table: PipelineSchedule,
         known_ns: int | None = None,
         mesh: str = "",
         sizes: Sequence[int] = (),
@@ -247,7 +250,7 @@ def test_fewer_microbatches_in_which_ranks_work_less_are_looked_at() -> None:
     graph = trace(Chain([32] * 17), (torch.randn(64, 32),), {}).graph
     wanted = asked(graph, 4, stages="auto", microbatches="auto")
     tried = findings(Trail(silent))
-    tried.offer(plain_of(graph, 375, 0))
+    tried.submit(plain_of(graph, 375, 0))
     best = best_shapes(wanted, AsIs(wanted, took), tried)[0][0]
     assert (best.ranks, best.microbatches) == (4, 4)
 
@@ -265,7 +268,7 @@ def test_where_launches_count_fewer_microbatches_are_considered_first(
     known = Known(wanted, {})
     # Of four ranks a tenth of the step is as long as 400 kernels launch: ten times 40.
     tried = findings(Trail(silent))
-    tried.offer(plain_of(graph, 1_000_000, kernels))
+    tried.submit(plain_of(graph, 1_000_000, kernels))
     best_shapes(wanted, known, tried)
     assert known.asked_for[0] == (4, first, "1f1b")
 
@@ -279,10 +282,10 @@ def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ran
     thought = {(2, 2): 90, (2, 4): 91, (2, 8): 92, (4, 4): 100}
     takes, planned = {2: 130, 4: 101}, list[int]()
 
-    class Promised(Promising):
-        def __init__(self, asked: Asked, tried: CandidateSearch[Finding]) -> None:
+    class Promised(PipelineCandidates):
+        def __init__(self, asked: GraphRequest, tried: CandidateSearch[Finding]) -> None:
             super().__init__(asked, tried)
-            self.found = [
+            self.estimated = [
                 (PipelineShape(ranks, count, "1f1b"), cast("Any", SimpleNamespace(step_ns=step_ns)))
                 for (ranks, count), step_ns in thought.items()
             ]
@@ -301,7 +304,7 @@ def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ran
             planned.append(self.ranks)
             return replace(some, estimates=repriced(some.estimates, step_ns=takes[self.ranks]))
 
-    monkeypatch.setattr(pipelining, "Promising", Promised)
+    monkeypatch.setattr(pipelining, "PipelineCandidates", Promised)
     monkeypatch.setattr(pipelining, "_Pipeline", Pipeline)
     found = search_stages(asked(graph, 4, stages="auto", microbatches="auto"), Trail(silent))
     assert planned == [2, 4]

@@ -26,11 +26,11 @@ from autopar.driver.search.open_counts import chunk_count, chunk_ladder, most_sa
 from autopar.errors import ArgumentError, InfeasibleError, NotImposedWarning
 from autopar.ir.own_ops import LINEAR, SCORES
 from autopar.ir.problem import Problem, Solution
-from autopar.plans.fitting import Candidate
+from autopar.plans.memory_refinement import Candidate
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import PlanRequest, ask
+from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver import solve
 from autopar.solver.search import silent
@@ -70,7 +70,7 @@ def request(limit: int | None, chunks: int | str, *unread: str) -> PlanRequest:
         outputs={"unread": unread},
     )
     cluster, mesh = on_h100("2")
-    return ask(traced(*unread).graph, cluster, options).on(mesh)
+    return make_graph_request(traced(*unread).graph, cluster, options).on(mesh)
 
 
 def best(limit: int | None, chunks: int | str, *unread: str) -> Candidate:
@@ -92,7 +92,7 @@ def test_only_where_memory_binds() -> None:
     found = best(limit, "auto", "logits")
     assert chunks_of(found) == chunk_count(request(limit, "auto", "logits")) > 1
     assert found.estimates.memory.total <= limit
-    with pytest.raises(InfeasibleError, match="the leanest plan"):
+    with pytest.raises(InfeasibleError, match="the smallest-memory plan"):
         best(lean // 3, "auto", "logits")
 
 
@@ -209,7 +209,9 @@ def test_a_frontier_has_a_plan_where_there_is_one_within_the_limit() -> None:
     limits = (lean * 2, lean * 11 // 10)
     asked = request(None, "auto", "logits")
     assert chunk_count(asked) == 1
-    frontier = find_frontier(ask(asked.graph, asked.cluster, asked.options), limits, silent)
+    frontier = find_frontier(
+        make_graph_request(asked.graph, asked.cluster, asked.options), limits, silent
+    )
     for point in frontier.points:
         alone = best(point.limit_bytes, "auto", "logits")
         assert point.plan is not None
@@ -221,7 +223,7 @@ def test_a_frontier_has_a_plan_where_there_is_one_within_the_limit() -> None:
 def test_a_step_without_a_head_says_so() -> None:
     options = make_options(mesh="2", optimizer="sgd", backend="eager", memory={"loss_chunks": 4})
     with pytest.warns(NotImposedWarning, match="loss_chunks=4: the step has no loss"):
-        asked = ask(case("mlp").traced.graph, hostless("2xH100"), options)
+        asked = make_graph_request(case("mlp").traced.graph, hostless("2xH100"), options)
     assert chunks_of(survey(asked, Trail(silent)).only) == 1
 
 
@@ -270,7 +272,7 @@ def survey_of(chunks: int) -> Finding:
     options = make_options(
         mesh="2", optimizer="sgd", backend="eager", memory={"loss_chunks": chunks}
     )
-    return survey(ask(traced().graph, hostless("2xH100"), options), Trail(silent))
+    return survey(make_graph_request(traced().graph, hostless("2xH100"), options), Trail(silent))
 
 
 @pytest.mark.breadth(3)
@@ -289,7 +291,9 @@ def test_strategies_are_eager(cluster: str, mesh: str, strategy: str, backend: s
     options = make_options(
         mesh=mesh, constraints={"strategy": strategy}, backend=backend, memory={"loss_chunks": 3}
     )
-    plan = survey(ask(found.traced.graph, hostless(cluster), options), Trail(silent)).plan()
+    plan = survey(
+        make_graph_request(found.traced.graph, hostless(cluster), options), Trail(silent)
+    ).plan()
     assert plan.structure.loss_chunks == 3
     assert abs(plan.estimates.step_ns / plan.estimates.stages[0].modelled_ns - 1) < 0.1
     assert "lm_head:forward:scores_nll.0" in plan.structure.only.ops

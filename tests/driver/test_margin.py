@@ -12,7 +12,7 @@ import pytest
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
 from autopar.cost_model.price import price
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.driver.search.meshes import estimates_of
 from autopar.driver.search.weight_layouts import ENOUGH, Roles, describe, find_roles, signature
 from autopar.ir.graph import Graph
@@ -21,7 +21,7 @@ from autopar.plans.plan import Plan
 from autopar.plans.provenance import Margin
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.policy import other_thresholds
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.exact import WINDOWED_TOLERANCE
@@ -40,7 +40,7 @@ def stated(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Problem
     described = hostless(cluster)
     laid = parse_mesh(mesh, described)
     options = Options(mesh=mesh, memory_limit_bytes=limit)
-    return price(ask(graph, described, options).on(laid))
+    return price(make_graph_request(graph, described, options).on(laid))
 
 
 def moved(roles: Roles, one: Sequence[object], other: Sequence[object]) -> float:
@@ -51,7 +51,7 @@ def moved(roles: Roles, one: Sequence[object], other: Sequence[object]) -> float
 
 def with_margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Plan:
     options = Options(mesh=mesh, memory_limit_bytes=limit)
-    asked = ask(graph, hostless(cluster), replace(options, margin=True))
+    asked = make_graph_request(graph, hostless(cluster), replace(options, margin=True))
     return answer(asked, quiet)
 
 
@@ -118,7 +118,7 @@ def only(problem: Problem, roles: Roles, wanted: Sequence[tuple[str]]) -> Proble
 def test_the_plan_is_the_one_that_is_found_without_a_margin() -> None:
     graph, options = linear_step(512, 256, 1024, 2), Options()
     cluster = hostless("2x4xL4")
-    alone = answer(ask(graph, cluster, options), quiet)
+    alone = answer(make_graph_request(graph, cluster, options), quiet)
     found = with_margin(graph, "2x4xL4", "auto", limit=cluster.device.memory_bytes)
     assert found.structure == alone.structure
     assert found.provenance.margin is not None and alone.provenance.margin is None
@@ -152,7 +152,7 @@ def test_where_memory_binds_the_rival_fits(batch: int) -> None:
     limit = with_margin(graph, "2x2xH100", "2x2").estimates.memory.total * 9 // 10
     options = Options(mesh="2x2", memory_limit_bytes=limit)
     mesh = parse_mesh("2x2", cluster)
-    best = best_on(ask(graph, cluster, options).on(mesh), quiet)
+    best = best_on(make_graph_request(graph, cluster, options).on(mesh), quiet)
     problem = replace(best.problem, usage_limit=limit)
     roles, evaluator = find_roles(graph, problem), Evaluator(problem)
     chosen = roles.of(problem, best.solution.choice)

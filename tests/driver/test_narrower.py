@@ -16,7 +16,7 @@ from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.narrower import Widened
 from autopar.errors import InfeasibleError, SolverError
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import Asked
+from autopar.plans.requests.request import GraphRequest
 from autopar.solver.search import silent
 
 Form = tuple[int, int, bool, int]
@@ -48,10 +48,10 @@ def admits(asked: Options, form: Form, unasked: frozenset[Form]) -> bool:
     )
 
 
-def finding(asked: Asked, form: Form, modelled: int, simulated: int) -> Finding:
+def finding(asked: GraphRequest, form: Form, modelled: int, simulated: int) -> Finding:
     chunks, count, hosted, axes = form
     request = SimpleNamespace(
-        loss_chunks=chunks, microbatches=count, hosted=frozenset("w" if hosted else ""),
+        loss_chunks=chunks, microbatches=count, params_on_host=frozenset("w" if hosted else ""),
         mesh=SimpleNamespace(sizes=(2,) * axes),
     )  # fmt: skip
     stages = (SimpleNamespace(request=request),)
@@ -59,7 +59,7 @@ def finding(asked: Asked, form: Form, modelled: int, simulated: int) -> Finding:
     return Finding(asked, cast("Any", stages), estimates, modelled, modelled, "optimal")
 
 
-def searched(costs: Costs, unasked: frozenset[Form], asked: Asked) -> Finding:
+def searched(costs: Costs, unasked: frozenset[Form], asked: GraphRequest) -> Finding:
     known = [(costs[f], f) for f in FORMS if f in costs and admits(asked.options, f, unasked)]
     if not known:
         raise InfeasibleError("nothing fits")
@@ -67,16 +67,18 @@ def searched(costs: Costs, unasked: frozenset[Form], asked: Asked) -> Finding:
     return finding(asked, form, modelled, simulated)
 
 
-def with_narrower(find: Callable[[Asked, Trail], Finding], asked: Asked, trail: Trail) -> Finding:
+def with_narrower(
+    find: Callable[[GraphRequest, Trail], Finding], asked: GraphRequest, trail: Trail
+) -> Finding:
     widened = Widened(asked, trail)
     for each in widened:
         with widened.attempt() as tried:
-            tried.found = find(each, trail)
+            tried.result = find(each, trail)
     return widened.result()
 
 
 def best(costs: Costs, unasked: frozenset[Form], wanted: Options) -> Finding | None:
-    asked = Asked(cast("Any", None), cast("Any", None), wanted)
+    asked = GraphRequest(cast("Any", None), cast("Any", None), wanted)
     try:
         return with_narrower(lambda each, _: searched(costs, unasked, each), asked, Trail(silent))
     except InfeasibleError:
@@ -122,36 +124,38 @@ def test_what_is_proven_is_said_of_the_plan_that_is_taken() -> None:
 def test_nothing_is_looked_for_twice_where_the_plan_makes_use_of_nothing() -> None:
     looked: list[Options] = []
 
-    def find(asked: Asked, _: Trail) -> Finding:
+    def find(asked: GraphRequest, _: Trail) -> Finding:
         looked.append(asked.options)
         return finding(asked, (1, 1, False, 2), 10, 10)
 
     wanted = options(None, None, "auto", "auto:3")
-    asked = Asked(cast("Any", None), cast("Any", None), wanted)
+    asked = GraphRequest(cast("Any", None), cast("Any", None), wanted)
     assert with_narrower(find, asked, Trail(silent)).step_ns == 10
     assert looked == [wanted]
 
 
 def test_a_narrower_search_that_takes_too_long_loses_no_plan() -> None:
-    def find(asked: Asked, _: Trail) -> Finding:
+    def find(asked: GraphRequest, _: Trail) -> Finding:
         if asked.options.loss_chunks == 1:
             raise SolverError("no plan was found in time")
         return finding(asked, (4, 1, False, 2), 10, 9)
 
     wanted = options(None, 1, "cuda", "auto:2")
-    asked = Asked(cast("Any", None), cast("Any", None), wanted)
+    asked = GraphRequest(cast("Any", None), cast("Any", None), wanted)
     assert with_narrower(find, asked, Trail(silent)).step_ns == 9
 
 
 def test_what_was_looked_at_on_the_way_is_known_of_the_plan_that_is_taken() -> None:
     """A margin says what no plan of another structure beats, of all that are admitted."""
 
-    def find(asked: Asked, _: Trail) -> Finding:
+    def find(asked: GraphRequest, _: Trail) -> Finding:
         if asked.options.loss_chunks == 1:
             return replace(finding(asked, (1, 1, False, 2), 12, 8), others=(Other("a", 12),))
         return replace(finding(asked, (4, 1, False, 2), 10, 9), others=(Other("b", 11),))
 
     wanted = options(None, 1, "cuda", "auto:2")
-    found = with_narrower(find, Asked(cast("Any", None), cast("Any", None), wanted), Trail(silent))
+    found = with_narrower(
+        find, GraphRequest(cast("Any", None), cast("Any", None), wanted), Trail(silent)
+    )
     assert found.step_ns == 8
     assert [(each.name, each.bound_ns) for each in found.others] == [("a", 12), ("b", 11)]

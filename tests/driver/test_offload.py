@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from autopar.compile import best_on
-from autopar.cost_model.account import account
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.price import price
 from autopar.ir.mesh import Cluster
 from autopar.ir.offloading import offloadable
 from autopar.ir.own_ops import is_optional, original_key
-from autopar.ir.passes.recompute import with_again
+from autopar.ir.passes.recompute import with_recompute
 from autopar.ir.problem import Problem, Status
-from autopar.plans.decisions import make_stage, same_choice, settled_request
+from autopar.plans.decisions import make_stage, resolved_request, same_choice
 from autopar.plans.provenance import PROVEN
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import PlanRequest, ask
+from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
@@ -64,9 +64,9 @@ def fast_host(cluster: Cluster, gb_per_s: float) -> Cluster:
 
 def request(gb_per_s: float, limit: int | None = None) -> PlanRequest:
     cluster, mesh = on_h100("2", 1)
-    # Op by op: what is fused depends on what is made again.
+    # Op by op: what is fused depends on what is recomputed.
     options = Options(mesh="2", memory_limit_bytes=limit, backend="eager")
-    return ask(traced().graph, fast_host(cluster, gb_per_s), options).on(mesh)
+    return make_graph_request(traced().graph, fast_host(cluster, gb_per_s), options).on(mesh)
 
 
 def subsets(keys: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -74,13 +74,13 @@ def subsets(keys: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def decided(gb_per_s: float) -> Iterator[PlanRequest]:
-    """All that can be made again and offloaded."""
+    """All that can be recomputed and offloaded."""
     plain = request(gb_per_s)
-    nodes = with_again(plain.graph, None).nodes
+    nodes = with_recompute(plain.graph, None).nodes
     optional = {original_key(n.key) for n in nodes if is_optional(n) and not n.view}
     for again in subsets([*optional]):
-        for away in subsets([*offloadable(with_again(plain.graph, again), plain.mesh)]):
-            yield replace(plain, again=again, offloaded=away)
+        for away in subsets([*offloadable(with_recompute(plain.graph, again), plain.mesh)]):
+            yield replace(plain, recompute=again, offloaded=away)
 
 
 def held(problem: Problem, choice: Sequence[int]) -> int:
@@ -108,7 +108,7 @@ def test_equal_to_the_best_of_all_that_can_be_done(
     limit = least + int(part * (held(plain, roomy.choice) - least))
     every = [solve(stated(some, limit, hides=hides)) for some in decided(gb_per_s)]
     best = min((each for each in every if each.choice), key=lambda each: each.objective)
-    wanted = replace(request(gb_per_s), again=None)
+    wanted = replace(request(gb_per_s), recompute=None)
     open_problem = stated(wanted, limit, hides=hides)
     found = solve(open_problem)
     if hides:
@@ -118,16 +118,16 @@ def test_equal_to_the_best_of_all_that_can_be_done(
     else:
         assert found.status is best.status is Status.OPTIMAL
         assert found.objective == best.objective
-    settled = settled_request(wanted, open_problem, found)
+    settled = resolved_request(wanted, open_problem, found)
     again = stated(settled, limit, hides=hides)
     choice = same_choice(open_problem, found, again, settled.step)
     final = evaluate(again, choice)
     assert final.objective == found.objective
     # Where copies take longer than a layer they are not offered.
-    assert bool(settled.again) == (gb_per_s < 100) != bool(settled.offloaded)
+    assert bool(settled.recompute) == (gb_per_s < 100) != bool(settled.offloaded)
     if hides:
         solution = replace(found, choice=choice, arcs=final.arcs, objective=final.objective)
-        bill = account(settled, make_stage(settled, again, solution))
+        bill = cost_breakdown(settled, make_stage(settled, again, solution))
         assert bill.estimates.modelled_ns == found.objective
 
 
@@ -144,7 +144,7 @@ def test_a_plan_is_within_its_memory_and_offloads_where_the_host_is_near() -> No
 
 def test_on_a_cpu_nothing_is_offered() -> None:
     """Its host has no other memory."""
-    wanted = replace(request(1000.0), again=None)
+    wanted = replace(request(1000.0), recompute=None)
     assert any("offloaded" in str(label) for labels in price(wanted).labels for label in labels)
     device = replace(wanted.cluster.device, kind="cpu")
     on_cpu = replace(wanted, cluster=replace(wanted.cluster, device=device))

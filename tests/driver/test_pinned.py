@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.errors import ConstraintError, InfeasibleError
 from autopar.ir.sharding import P, R, S, Sharding
 from autopar.ir.units import format_bytes
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from tests.looked import looked_at, named
 from tests.zoo.cases import ZooCase, make_case, moved
 from tests.zoo.chosen import slow
@@ -62,7 +62,7 @@ def asked(
 
 
 def planned(case: ZooCase, options: Options) -> Plan:
-    return answer(ask(case.traced.graph, slow((2, 2))[0], options), lambda _: None)
+    return answer(make_graph_request(case.traced.graph, slow((2, 2))[0], options), lambda _: None)
 
 
 def checked(case: ZooCase, options: Options) -> Plan:
@@ -125,7 +125,7 @@ def test_what_a_module_returns_is_pinned(case: ZooCase) -> None:
 
 def test_sums_of_a_module_are_scattered_where_they_are_pinned(case: ZooCase) -> None:
     pins = ("layers.*.down=S(1) on tp", "*.down.weight=S(1) on tp", "param:*.up.weight=S(0) on tp")
-    plan = checked(case, asked(*pins, "product:layers = in on tp or out on tp", forbid=()))
+    plan = checked(case, asked(*pins, "matmul:layers = in on tp or out on tp", forbid=()))
     (made,) = (label for key, label in plan.structure.only.ops.items() if "down:forward:mm" in key)
     assert made.split(",")[1] == "k"
     steps = plan.structure.only.routes["layers.*.down:forward:mm.0@forward"]
@@ -155,7 +155,7 @@ def test_nothing_is_sharded_on_an_axis_that_is_forbidden(case: ZooCase, pattern:
     ops = [label for key, label in plan.structure.only.ops.items() if key.startswith(pattern)]
     assert ops and all(label.split(",")[1][0] in "-+" for label in ops)
     params = [p for n, p in plan.structure.params.items() if n.startswith(pattern)]
-    assert all(Sharding.parse(text)[1] == R for p in params for text in (p.storage, p.kept))
+    assert all(Sharding.parse(text)[1] == R for p in params for text in (p.storage, p.for_backward))
     free = planned(case, asked()).structure.only.ops
     assert any(label.split(",")[1][0] not in "-+" for k, label in free.items() if pattern in k)
 
@@ -219,7 +219,7 @@ def conflict(case: ZooCase, options: Options) -> list[str]:
     with pytest.raises(InfeasibleError) as caught:
         planned(case, options)
     listed = str(caught.value).partition(". Together")[0].partition(" leaves no plan")[0]
-    return [origin for origin in options.asked if origin in listed]
+    return [origin for origin in options.imposed if origin in listed]
 
 
 @pytest.mark.nightly
@@ -234,7 +234,9 @@ def test_memory_is_one_of_the_limits_that_conflict(case: ZooCase) -> None:
     assert listed.endswith(": strategy ddp; memory limit " + format_bytes((cut + whole) // 2))
     assert "Most is held by param:layers" in why or "peaks at" in why
     assert planned(case, with_only(limited, {"pin *.bias=R"})).world_size == 4
-    with pytest.raises(InfeasibleError, match=r"^mesh dp=2,tp=2: the leanest plan") as alone:
+    with pytest.raises(
+        InfeasibleError, match=r"^mesh dp=2,tp=2: the smallest-memory plan"
+    ) as alone:
         planned(case, replace(limited, memory_limit_bytes=64))
     assert "limits conflict" not in str(alone.value)
 

@@ -16,7 +16,7 @@ import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.cluster.parts import axis_between, part_of, place_parts
 from autopar.compile import best_on
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.errors import (
     ArgumentError,
     ClusterError,
@@ -29,12 +29,12 @@ from autopar.ir.passes.microbatches import in_microbatches, in_other_microbatche
 from autopar.ir.pipeline import Action
 from autopar.ir.sharding import Sharding
 from autopar.plans.compatibility import check_world
-from autopar.plans.fitting import Candidate
-from autopar.plans.pipelines import play_pipeline
+from autopar.plans.memory_refinement import Candidate
+from autopar.plans.pipelines import simulate_pipeline
 from autopar.plans.plan import Plan
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import ask
-from autopar.report.bill import MEMORY
+from autopar.plans.requests.request import make_graph_request
+from autopar.report.cost_comparison import MEMORY
 from autopar.report.difference import compare
 from autopar.runtime.process.stage_groups import storage_in_stages
 from autopar.solver.search import silent
@@ -88,9 +88,9 @@ def test_chosen_stages_are_eager(options: dict[str, Any], tmp_path: Path) -> Non
 def test_the_step_is_that_of_all_stages_together() -> None:
     plan = planned(stages=2, microbatches=4)
     estimates, table = plan.estimates, plan.structure.actions
-    played = play_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
+    played = simulate_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
     assert played.step_ns == estimates.step_ns
-    first, second = (stage.estimates.turn for stage in plan.stages)
+    first, second = (stage.estimates.microbatch for stage in plan.stages)
     forth = next(d.time_ns for d in estimates.delays if d.phase == "forward")
     start = played.spans[Action.parse("1F0")].start
     assert start == first.forward_ns + forth > first.forward_ns
@@ -159,16 +159,16 @@ def test_a_tied_weight_lives_on_the_host_in_all_its_stages_or_in_none() -> None:
     options["cluster"] = hostless("2xH100")
     free = autopar.plan(Tied(), inputs, **grouped(**options))
     fullest = max(memory.total for memory in free.estimates.devices)
-    for part, is_hosted in ((1.0, False), (0.9, True)):
+    for part, is_on_host in ((1.0, False), (0.9, True)):
         limit = int(fullest * part)
         found = autopar.plan(
             Tied(), inputs, **grouped(**options, residency="auto", memory_limit=limit)
         )
         for stage, own in zip(found.structure.stages, found.stages, strict=True):
-            assert bool(stage.params["embed.weight"].choice.hosted) == is_hosted
+            assert bool(stage.params["embed.weight"].choice.num_on_host) == is_on_host
             assert own.estimates.memory.total <= limit
         autopar.verify(found, Tied(), inputs)
-    with pytest.raises(InfeasibleError, match="the leanest plan needs"):
+    with pytest.raises(InfeasibleError, match="the smallest-memory plan needs"):
         little = grouped(**options, residency="auto", memory_limit=int(0.4 * fullest))
         autopar.plan(Tied(), inputs, optimizer="adafactor", **little)
 
@@ -197,7 +197,7 @@ def whole(in_flight: int, limit: int | None = None) -> Candidate:
     model, inputs = llama()
     graph = trace(model, (), inputs).graph
     options = make_options(mesh="1", memory={"limit": limit}, backend="eager", microbatches=8)
-    asked = replace(ask(graph, hostless("1xH100"), options), in_flight=in_flight)
+    asked = replace(make_graph_request(graph, hostless("1xH100"), options), in_flight=in_flight)
     return best_on(asked.on(Mesh(())), silent)
 
 
@@ -208,7 +208,7 @@ def test_what_is_in_flight_is_held_and_kept_within_the_limit() -> None:
     assert three.transient == one.transient
     limit = (one.total + three.total) // 2
     found = whole(3, limit)
-    assert found.is_tight and found.structure.again
+    assert found.is_tight and found.structure.recompute
     assert found.estimates.memory.total <= limit
 
 
@@ -224,7 +224,7 @@ def test_stages_that_differ_in_names_alone_are_planned_once() -> None:
             "cuts": ["model.layers.1", "model.layers.2", "model.layers.3"],
         },
     )
-    plan = answer(ask(graph, hostless("4xH100"), options), said.append)
+    plan = answer(make_graph_request(graph, hostless("4xH100"), options), said.append)
     assert sum(line.startswith("planning stage") for line in said) == 3
     second, third = plan.structure.stages[1:3]
     assert second.ops == third.ops
@@ -244,7 +244,7 @@ def test_what_differs_between_pipelines_is_told() -> None:
         if topic.cause == "request"
         for change in topic.changes
     }
-    names = [figure.name for figure in found.bill if figure.section == MEMORY]
+    names = [figure.name for figure in found.costs if figure.section == MEMORY]
     assert len(set(names)) == len(names)
 
 

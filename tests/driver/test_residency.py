@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from autopar.compile import best_on
-from autopar.cost_model.account import account
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.price import price
 from autopar.driver.explain.what_if import make_explainer
 from autopar.errors import ArgumentError, AutoparError, InfeasibleError
 from autopar.ir.mesh import Cluster
-from autopar.ir.offloading import Hosting, can_be_hosted
+from autopar.ir.offloading import Hosting, can_be_on_host
 from autopar.ir.problem import Problem
-from autopar.plans.decisions import make_stage, same_choice, settled_request
+from autopar.plans.decisions import make_stage, resolved_request, same_choice
 from autopar.plans.provenance import PROVEN
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import PlanRequest, ask
+from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
@@ -63,17 +63,17 @@ def request(
 ) -> PlanRequest:
     cluster, laid = on_h100(mesh, 1)
     options = Options(mesh=mesh, memory_limit_bytes=limit, backend="eager", residency=residency)
-    return ask(traced().graph, near(cluster, gb_per_s), options).on(laid)
+    return make_graph_request(traced().graph, near(cluster, gb_per_s), options).on(laid)
 
 
 def decided(gb_per_s: float) -> Iterator[PlanRequest]:
     """Every number of each class on the host."""
     plain = request(gb_per_s)
-    first, second = can_be_hosted(plain.graph).values()
+    first, second = can_be_on_host(plain.graph).values()
     for some in range(len(first) + 1):
         for others in range(len(second) + 1):
             chosen = (Hosting.of(first, {}).names(some), Hosting.of(second, {}).names(others))
-            yield replace(plain, hosted=frozenset(chain.from_iterable(chosen)))
+            yield replace(plain, params_on_host=frozenset(chain.from_iterable(chosen)))
 
 
 def test_what_is_known_of_some_is_so_in_all_choices() -> None:
@@ -99,21 +99,23 @@ def test_equal_to_the_best_of_all_that_can_be_done(gb_per_s: float, part: float)
     limit = least + int(part * (most - least))
     every = [solve(replace(problem, usage_limit=limit)) for problem in stated]
     best = min((each for each in every if each.choice), key=lambda each: each.objective)
-    wanted = replace(request(gb_per_s), hosted=None)
+    wanted = replace(request(gb_per_s), params_on_host=None)
     problem = replace(price(wanted), usage_limit=limit)
     found = solve(problem)
     assert found.objective <= best.objective * (1 + 2 * PROVEN)
     assert found.bound <= best.objective
     settled = replace(
-        settled_request(replace(wanted, again=None), problem, found), again=(), offloaded=()
+        resolved_request(replace(wanted, recompute=None), problem, found),
+        recompute=(),
+        offloaded=(),
     )
-    assert settled.hosted or part > 0.8
+    assert settled.params_on_host or part > 0.8
     plain = replace(price(settled), usage_limit=limit)
     choice = same_choice(problem, found, plain, settled.step)
     final = evaluate(plain, choice)
     assert final.objective == found.objective
     solution = replace(found, choice=choice, arcs=final.arcs, objective=final.objective)
-    bill = account(settled, make_stage(settled, plain, solution))
+    bill = cost_breakdown(settled, make_stage(settled, plain, solution))
     assert bill.estimates.modelled_ns == found.objective
 
 
@@ -138,9 +140,9 @@ def test_frozen_members_of_a_class_are_not_stepped_on() -> None:
     for mesh, residency, part in (("1", "cpu", 1.0), ("2", "cpu", 1.0), ("2", "auto", 0.8)):
         cluster, laid = on_h100(mesh, 1)
         wanted = Options(mesh=mesh, backend="eager", residency=residency)
-        free = best_on(ask(graph, cluster, wanted).on(laid), silent)
+        free = best_on(make_graph_request(graph, cluster, wanted).on(laid), silent)
         limit = int(part * free.estimates.memory.total)
-        found = best_on(ask(graph, cluster, wanted).on(laid).within(limit), silent)
+        found = best_on(make_graph_request(graph, cluster, wanted).on(laid).within(limit), silent)
         assert hosted(found.structure.params.values())
 
 
@@ -149,14 +151,14 @@ def test_more_memory_brings_parameters_back() -> None:
     limit = free.estimates.memory.total - 3 * free.estimates.memory.params
     cluster, _ = on_h100("2", 1)
     wanted = request(27.7, limit).options
-    explained = make_explainer(ask(traced().graph, near(cluster, 27.7), wanted))
-    assert explained.best.request.hosted
+    explained = make_explainer(make_graph_request(traced().graph, near(cluster, 27.7), wanted))
+    assert explained.best.request.params_on_host
     assert explained.more_memory(1 << 30).modelled_ns < 0.9 * explained.best.solution.objective
 
 
 def hosted(params: object) -> int:
     assert hasattr(params, "__iter__")
-    return sum(param.residency == "host" for param in params)
+    return sum(param.residency == "cpu" for param in params)
 
 
 def test_all_live_on_the_host_if_that_is_asked_for() -> None:

@@ -12,17 +12,17 @@ import pytest
 from autopar.cluster.mesh_shapes import candidate_meshes
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.driver.search import meshes as driver
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import meshes_of
 from autopar.errors import ClusterError, InfeasibleError
 from autopar.ir.problem import Problem, Solution, Status
-from autopar.plans.fitting import Beaten, Candidate
+from autopar.plans.memory_refinement import Beaten, Candidate
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.policy import other_thresholds
-from autopar.plans.requests.request import PlanRequest, ask
+from autopar.plans.requests.request import PlanRequest, make_graph_request
 from tests.graphs import linear_step
 from tests.looked import looked_at, named
 
@@ -37,7 +37,9 @@ def planned(
 ) -> Plan:
     told = [] if heard is None else heard
     graph = linear_step(rows, width, width, layers=3)
-    return answer(ask(graph, parse_cluster(cluster), Options(mesh=mesh)), told.append)
+    return answer(
+        make_graph_request(graph, parse_cluster(cluster), Options(mesh=mesh)), told.append
+    )
 
 
 @pytest.mark.breadth(2)
@@ -165,7 +167,7 @@ def test_a_mesh_whose_best_plan_is_no_better_without_a_limit_is_given_up(
     found = planned("dp=2,tp=4")
     peak = found.estimates.memory.total
     options = Options(mesh="dp=2,tp=4", memory_limit_bytes=peak - 2**20)
-    request = ask(graph, cluster, options).on(meshes_of(cluster, options)[0])
+    request = make_graph_request(graph, cluster, options).on(meshes_of(cluster, options)[0])
     heard: list[str] = []
     best = found.provenance.objective_ns
     monkeypatch.setattr(flow, "solve", unsure)

@@ -11,24 +11,24 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.driver.search import pipelining, segment_plans
 from autopar.driver.search import segments as segment_sorts
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.segment_division import Divided
 from autopar.driver.search.segment_plans import FreePlans
-from autopar.driver.search.segment_ways import SegmentWays
+from autopar.driver.search.segment_search import SegmentSearch
 from autopar.driver.search.segments import SampledStep, segments
 from autopar.errors import InfeasibleError, StageError
 from autopar.ir.graph import Graph, Role
 from autopar.ir.own_ops import is_end
 from autopar.ir.passes.microbatches import in_microbatches
-from autopar.plans.fitting import Beaten
-from autopar.plans.pipeline_orders import make_table
+from autopar.plans.memory_refinement import Beaten
+from autopar.plans.pipeline_orders import make_schedule
 from autopar.plans.plan import Plan
 from autopar.plans.requests.policy import Policy
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import Asked, ask
+from autopar.plans.requests.request import GraphRequest, make_graph_request
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.codegen.models import case
@@ -58,24 +58,24 @@ def chain(*widths: int) -> Graph:
     return trace(Chain(widths), (torch.randn(8, widths[0]),), {}).graph
 
 
-def asked(graph: Graph, devices: int, **options: Any) -> Asked:
+def asked(graph: Graph, devices: int, **options: Any) -> GraphRequest:
     made = make_options(backend="eager", **grouped(**options))
-    return ask(graph, hostless(f"{devices}xH100"), made)
+    return make_graph_request(graph, hostless(f"{devices}xH100"), made)
 
 
 def test_equal_segments_are_planned_once() -> None:
     """Embedding, layers, norm and head of Llama; blocks of a ResNet that differ are not equal."""
     sample = SampledStep(in_microbatches(case("llama").traced.graph, 2), Policy())
-    assert [(s.count, s.stage) for s in sample.sorts] == [(1, 0), (2, 1), (1, 2), (1, 3)]
-    assert sample.sorts[1].share == 1 / 2 and sample.busiest == 1
+    assert [(s.count, s.stage) for s in sample.kinds] == [(1, 0), (2, 1), (1, 2), (1, 3)]
+    assert sample.kinds[1].share == 1 / 2 and sample.busiest == 1
     resnet = SampledStep(trained("resnet").traced.graph, Policy())
-    assert sum(sort.count for sort in resnet.sorts) == len(resnet.parts)
-    assert len(resnet.sorts) > 3
+    assert sum(sort.count for sort in resnet.kinds) == len(resnet.parts)
+    assert len(resnet.kinds) > 3
 
 
 def test_of_many_equal_segments_few_are_planned() -> None:
     sample = SampledStep(in_microbatches(chain(*[16] * 9), 2), Policy())
-    sort, last = sample.sorts  # with the loss
+    sort, last = sample.kinds  # with the loss
     stage, _ = sample.stages
     assert (sort.count, sort.share) == (7, 1 / 3) and last.count == 1
     assert len({n.target for n in stage.with_role(Role.PARAM)}) == 2 * 3
@@ -86,9 +86,9 @@ def test_of_many_equal_segments_few_are_planned() -> None:
 def test_of_many_sorts_some_are_planned_together() -> None:
     """And share what that takes by their work."""
     sample = SampledStep(in_microbatches(chain(*range(16, 16 + 41)), 2), Policy())
-    assert len(sample.sorts) == 40 and 12 < len(sample.stages) <= 24
+    assert len(sample.kinds) == 40 and 12 < len(sample.stages) <= 24
     for stage in range(len(sample.stages)):
-        assert sum(s.share for s in sample.sorts if s.stage == stage) == pytest.approx(1)
+        assert sum(s.share for s in sample.kinds if s.stage == stage) == pytest.approx(1)
 
 
 @pytest.mark.breadth(3)
@@ -96,7 +96,7 @@ def test_of_many_sorts_some_are_planned_together() -> None:
 def test_steps_are_thought_to_take_about_what_they_take(count: int) -> None:
     """Within a tenth on devices that compute most of the time."""
     wanted = asked(chain(*[4096] * 9), 2, stages=2, microbatches=count)
-    divided = SegmentWays(wanted, Trail(silent)).divided(make_table("1f1b", 2, count))
+    divided = SegmentSearch(wanted, Trail(silent)).divided(make_schedule("1f1b", 2, count))
     assert divided is not None and 0 < divided.bound_ns <= divided.objective_ns
     plan = answer(wanted, silent)
     assert divided.step_ns == pytest.approx(plan.estimates.step_ns, rel=0.1)
@@ -105,7 +105,7 @@ def test_steps_are_thought_to_take_about_what_they_take(count: int) -> None:
 
 def test_stages_that_take_longer_than_what_is_known_are_left_out() -> None:
     wanted = asked(chain(*[256] * 9), 4, stages=2, microbatches=4)
-    ways, table = SegmentWays(wanted, Trail(silent)), make_table("1f1b", 2, 4)
+    ways, table = SegmentSearch(wanted, Trail(silent)), make_schedule("1f1b", 2, 4)
     found = ways.divided(table)
     with pytest.raises(Beaten):
         ways.divided(table, found.step_ns // 2)
@@ -126,22 +126,22 @@ def test_what_no_segments_take_less_than_is_known_of_more_microbatches() -> None
 def test_other_microbatches_are_left_out_by_what_fewer_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ways = SegmentWays(asked(chain(*[256] * 9), 4, stages=2), Trail(silent))
-    found = ways.divided(make_table("1f1b", 2, 4))
+    ways = SegmentSearch(asked(chain(*[256] * 9), 4, stages=2), Trail(silent))
+    found = ways.divided(make_schedule("1f1b", 2, 4))
     monkeypatch.setattr(segment_plans, "price", None)
     for name, count in (("1f1b", 8), ("zb-h1", 4)):
         with pytest.raises(Beaten):
-            ways.divided(make_table(name, 2, count), found.step_ns // 3)
+            ways.divided(make_schedule(name, 2, count), found.step_ns // 3)
 
 
 def test_within_less_memory_segments_take_longer() -> None:
-    """What backward makes again is known before there are stages."""
+    """What backward recomputes is known before there are stages."""
     graph = trace(Chain([64] * 9, 5), (torch.randn(1 << 16, 64),), {}).graph
-    table = make_table("1f1b", 2, 4)
+    table = make_schedule("1f1b", 2, 4)
 
     def divided(limit: int | None) -> Divided:
         wanted = asked(graph, 2, stages=2, microbatches=4, memory_limit=limit)
-        return SegmentWays(wanted, Trail(silent)).divided(table)
+        return SegmentSearch(wanted, Trail(silent)).divided(table)
 
     free = divided(None)
     peak = answer(asked(graph, 2, stages=2, microbatches=4), silent).estimates.memory.total
@@ -236,7 +236,7 @@ def test_each_segment_makes_again_what_the_model_wraps() -> None:
 
     graph = trace(Wrapped([16, 16, 16, 64, 16, 16]), (torch.randn(8, 16),), {}).graph
     plan = answer(asked(graph, 2, stages=2, microbatches=2, checkpoint="as written"), silent)
-    again = [stage.again for stage in plan.structure.stages]
+    again = [stage.recompute for stage in plan.structure.stages]
     assert all(again) and again[0] != again[1]
 
 

@@ -11,17 +11,17 @@ import torch
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.asking import answer
-from autopar.driver.search.shortage import leanest, with_smaller_batch
+from autopar.driver.planning import answer
+from autopar.driver.search.shortage import smallest_memory, with_smaller_batch
 from autopar.errors import InfeasibleError
 from autopar.ir.graph import Graph
 from autopar.ir.units import format_bytes, parse_bytes
-from autopar.plans.fitting import Candidate
+from autopar.plans.memory_refinement import Candidate
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import Asked, PlanRequest, ask
+from autopar.plans.requests.request import GraphRequest, PlanRequest, make_graph_request
 from autopar.solver.search import silent
 from autopar.tracer import trace
-from tests.driver.test_again import Block, Blocks, request
+from tests.driver.test_recompute import Block, Blocks, request
 from tests.driver.test_segments import Chain
 from tests.driver.test_segments import asked as chain_asked
 from tests.report.plans import MIB
@@ -34,15 +34,15 @@ def graph(batch: int = BATCH) -> Graph:
     return trace(Blocks(Block), (torch.randn(batch, 64),), {}).graph
 
 
-def asked(limit: int | str, devices: int = 2, batch: int = BATCH) -> Asked:
+def asked(limit: int | str, devices: int = 2, batch: int = BATCH) -> GraphRequest:
     limit_bytes = parse_bytes(limit) if isinstance(limit, str) else limit
     options = Options(mesh=str(devices), memory_limit_bytes=limit_bytes, backend="eager")
-    return ask(graph(batch), parse_cluster(f"{devices}xH100"), options)
+    return make_graph_request(graph(batch), parse_cluster(f"{devices}xH100"), options)
 
 
 def lean(of: Graph) -> Candidate:
     wanted: PlanRequest = request()
-    return leanest(replace(wanted, graph=of), silent)
+    return smallest_memory(replace(wanted, graph=of), silent)
 
 
 @cache
@@ -93,7 +93,7 @@ def test_the_leanest_plan_would_not_fit_on_half_the_devices_or_with_twice_the_ba
     _, devices, batch = remedies()
     for each in (asked(5 * MIB, devices=devices // 2), asked(5 * MIB, batch=2 * batch)):
         on_mesh = each.on(parse_mesh(str(each.cluster.num_devices), each.cluster))
-        assert leanest(on_mesh, silent).estimates.memory.total > 5 * MIB
+        assert smallest_memory(on_mesh, silent).estimates.memory.total > 5 * MIB
 
 
 def test_a_smaller_batch_is_as_if_it_were_traced() -> None:
@@ -130,7 +130,7 @@ def test_stages_are_told_how_many_microbatches_would_do() -> None:
     """Of those, as of all that is named, the fewest."""
     graph = trace(Chain([64] * 5, 3), (torch.randn(1 << 13, 64),), {}).graph
 
-    def staged(count: int, limit: int | None) -> Asked:
+    def staged(count: int, limit: int | None) -> GraphRequest:
         return chain_asked(graph, 2, stages=2, microbatches=count, memory_limit=limit)
 
     limit = answer(staged(8, None), silent).estimates.memory.total // 2

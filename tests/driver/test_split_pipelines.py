@@ -15,20 +15,20 @@ import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.pipeline import add_up
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.driver.search.pipeline_shapes import PipelineShape, other_orders
 from autopar.errors import ArgumentError, PlanError, StageError
 from autopar.ir.mesh import Level, Link, Mesh
 from autopar.ir.passes.microbatches import in_microbatches
 from autopar.ir.passes.stages import cut_at, in_stages, in_two_parts
-from autopar.ir.pipeline import Action, ActionTable, Waiting
-from autopar.plans.estimates import TurnTimes
-from autopar.plans.fitting import Candidate
+from autopar.ir.pipeline import Action, PipelineSchedule, Waiting
+from autopar.plans.estimates import MicrobatchTimes
 from autopar.plans.layout import parse_layout
-from autopar.plans.pipelines import play_pipeline
+from autopar.plans.memory_refinement import Candidate
+from autopar.plans.pipelines import simulate_pipeline
 from autopar.plans.plan import Plan
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.plans.scheduling.events import schedule
 from autopar.report.difference import compare
 from autopar.report.pipeline import pipeline_content
@@ -71,7 +71,7 @@ def test_chosen_stages_are_eager(options: dict[str, Any], tmp_path: Path) -> Non
     is_split = options["schedule"] != UNSPLIT
     for stage in stored.stages:
         assert stage.structure.is_split == is_split
-        assert (stage.estimates.turn.weights_ns > 0) == is_split
+        assert (stage.estimates.microbatch.weights_ns > 0) == is_split
 
 
 @pytest.mark.nightly
@@ -95,7 +95,7 @@ def test_a_table_is_planned_stored_replayed_and_drawn(tmp_path: Path) -> None:
     assert stored == plan and autopar.verify(stored, model, inputs).differences
     structure = stored.structure
     assert (structure.schedule, structure.microbatches) == ("table", 3)
-    assert structure.table == tuple(TABLE.strip().splitlines())
+    assert structure.schedule_rows == tuple(TABLE.strip().splitlines())
     assert [stage.first_rank for stage in stored.structure.stages] == [0, 2, 0]
     assert stored.estimates.step_ns == stepped(stored)
     drawn = str(shown(stored))
@@ -110,7 +110,7 @@ def test_a_table_is_planned_stored_replayed_and_drawn(tmp_path: Path) -> None:
 def stepped(plan: Plan) -> int:
     table = plan.structure.actions
     own = plan.estimates
-    return play_pipeline(table, own.stages, own.delays, own.shared).step_ns
+    return simulate_pipeline(table, own.stages, own.delays, own.shared).step_ns
 
 
 def test_contradictions_are_told() -> None:
@@ -155,7 +155,7 @@ def test_a_file_whose_schedule_is_of_something_else_is_no_plan(order: Order, wor
         Plan.from_bytes(broken.to_bytes())
 
 
-def equal_stages(name: str, ranks: int, microbatches: int, turn: TurnTimes) -> Plan:
+def equal_stages(name: str, ranks: int, microbatches: int, microbatch: MicrobatchTimes) -> Plan:
     """A plan of stages that take equally long, whose messages take no time."""
     one = two_axis_plan()
     part = one.structure.only
@@ -170,8 +170,8 @@ def equal_stages(name: str, ranks: int, microbatches: int, turn: TurnTimes) -> P
         )
         for k in range(table.num_stages)
     )
-    busy = microbatches * (turn.forward_ns + turn.backward_ns + turn.weights_ns)
-    each = msgspec.structs.replace(one.estimates.stages[0], turn=turn, step_ns=busy)
+    busy = microbatches * (microbatch.forward_ns + microbatch.backward_ns + microbatch.weights_ns)
+    each = msgspec.structs.replace(one.estimates.stages[0], microbatch=microbatch, step_ns=busy)
     structure = redecided(one.structure, stages=stages, schedule=name)
     cluster = hostless("4xH100")
     stages, held = [each] * table.num_stages, [each.memory] * len(table.rows)
@@ -180,8 +180,8 @@ def equal_stages(name: str, ranks: int, microbatches: int, turn: TurnTimes) -> P
     return Plan.from_bytes(plan.to_bytes())
 
 
-def takes(forward: int, backward: int, weights: int) -> TurnTimes:
-    return TurnTimes(
+def takes(forward: int, backward: int, weights: int) -> MicrobatchTimes:
+    return MicrobatchTimes(
         forward, backward, forward, backward, weights_ns=weights, last_weights_ns=weights
     )
 
@@ -190,7 +190,7 @@ def takes(forward: int, backward: int, weights: int) -> TurnTimes:
 def test_zb_v_has_no_bubble_where_parts_are_equally_long(ranks: int) -> None:
     plan = equal_stages("zb-v", ranks, 2 * ranks, takes(7, 7, 7))
     table = plan.structure.actions
-    spans = play_pipeline(table, plan.estimates.stages, (), ()).spans
+    spans = simulate_pipeline(table, plan.estimates.stages, (), ()).spans
     for row in table.rows:
         assert all(spans[a].end == spans[b].start for a, b in pairwise(row))
     whole = 2 * 2 * ranks * 3 * 7
@@ -214,8 +214,8 @@ def test_zb_h1_waits_as_long_as_its_paper_says(
 
 
 def test_what_an_action_takes_beside_its_ops_counts_in_every_one() -> None:
-    turn = msgspec.structs.replace(takes(5, 9, 0), action_ns=2)
-    plan = equal_stages("1f1b", 4, 8, turn)
+    microbatch = msgspec.structs.replace(takes(5, 9, 0), action_ns=2)
+    plan = equal_stages("1f1b", 4, 8, microbatch)
     assert plan.estimates.step_ns == (8 + 4 - 1) * (5 + 9 + 2 * 2)
     assert plan.estimates.bubble_ns == (4 - 1) * (5 + 9 + 2 * 2)
     assert plan.estimates.exposed_host_ns - plan.stages[0].estimates.exposed_host_ns == 8 * 2 * 2
@@ -226,8 +226,8 @@ def test_what_an_action_takes_beside_its_ops_counts_in_every_one() -> None:
 def test_an_action_takes_a_cpu_some_calls_of_ops(cluster: str, launches: int) -> None:
     device = parse_cluster(cluster).device
     plan = autopar.plan(*llama(), cluster=cluster, pipeline={"stages": 2}, microbatches=2)
-    turns = {stage.estimates.turn.action_ns for stage in plan.stages}
-    assert turns == {launches * round(device.launch_s * 1e9)}
+    microbatches = {stage.estimates.microbatch.action_ns for stage in plan.stages}
+    assert microbatches == {launches * round(device.launch_s * 1e9)}
 
 
 def second_stage(others: tuple[Waiting, ...], limit: int | None = None) -> Candidate:
@@ -236,7 +236,7 @@ def second_stage(others: tuple[Waiting, ...], limit: int | None = None) -> Candi
     graph = in_microbatches(trace(model, (), inputs).graph, 4)
     stage = in_stages(graph, [cut_at(graph, "model.layers.3")])[1]
     options = make_options(mesh="1", memory={"limit": limit}, backend="eager", microbatches=4)
-    asked = ask(stage, hostless("1xH100"), options)
+    asked = make_graph_request(stage, hostless("1xH100"), options)
     in_flight = 1 + max((each.backward for each in others), default=0)
     return best_on(replace(asked, in_flight=in_flight, others=others).on(Mesh(())), silent)
 
@@ -277,7 +277,7 @@ def test_what_waits_is_kept_within_the_limit() -> None:
     free = second_stage((Waiting(1, 2),)).estimates.memory
     limit = free.total - free.saved // 8
     found = second_stage((Waiting(1, 2),), limit)
-    assert found.is_tight and found.structure.again
+    assert found.is_tight and found.structure.recompute
     assert found.estimates.memory.total <= limit
     assert found.structure.is_split
     step = found.request.step
@@ -343,10 +343,10 @@ def test_fewer_microbatches_follow_the_same_table() -> None:
     """Another call of the model may have a batch that is divided into fewer."""
     structure = planned(schedule=UNSPLIT).structure
     options = make_options(pipeline={"stages": 2}).in_stages_of(structure)
-    table = options.table
-    assert table is not None and table == ActionTable.parse(UNSPLIT)
+    table = options.actions
+    assert table is not None and table == PipelineSchedule.parse(UNSPLIT)
     assert Action.parse("1B1") in table.rows[1]
     assert str(table.first(1)) == "0F0 0B0\n1F0 1B0"
     for name in ("zb-h1", "zb-v", "interleaved:2"):
-        found = redecided(structure, schedule=name, table=())
+        found = redecided(structure, schedule=name, schedule_rows=())
         assert options.in_stages_of(found).schedule == name

@@ -13,14 +13,14 @@ import torch
 
 import autopar
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.asking import answer, best_of_all
+from autopar.driver.planning import answer, best_of_all
 from autopar.driver.search.finding import Finding, StageInStep
 from autopar.driver.search.incumbent import Trail
 from autopar.errors import PlanError
 from autopar.ir.problem import Status
 from autopar.plans.plan import Plan
 from autopar.plans.requests.policy import other_thresholds
-from autopar.plans.requests.request import Asked
+from autopar.plans.requests.request import GraphRequest
 from autopar.report.html.page import html
 from autopar.solver.search import silent
 from autopar.tracer import trace
@@ -37,7 +37,7 @@ def model() -> tuple[Chain, torch.Tensor]:
         return Chain([2048] * 9), torch.zeros(1024, 2048)
 
 
-def wanted(**options: Any) -> Asked:
+def wanted(**options: Any) -> GraphRequest:
     built, x = model()
     found = asked(trace(built, (x,)).graph, 4, **options)
     return replace(found, cluster=SLOW)
@@ -109,7 +109,7 @@ def test_what_more_would_buy_is_planned_again_on_the_same_stages() -> None:
     faster = replace(SLOW, levels=(replace(SLOW.levels[0], link=twice),))
     built, x = model()
     cuts = tuple(stage.start for stage in planned().structure.stages[1:])
-    with other_thresholds(estimate_kept=0.0):
+    with other_thresholds(estimate_slack=0.0):
         there = autopar.plan(
             built, (x,), cluster=faster, mesh=planned().structure.mesh_text,
             **grouped(cuts=cuts, microbatches=4, schedule=planned().structure.schedule),
@@ -143,7 +143,7 @@ def test_steps_in_stages_rise_as_limits_fall() -> None:
         assert point.plan.estimates.memory_limit == point.limit_bytes
         assert point.plan.provenance.margin is not None
     assert plans[-1] is not None
-    assert plans[-1].estimates.memory.total == found.leanest_bytes
+    assert plans[-1].estimates.memory.total == found.smallest_peak_bytes
     assert "fits into" in str(found)
 
 

@@ -19,10 +19,10 @@ from autopar.errors import AutoparError
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Status
 from autopar.plans.explanation import Alternative, Benefit, Explanation
-from autopar.plans.fitting import Candidate
+from autopar.plans.memory_refinement import Candidate
 from autopar.plans.requests.constraints import Constraint
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.report.decisions import alternatives_text, benefits_text
 from autopar.solver import solve
 from autopar.solver.sensitivity import Sensitivity
@@ -46,17 +46,19 @@ def quiet(_: str) -> None:
 
 def best(options: Options) -> Candidate:
     mesh = parse_mesh(options.mesh, CLUSTER)
-    return best_on(ask(graph(), CLUSTER, options).on(mesh), quiet)
+    return best_on(make_graph_request(graph(), CLUSTER, options).on(mesh), quiet)
 
 
 @cache
 def roomy() -> Explainer:
-    return make_explainer(ask(graph(), CLUSTER, Options(mesh=MESH)))
+    return make_explainer(make_graph_request(graph(), CLUSTER, Options(mesh=MESH)))
 
 
 @cache
 def tight() -> Explainer:
-    return make_explainer(ask(graph(), CLUSTER, Options(mesh=MESH, memory_limit_bytes=TIGHT)))
+    return make_explainer(
+        make_graph_request(graph(), CLUSTER, Options(mesh=MESH, memory_limit_bytes=TIGHT))
+    )
 
 
 def test_alternatives_of_a_parameter_cost_what_its_pins_cost() -> None:
@@ -171,7 +173,7 @@ def test_another_link_is_priced_anew(times: float) -> None:
     outer = CLUSTER.levels[0]
     link = replace(outer.link, bytes_per_s=times * outer.link.bytes_per_s)
     other = replace(CLUSTER, levels=(replace(outer, link=link), *CLUSTER.levels[1:]))
-    request = ask(graph(), other, Options(mesh=MESH)).on(parse_mesh(MESH, other))
+    request = make_graph_request(graph(), other, Options(mesh=MESH)).on(parse_mesh(MESH, other))
     wanted = best_on(request, quiet)
     for found in (roomy().faster_link(outer.link.name, times), roomy().faster_axis("dp", times)):
         assert found.estimate_ns is not None
@@ -190,7 +192,9 @@ def test_names_that_are_not_there() -> None:
 def test_modules_go_by_the_last_of_their_ops() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Sequential(nn.Linear(64, 32)))
     traced = trace(nn.Sequential(model), (torch.zeros(16, 32),), {})
-    explainer = make_explainer(ask(traced.graph, parse_cluster("4xH100"), Options(mesh="4")))
+    explainer = make_explainer(
+        make_graph_request(traced.graph, parse_cluster("4xH100"), Options(mesh="4"))
+    )
     outer, inner = explainer.alternatives("0.2"), explainer.alternatives("0.2.0")
     assert outer.alternatives == inner.alternatives
     assert {a.sharding for a in inner.alternatives} >= {"[R]", "[S(0)]", "[S(1)]"}

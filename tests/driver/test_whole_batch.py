@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import autopar
 from autopar.ir.graph import Graph
-from autopar.ir.own_ops import RECEIVE, TURN
+from autopar.ir.own_ops import MICROBATCH, RECEIVE
 from autopar.ir.passes.microbatches import in_microbatches
 from autopar.ir.passes.stages import in_stages
 from autopar.tracer import trace
@@ -57,9 +57,11 @@ class Whole(nn.Module):
 
 
 def cut(graph: Graph) -> tuple[Graph, ...]:
-    turns = in_microbatches(graph, 2)
-    start = next(n.index for n in turns.nodes if n.module == "net.2" and n.op == "aten.mm.default")
-    return in_stages(turns, [start])
+    microbatches = in_microbatches(graph, 2)
+    start = next(
+        n.index for n in microbatches.nodes if n.module == "net.2" and n.op == "aten.mm.default"
+    )
+    return in_stages(microbatches, [start])
 
 
 def test_a_stage_is_sent_no_more_of_noise_than_a_turn_has() -> None:
@@ -67,7 +69,7 @@ def test_a_stage_is_sent_no_more_of_noise_than_a_turn_has() -> None:
     _, second = cut(graph)
     sent = [node.outputs[0].shape for node in second.nodes if node.op == RECEIVE]
     assert sent == [(4, 8), (4, 8)]
-    assert not any(node.op == TURN for node in second.nodes)
+    assert not any(node.op == MICROBATCH for node in second.nodes)
 
 
 @pytest.mark.parametrize("options", PIPELINES, ids=str)

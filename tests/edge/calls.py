@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from autopar.runtime.dtensor_private import cut_piece, dtensor_of, is_of, piece_elsewhere
+from autopar.runtime.dtensor_private import cut_shard, dtensor_of, is_of, shard_elsewhere
 from autopar.runtime.program.sharded import ShardedOutput, whole_of
 from autopar.runtime.program.sharded_ops import Place
 from autopar.runtime.torch_private import flatten, unflatten
@@ -47,7 +47,7 @@ class _Cut(torch.autograd.Function):
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         assert place.mesh is not None
-        return ShardedOutput(cut_piece(x, place.mesh, place.placements).clone(), place, x)
+        return ShardedOutput(cut_shard(x, place.mesh, place.placements).clone(), place, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -98,7 +98,7 @@ def _given(case: Case, x: Tensor, meshes: Meshes | None) -> tuple[Tensor, Tensor
         return (leaf.clone() if case.form == "in place" and needs_gradient else leaf), leaf
     mesh, placements = meshes.of(case, x)
     copy = copy.contiguous()
-    piece = cut_piece(copy, mesh, placements) if is_of(mesh) else piece_elsewhere(copy, "cpu")
+    piece = cut_shard(copy, mesh, placements) if is_of(mesh) else shard_elsewhere(copy, "cpu")
     made = dtensor_of(piece.clone(), copy, mesh, placements).requires_grad_(needs_gradient)
     return made, made
 

@@ -118,7 +118,7 @@ def cases(op: Any, most: int | None = None) -> Iterator[Case]:
         warnings.simplefilter("ignore")
         found = list(samples(op))
     step = 1 if most is None else max(1, len(found) // most)
-    turn = 0
+    microbatch = 0
     for number, sample in enumerate(found[::step]):
         places = sorted(set(sample.places.values()))
         for place in [*places, ALL] if len(places) > 1 else places:
@@ -127,8 +127,8 @@ def cases(op: Any, most: int | None = None) -> Iterator[Case]:
                 if form in ("in place", "out") and place not in ("0", ALL):
                     continue
                 for dim in range(dims) if number < _ALL_WAYS else [number % max(1, dims)]:
-                    for kind in KINDS if number < _ALL_WAYS else [KINDS[turn % len(KINDS)]]:
+                    for kind in KINDS if number < _ALL_WAYS else [KINDS[microbatch % len(KINDS)]]:
                         if form == "function" or kind in ("output", "gradient"):
                             name = full_name(op)
                             yield Case(name, number, form, place, kind, dim, sample, call)
-                    turn += 1
+                    microbatch += 1

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
-from autopar.runtime.dtensor_private import cut_piece, dtensor_of
+from autopar.runtime.dtensor_private import cut_shard, dtensor_of
 from autopar.runtime.program.sharded import whole_of
 from tests.edge.calls import in_shards
 from tests.edge.process import meshes_of_world
@@ -80,7 +80,7 @@ def written() -> dict[str, float]:
             expected = _loss(write, eager)
             expected.backward()
             placements = (Shard(dim),)
-            piece = cut_piece(values, mesh, placements).clone()
+            piece = cut_shard(values, mesh, placements).clone()
             parameter = dtensor_of(piece, values, mesh, placements).requires_grad_()
             leaf = values.clone().requires_grad_()
             given = {"parameter": (parameter, parameter), "output": (leaf, None)}

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from autopar.codegen.ops import attention
 from autopar.codegen.ops.attention import _Ring
-from autopar.runtime.ops import attention_piece
+from autopar.runtime.ops import attention_shard
 from autopar.runtime.program import symbols
 from tests.faults.table import by_test, fault, verified
 from tests.runtime.test_symbols import test_each_rank_is_passed_what_the_one_before_it_had
@@ -43,8 +43,8 @@ def blocks_that_never_move_on(patch: Patch) -> None:
 
 @fault(verified("ring"))
 def blocks_taken_for_those_of_the_next_rank(patch: Patch) -> None:
-    original = _Ring._pieces
-    patch.setattr(_Ring, "_pieces", lambda self, step: original(self, step + 1))
+    original = _Ring._blocks
+    patch.setattr(_Ring, "_blocks", lambda self, step: original(self, step + 1))
 
 
 @fault(verified("ring"))
@@ -87,4 +87,4 @@ def halves_of_the_keys_averaged(patch: Patch) -> None:
     def averaged(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> Any:
         return (out + more) / 2, torch.logaddexp(lse, more_lse)
 
-    patch.setattr(attention_piece, "_merged", averaged)
+    patch.setattr(attention_shard, "_merged", averaged)

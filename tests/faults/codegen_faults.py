@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.codegen import emit, passes, turns
+from autopar.codegen import emit, microbatches, passes
 from autopar.codegen.emit import LocalGraph, _Generator
 from autopar.codegen.local_graph import Messages
 from autopar.codegen.ops import loss, norm, peers
@@ -54,7 +54,7 @@ def activation_saved_before_it_is_reduced(patch: Patch) -> None:
 
     def program(self: Any, forward: Any, *others: Any) -> Program:
         for number, value in enumerate(self.schedule.saved):
-            made = value._replace(state=self.layout.made(value.ref))
+            made = value._replace(state=self.layout.output_state(value.ref))
             if made.state.has_partial and value.state.is_replicated:
                 forward.outputs[f"saved:{number}"] = forward.values[made]
         return original(self, forward, *others)
@@ -100,7 +100,7 @@ def gradient_left_as_the_parameter_is_kept(patch: Patch) -> None:
         if node.role is not Role.GRAD:
             return original(self, node, arg)
         group, _ = self.use_of[node.index, arg]
-        made = Value(group.phase, group.root, self.layout.made(group.root))
+        made = Value(group.phase, group.root, self.layout.output_state(group.root))
         return self._value(self.local[group.phase], made)
 
     patch.setattr(_Generator, "_argument", argument)
@@ -113,7 +113,7 @@ def buffer_updated_with_a_summand(patch: Patch) -> None:
 
     def argument(self: Any, node: Node, arg: int) -> fx.Node:
         group, use = self.use_of[node.index, arg]
-        made = Value(group.phase, group.root, self.layout.made(group.root))
+        made = Value(group.phase, group.root, self.layout.output_state(group.root))
         if node.role is Role.MUTATION and not use.chain and made.state.has_partial:
             return self._value(self.local[group.phase], made)
         return original(self, node, arg)
@@ -285,4 +285,4 @@ def what_float16_does_not_have_saved_as_infinity(patch: Patch) -> None:
         dtype = getattr(torch, node.outputs[0].dtype)
         return graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
 
-    patch.setattr(turns, "_cast", cast)
+    patch.setattr(microbatches, "_cast", cast)

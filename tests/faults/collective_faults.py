@@ -13,7 +13,7 @@ from torch import fx
 
 from autopar.codegen import collectives, local_graph
 from autopar.codegen.collectives import Packing
-from autopar.codegen.local_graph import Messages, _Piece
+from autopar.codegen.local_graph import Messages, _BufferSlice
 from autopar.ir.schedule import Message
 from autopar.ir.sharding import S
 from tests.codegen import test_collectives
@@ -165,10 +165,10 @@ def tensors_of_a_bucket_mixed_up(patch: Patch) -> None:
 
     def mixed(self: Messages, message: Message) -> None:
         original(self, message)
-        pieces = [(t, self._pieces[t]) for t in message.transfers]
+        pieces = [(t, self._slices[t]) for t in message.transfers]
         for (one, a), (two, b) in combinations(pieces, 2):
-            if isinstance(a, _Piece) and isinstance(b, _Piece) and a.shape == b.shape:
-                self._pieces |= {one: b, two: a}
+            if isinstance(a, _BufferSlice) and isinstance(b, _BufferSlice) and a.shape == b.shape:
+                self._slices |= {one: b, two: a}
                 return
 
     patch.setattr(Messages, "wait", mixed)

@@ -55,4 +55,4 @@ def ignored_targets_counted_as_well(patch: Patch) -> None:
         return replace(found, args=(*found.args[:2], -7))
 
     patch.setattr(loss_chunks, "count_of", count)
-    patch.setattr(passes, "_made", lambda _: {})
+    patch.setattr(passes, "_cache", lambda _: {})

@@ -131,7 +131,7 @@ def split_across_the_pieces(patch: Patch) -> None:
 
 
 def _turned(patch: Patch, op: str, group: tuple[str, ...]) -> None:
-    def turn(_: Call, rule: Rule) -> Rule:
+    def microbatch(_: Call, rule: Rule) -> Rule:
         def each(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(
                 tuple(dim[::-1] if dim == group else dim for dim in dims) for dims in tensors
@@ -139,7 +139,7 @@ def _turned(patch: Patch, op: str, group: tuple[str, ...]) -> None:
 
         return replace(rule, inputs=each(rule.inputs), outputs=each(rule.outputs))
 
-    changed(patch, op, turn)
+    changed(patch, op, microbatch)
 
 
 @fault(proved("aten.view.default"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.cost_model import played
+from autopar.cost_model import step_simulation
 from autopar.ir import uneven
 from autopar.runtime import generators
 from autopar.runtime.checkpoint import initialise
@@ -31,7 +31,7 @@ from tests.runtime.test_draws import (
 )
 from tests.runtime.test_gradients import test_gradients_through_any_output_are_those_of_eager
 from tests.runtime.test_helpers import test_random_numbers_have_a_state_of_their_own
-from tests.runtime.test_meeting import (
+from tests.runtime.test_pre_step_check import (
     test_a_digest_sees_every_value_and_its_place,
     test_what_differs_is_told_to_all_and_they_can_go_on,
 )
@@ -151,7 +151,7 @@ def padded_in_front(patch: Patch, symbol: Any) -> None:
 
 @fault(by_test(test_every_step, "a", (2,)))
 def zeros_before_a_chunk_that_is_gathered(patch: Patch) -> None:
-    padded_in_front(patch, symbols.padded_piece)
+    padded_in_front(patch, symbols.padded_shard)
 
 
 @fault(by_test(test_every_step, "c a", (4,)))
@@ -167,17 +167,17 @@ def rows_of_chunks_counted_by_all_cuts_but_one(patch: Patch) -> None:
 
 @fault(by_test(test_the_bill_of_any_plan_is_what_the_problem_says, seed=1, mesh="2x2"))
 def bill_that_leaves_some_out(patch: Patch) -> None:
-    original = played.move_ns
+    original = step_simulation.move_ns
 
     def cheaper(*args: Any, **kwargs: Any) -> int:
         return original(*args, **kwargs) * 9 // 10
 
-    patch.setattr(played, "move_ns", cheaper)
+    patch.setattr(step_simulation, "move_ns", cheaper)
 
 
 @fault(by_test(test_the_bill_of_any_plan_is_what_the_problem_says, seed=1, mesh="2x2"))
 def bill_that_forgets_the_optimizer(patch: Patch) -> None:
-    patch.setattr(played, "update_s", lambda *_: 0.0)
+    patch.setattr(step_simulation, "update_s", lambda *_: 0.0)
 
 
 @fault(by_test(test_a_digest_sees_every_value_and_its_place, torch.int64, (5, 3)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.cost_model import account
+from autopar.cost_model import cost_breakdown
 from autopar.driver.search import pipelining
 from autopar.ir import redistribute
 from autopar.ir.cutting import RankMeshes
@@ -17,7 +17,7 @@ from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.passes import stages as backward_parts
 from autopar.ir.passes.stages import StageLink
 from autopar.ir.pipeline import Waiting
-from autopar.runtime.program import mail, turns
+from autopar.runtime.program import microbatch_run, stage_messages
 from autopar.runtime.simulator import stages
 from autopar.solver import cutting
 from tests.driver.test_split_pipelines import test_what_waits_for_either_part_is_held
@@ -48,39 +48,43 @@ def pieces_taken_from_the_first_device_alone(patch: Patch) -> None:
 @fault(by_test(test_ranks_compute_together, *LLAMA))
 def messages_asked_for_in_another_order(patch: Patch) -> None:
     """The first two from a rank are taken for each other."""
-    original: Callable[[mail.Exchanges, int], Iterator[Any]] = mail.Exchanges._order
+    original: Callable[[stage_messages.Exchanges, int], Iterator[Any]] = (
+        stage_messages.Exchanges._order
+    )
 
-    def turned(self: mail.Exchanges, peer: int) -> Iterator[Any]:
+    def turned(self: stage_messages.Exchanges, peer: int) -> Iterator[Any]:
         first, second, *rest = original(self, peer)
         return iter([second, first, *rest])
 
-    patch.setattr(mail.Exchanges, "_order", turned)
+    patch.setattr(stage_messages.Exchanges, "_order", turned)
 
 
 @fault(by_test(test_ranks_compute_together, *LLAMA))
 def sent_tensors_changed_before_they_are_read(patch: Patch) -> None:
     """Their memory is used again as soon as they are sent."""
-    original = mail.Mail.give
+    original = stage_messages.StageMessages.give
 
-    def give(self: mail.Mail, action: Any, sent: Mapping[StageLink, torch.Tensor]) -> None:
+    def give(
+        self: stage_messages.StageMessages, action: Any, sent: Mapping[StageLink, torch.Tensor]
+    ) -> None:
         original(self, action, {link: tensor.clone() for link, tensor in sent.items()})
         for under_way in self._under_way.values():
             for _, _, tensor in under_way:
                 tensor.zero_()
 
-    patch.setattr(mail.Mail, "give", give)
+    patch.setattr(stage_messages.StageMessages, "give", give)
 
 
 @fault(by_test(test_ranks_compute_together, *LLAMA))
 def backward_of_the_microbatch_that_came_forward_last(patch: Patch) -> None:
-    original = turns.TurnRun.backward
+    original = microbatch_run.MicrobatchRun.backward
 
-    def backward(self: turns.TurnRun, turn: int, *given: Any) -> Any:
+    def backward(self: microbatch_run.MicrobatchRun, microbatch: int, *given: Any) -> Any:
         last = max(self.saved)
-        self.saved[turn], self.saved[last] = self.saved[last], self.saved[turn]
-        return original(self, turn, *given)
+        self.saved[microbatch], self.saved[last] = self.saved[last], self.saved[microbatch]
+        return original(self, microbatch, *given)
 
-    patch.setattr(turns.TurnRun, "backward", backward)
+    patch.setattr(microbatch_run.MicrobatchRun, "backward", backward)
 
 
 @fault(by_test(test_between_modules_in_every_schedule, "gpt2", 4, "1f1b"))
@@ -113,39 +117,39 @@ def gradients_of_weights_in_the_first_part(patch: Patch) -> None:
 
 @fault(by_test(test_between_modules_in_every_schedule, *SPLIT))
 def weights_of_the_microbatch_that_came_back_last(patch: Patch) -> None:
-    original = turns.TurnRun.weights
+    original = microbatch_run.MicrobatchRun.weights
 
-    def weights(self: turns.TurnRun, turn: int) -> None:
-        names = self.saved[turn].keys()
+    def weights(self: microbatch_run.MicrobatchRun, microbatch: int) -> None:
+        names = self.saved[microbatch].keys()
         last = max(k for k, saved in self.saved.items() if saved.keys() == names)
-        self.saved[turn] = dict(self.saved[last])
-        original(self, turn)
+        self.saved[microbatch] = dict(self.saved[last])
+        original(self, microbatch)
 
-    patch.setattr(turns.TurnRun, "weights", weights)
+    patch.setattr(microbatch_run.MicrobatchRun, "weights", weights)
 
 
 @fault(by_test(test_zero_bubble_is_eager, "gpt2", 1, 2, "zb-h1"))
 def what_waits_for_weights_overwritten(patch: Patch) -> None:
     """Their memory is used again once the first part of backward is over."""
-    original = turns.TurnRun.backward
+    original = microbatch_run.MicrobatchRun.backward
 
-    def backward(self: turns.TurnRun, turn: int, *given: Any) -> Any:
-        sent = original(self, turn, *given)
-        for name, pieces in self.saved[turn].items():
-            self.saved[turn][name] = [torch.zeros_like(piece) for piece in pieces]
+    def backward(self: microbatch_run.MicrobatchRun, microbatch: int, *given: Any) -> Any:
+        sent = original(self, microbatch, *given)
+        for name, pieces in self.saved[microbatch].items():
+            self.saved[microbatch][name] = [torch.zeros_like(piece) for piece in pieces]
         return sent
 
-    patch.setattr(turns.TurnRun, "backward", backward)
+    patch.setattr(microbatch_run.MicrobatchRun, "backward", backward)
 
 
 @fault(by_test(test_what_waits_for_either_part_is_held))
 def what_waits_for_weights_not_counted(patch: Patch) -> None:
-    original = account.waiting_bytes
+    original = cost_breakdown.waiting_bytes
 
     def waiting(scheduled: Any, prices: Any, others: Sequence[Waiting]) -> Any:
         return original(scheduled, prices, [Waiting(each.backward) for each in others])
 
-    patch.setattr(account, "waiting_bytes", waiting)
+    patch.setattr(cost_breakdown, "waiting_bytes", waiting)
 
 
 def _cut_on_meshes() -> None:

@@ -19,10 +19,10 @@ from autopar.compile import ModelCall, rewritten
 from autopar.driver.verify import compare_program, eager
 from autopar.errors import MicrobatchError, StageError, UnknownOpWarning
 from autopar.ir.graph import Node, Phase, Role
-from autopar.ir.input_sharding import with_handed
+from autopar.ir.input_sharding import with_input_shardings
 from autopar.ir.passes.microbatches import in_microbatches
 from autopar.ir.passes.stages import in_stages
-from autopar.ir.sharding import Handed, Sharding
+from autopar.ir.sharding import InputSharding, Sharding
 from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, STAGES_PER_RANK
 from autopar.plans.plan import Plan
 from autopar.runtime.program.program import Program as Step
@@ -62,15 +62,15 @@ def check(program: Program, places: Sequence[On]) -> Drawn:
 def traced_model(model: nn.Module, args: tuple[Any, ...], through_all: bool = False) -> Traced:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnknownOpWarning)
-        return trace(model, args, wanted=lambda *_: through_all)
+        return trace(model, args, selects=lambda *_: through_all)
 
 
 def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: On) -> set[str]:
     """What the plan did."""
     if place.local:
-        handed = Handed(Sharding.parse("[S(0)]"), (prod(place.sizes),))
+        handed = InputSharding(Sharding.parse("[S(0)]"), (prod(place.sizes),))
         rows = {str(i): handed for i in range(len(args))}
-        traced = replace(traced, graph=with_handed(traced.graph, rows))
+        traced = replace(traced, graph=with_input_shardings(traced.graph, rows))
     if place.seed is None:
         plan = plan_for(traced.graph, "x".join(map(str, place.sizes)))
     else:
@@ -82,23 +82,27 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
     """VerificationError if some stages, cut anywhere, under any plans, in the order of any schedule
     are not equal to eager. What is true of them; nothing where the model cannot be cut so."""
     draw = random.Random(place.seed or 0)
-    name, ranks, turns = draw.choice(list(SCHEDULES)), draw.choice((2, 2, 3)), draw.choice((1, 2))
+    name, ranks, microbatches = (
+        draw.choice(list(SCHEDULES)),
+        draw.choice((2, 2, 3)),
+        draw.choice((1, 2)),
+    )
     chunks = STAGES_PER_RANK.get(name, 2 if name in IN_CHUNKS else 1)
     try:
-        whole = in_microbatches(traced.graph, turns)
+        whole = in_microbatches(traced.graph, microbatches)
     except MicrobatchError:
-        whole, turns = traced.graph, 1
+        whole, microbatches = traced.graph, 1
     starts = [n.index for n in whole.nodes if _is_forward_op(n)][1:]
     if len(starts) < ranks * chunks - 1:
         ranks, chunks, name = 2, 1, "1f1b"
     if not starts:
         return set()
-    order = Order(f"{name}:{chunks}" if name in IN_CHUNKS else name, turns)
+    order = Order(f"{name}:{chunks}" if name in IN_CHUNKS else name, microbatches)
     table = order.actions(ranks)
-    is_own = turns > 1 and draw.choice((False, True))
+    is_own = microbatches > 1 and draw.choice((False, True))
     if is_own:
-        table = any_table(table.ranks, turns, draw.randrange(10**6), is_split=table.is_split)
-        order = Order("table", turns, tuple(str(table).splitlines()))
+        table = any_table(table.ranks, microbatches, draw.randrange(10**6), is_split=table.is_split)
+        order = Order("table", microbatches, tuple(str(table).splitlines()))
     try:
         graphs = in_stages(whole, sorted(draw.sample(starts, ranks * chunks - 1)))
     except StageError:
@@ -108,7 +112,7 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
     sizes = [few if table.ranks[k] % 2 else place.sizes for k in range(len(graphs))]
     firsts = [sum(prod(few if r % 2 else place.sizes) for r in range(n)) for n in range(ranks)]
     plans = [
-        random_plan(graph, mesh(*own), draw.randrange(10**6), microbatches=turns,
+        random_plan(graph, mesh(*own), draw.randrange(10**6), microbatches=microbatches,
                     is_split=table.is_split)
         for graph, own in zip(graphs, sizes, strict=True)
     ]  # fmt: skip
@@ -124,7 +128,7 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
     ).check()
     true = {
         "in stages": True,
-        "stages in microbatches": turns > 1,
+        "stages in microbatches": microbatches > 1,
         "several stages of a rank": chunks > 1,
         "stages with two backwards": table.is_split,
         "stages in any order": is_own,

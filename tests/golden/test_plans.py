@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.sharding import P, R, S, Sharding
@@ -25,7 +25,7 @@ from autopar.ir.uses import groups
 from autopar.plans.layout import Layout
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.report.outline import outline
 from autopar.tracer import trace
 from tests.layouts import laid_out
@@ -67,7 +67,9 @@ def tiny_llama() -> Graph:
 def found(graph: Graph, cluster: str, mesh: str, gap_ppm: int = 0) -> Plan:
     """A plan on `mesh` that is proven to be the best, or as good but for a gap; nothing is
     pinned."""
-    plan = answer(ask(graph, parse_cluster(cluster), Options(mesh=mesh)), lambda _: None)
+    plan = answer(
+        make_graph_request(graph, parse_cluster(cluster), Options(mesh=mesh)), lambda _: None
+    )
     assert plan.provenance.gap_ppm <= gap_ppm
     assert gap_ppm or plan.provenance.status == "optimal"
     return plan
@@ -102,7 +104,7 @@ def used(layout: Layout, module: str, op: str) -> set[Sharding]:
     meant = last_ops(layout.graph, module, op)
     of_outputs = (g for g in groups(layout.graph) if g.root.node in meant)
     forward = (g for g in of_outputs if g.phase is Phase.FORWARD)
-    return {state for group in forward for state in layout.asked(group)}
+    return {state for group in forward for state in layout.use_states(group)}
 
 
 NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm")
@@ -172,7 +174,7 @@ def test_one_slow_link_and_a_small_model_give_data_parallelism() -> None:
     graph = tiny_llama()
     plan = found(graph, "4x1xL4", "4")
     check_text("tiny-llama-4x1xL4", graph, plan)
-    assert {(p.storage, p.kept) for p in plan.structure.params.values()} == {("[R]", "[R]")}
+    assert {(p.storage, p.for_backward) for p in plan.structure.params.values()} == {("[R]", "[R]")}
     layout = laid_out(graph, plan.structure.only)
     for module in (*NORMS, *ATTENTION, *COLUMNS, *ROWS):
         op = "mul" if module in NORMS else "mm"

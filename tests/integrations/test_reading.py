@@ -47,7 +47,7 @@ class Half:
         return slice(start, stop), *(slice(0, size) for size in self.shape[1:])
 
     @property
-    def piece(self) -> Tensor:
+    def shard(self) -> Tensor:
         return self.whole[self.place]
 
 

@@ -11,13 +11,13 @@ from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.own_ops import RECEIVE, SEND
 from autopar.ir.passes.microbatches import in_microbatches
-from autopar.ir.passes.recompute import with_again
+from autopar.ir.passes.recompute import with_recompute
 from autopar.ir.passes.stages import cut_at, in_stages, in_two_parts, waited_for
 from tests.codegen.models import case
 
 
-def stages(name: str, turns: int, *starts: str) -> tuple[Graph, ...]:
-    whole = in_microbatches(case(name).traced.graph, turns)
+def stages(name: str, microbatches: int, *starts: str) -> tuple[Graph, ...]:
+    whole = in_microbatches(case(name).traced.graph, microbatches)
     return in_stages(whole, [cut_at(whole, start) for start in starts])
 
 
@@ -31,9 +31,9 @@ def parts(graph: Graph) -> tuple[list[Node], list[Node]]:
     )
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-def test_the_first_part_is_what_other_stages_wait_for(turns: int) -> None:
-    for graph in stages("llama", turns, "model.layers.1"):
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_the_first_part_is_what_other_stages_wait_for(microbatches: int) -> None:
+    for graph in stages("llama", microbatches, "model.layers.1"):
         split = in_two_parts(graph)
         first, second = parts(split)
         sent = [n for n in split.nodes if n.op == SEND and n.phase is Phase.BACKWARD]
@@ -84,10 +84,10 @@ def test_what_is_made_again_is_where_it_is_needed() -> None:
     _, graph, _ = stages("llama", 1, "model.layers.0", "model.layers.1")
     keys = {n.key for n in graph.nodes if ".mlp" in n.module and n.phase is Phase.FORWARD}
     again = {key for key in keys if ":silu." in key or ":mul." in key}
-    first, second = parts(in_two_parts(with_again(graph, again)))
-    assert any(":again:silu." in n.key for n in first)
-    assert any(":again:mul." in n.key for n in second)
-    assert not any(":again:mul." in n.key for n in first if ".mlp:" in n.key)
+    first, second = parts(in_two_parts(with_recompute(graph, again)))
+    assert any(":recompute:silu." in n.key for n in first)
+    assert any(":recompute:mul." in n.key for n in second)
+    assert not any(":recompute:mul." in n.key for n in first if ".mlp:" in n.key)
 
 
 def test_each_part_has_blocks_of_its_own() -> None:

@@ -20,7 +20,7 @@ _shardings = st.builds(Sharding, st.lists(_placements, max_size=3).map(tuple))
 def test_what_is_written_is_read_again(choice: Choice, param: ParamChoice) -> None:
     assert Choice.parse(str(choice)) == choice
     assert ParamChoice.parse(str(param)) == param
-    move = Move(param.storage, param.kept)
+    move = Move(param.storage, param.for_backward)
     assert Move.parse(str(move)) == move
 
 
@@ -40,5 +40,5 @@ def test_axes_and_ways() -> None:
     choice = Choice.parse("b,n,b")
     assert choice.axes_of({"b"}) == (0, 2)
     assert choice.axes_of(()) == ()
-    assert choice.ways({"b"}, (2, 3, 4)) == 8
-    assert Choice().ways({"b"}, ()) == 1
+    assert choice.num_parts({"b"}, (2, 3, 4)) == 8
+    assert Choice().num_parts({"b"}, ()) == 1

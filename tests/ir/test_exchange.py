@@ -9,7 +9,7 @@ import torch
 
 from autopar.errors import PlanError
 from autopar.ir.graph import Atom, TensorType
-from autopar.ir.redistribute import OnMesh, holders, local_part_sizes, parcels, states
+from autopar.ir.redistribute import OnMesh, holders, local_part_sizes, shard_pieces, states
 from autopar.ir.sharding import Sharding
 from autopar.runtime.simulator.shards import shard
 from tests.codegen.meshes import mesh
@@ -42,7 +42,7 @@ def test_pieces_are_put_together_of_what_overlaps(
                 box = target.box(TENSOR, ATOMS, device)
                 expected = piece(target, device)
                 made = torch.full_like(expected, -1)
-                for sender, part in parcels(held, box, device):
+                for sender, part in shard_pieces(held, box, device):
                     own = source.box(TENSOR, ATOMS, sender)
                     into = tuple(slice(a - s, b - s) for (a, b), (s, _) in zip(part, box))
                     outof = tuple(slice(a - s, b - s) for (a, b), (s, _) in zip(part, own))
@@ -55,7 +55,7 @@ def test_on_equal_meshes_a_device_sends_to_its_like() -> None:
     on = OnMesh(mesh(2, 2), Sharding.parse("[R, S(0)]"))
     held = holders(TENSOR, ATOMS, on)
     for device in range(4):
-        (only,) = parcels(held, on.box(TENSOR, ATOMS, device), device)
+        (only,) = shard_pieces(held, on.box(TENSOR, ATOMS, device), device)
         assert only.source == device
         assert prod(b - a for a, b in only.box) == 24
 

@@ -17,14 +17,14 @@ from autopar.ir.graph import Phase
 from autopar.ir.pipeline import (
     Action,
     ActionSpan,
-    ActionTable,
     Hop,
     Pass,
+    PipelineSchedule,
     answers,
-    hops_in_line,
-    play_table,
+    hops_in_sequence,
+    simulate_actions,
 )
-from autopar.plans.pipeline_orders import make_table
+from autopar.plans.pipeline_orders import make_schedule
 
 F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
 ROOT = "root"
@@ -65,7 +65,7 @@ def any_hops(draw: st.DrawFn, stages: int) -> frozenset[Hop]:
 
 
 def line(stages: int) -> st.SearchStrategy[frozenset[Hop]]:
-    return st.just(hops_in_line(stages))
+    return st.just(hops_in_sequence(stages))
 
 
 @st.composite
@@ -73,12 +73,12 @@ def pipelines(
     draw: st.DrawFn,
     hops_of: Callable[[int], st.SearchStrategy[frozenset[Hop]]] = any_hops,
     can_hang: bool = False,
-) -> tuple[ActionTable, frozenset[Hop]]:
+) -> tuple[PipelineSchedule, frozenset[Hop]]:
     """A table, and hops along which its ranks do not wait for each other, unless they can. Every
     rank has a stage, which takes microbatches in any order."""
     stages, microbatches = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     hops, kinds = draw(hops_of(stages)), draw(st.sampled_from([(F, B), (F, B, W)]))
-    homes = draw(st.lists(st.integers(0, 3), min_size=stages, max_size=stages))
+    assignment = draw(st.lists(st.integers(0, 3), min_size=stages, max_size=stages))
     lines = product(range(stages), kinds)
     chains = [[Action(s, kind, m)] for s, kind in lines for m in range(microbatches)]
     if can_hang:
@@ -91,8 +91,10 @@ def pipelines(
         actions = sorted(graph.nodes)
         priority = dict(zip(actions, draw(st.permutations(range(len(actions)))), strict=True))
         order = list(nx.lexicographical_topological_sort(graph, key=priority.__getitem__))
-    rows = [tuple(a for a in order if homes[a.stage] == home) for home in sorted(set(homes))]
-    return ActionTable(tuple(rows)), hops
+    rows = [
+        tuple(a for a in order if assignment[a.stage] == home) for home in sorted(set(assignment))
+    ]
+    return PipelineSchedule(tuple(rows)), hops
 
 
 @given(st.builds(Action, st.integers(0, 99), st.sampled_from(Pass), st.integers(0, 999)))
@@ -102,20 +104,20 @@ def test_parsing_an_action_is_the_inverse_of_str(action: Action) -> None:
 
 @given(pipelines(line), st.sampled_from([" ", ",", ", ", "  "]), st.sampled_from("BI"))
 def test_parsing_a_table_is_the_inverse_of_str(
-    drawn: tuple[ActionTable, frozenset[Hop]], blank: str, backward: str
+    drawn: tuple[PipelineSchedule, frozenset[Hop]], blank: str, backward: str
 ) -> None:
     table, _ = drawn
     text = str(table).replace(" ", blank).replace("B", backward)
-    assert ActionTable.parse(f"\n{text}\n") == table
+    assert PipelineSchedule.parse(f"\n{text}\n") == table
 
 
 def test_a_table_is_read_as_it_is_written() -> None:
-    table = ActionTable.parse("0F0 0I0,0W0\n1F0, 1I0  1W0")
+    table = PipelineSchedule.parse("0F0 0I0,0W0\n1F0, 1I0  1W0")
     first, second = (tuple(Action(s, kind, 0) for kind in (F, B, W)) for s in (0, 1))
-    assert table == ActionTable((first, second))
+    assert table == PipelineSchedule((first, second))
     assert str(table) == "0F0 0B0 0W0\n1F0 1B0 1W0"
     assert (table.ranks, table.num_stages, table.microbatches) == ({0: 0, 1: 1}, 2, 1)
-    assert table.is_split and not ActionTable.parse("0F0 0I0").is_split
+    assert table.is_split and not PipelineSchedule.parse("0F0 0I0").is_split
 
 
 @pytest.mark.parametrize(
@@ -148,16 +150,16 @@ def test_what_is_no_action_is_quoted(text: str) -> None:
 )
 def test_what_is_wrong_with_a_table_is_said(text: str, reason: str) -> None:
     with pytest.raises(StageError, match=reason):
-        ActionTable.parse(text)
+        PipelineSchedule.parse(text)
 
 
 def test_neighbours_send_each_other_unless_hops_are_given() -> None:
     forward, backward = Phase.FORWARD, Phase.BACKWARD
-    assert hops_in_line(3) == {
+    assert hops_in_sequence(3) == {
         (0, 1, forward), (1, 2, forward), (1, 0, backward), (2, 1, backward),
     }  # fmt: skip
     rows = ("0F0 0B0", "2F0 2B0 1F0 1B0")
-    table = ActionTable(tuple(tuple(map(Action.parse, row.split())) for row in rows))
+    table = PipelineSchedule(tuple(tuple(map(Action.parse, row.split())) for row in rows))
     table.check({(0, 1, forward), (0, 2, forward), (1, 0, backward)})
     for hops in (None, {(1, 2, forward)}, {(1, 2, backward)}):
         with pytest.raises(StageError, match="wait for each other"):
@@ -166,10 +168,10 @@ def test_neighbours_send_each_other_unless_hops_are_given() -> None:
 
 def test_an_action_starts_when_its_rank_is_free_and_the_last_of_what_it_needs_has_come() -> None:
     """Neighbours send in 1, stages 0 and 2 in 10."""
-    table = ActionTable.parse("0F0 0B0\n1F0 1B0\n2F0 2B0")
-    hops = hops_in_line(3) | {(0, 2, Phase.FORWARD), (2, 0, Phase.BACKWARD)}
+    table = PipelineSchedule.parse("0F0 0B0\n1F0 1B0\n2F0 2B0")
+    hops = hops_in_sequence(3) | {(0, 2, Phase.FORWARD), (2, 0, Phase.BACKWARD)}
     lengths, delays = {F: 2, B: 3}, {1: 1, 2: 10}
-    found = play_table(
+    found = simulate_actions(
         table, lambda a: lengths[a.kind], hops, lambda hop: delays[abs(hop[0] - hop[1])]
     )
     assert {str(action): tuple(span) for action, span in found.items()} == {
@@ -180,7 +182,7 @@ def test_an_action_starts_when_its_rank_is_free_and_the_last_of_what_it_needs_ha
 
 @given(pipelines(), st.data())
 def test_actions_start_after_the_longest_path_to_them(
-    drawn: tuple[ActionTable, frozenset[Hop]], data: st.DataObject
+    drawn: tuple[PipelineSchedule, frozenset[Hop]], data: st.DataObject
 ) -> None:
     table, hops = drawn
     actions = [action for row in table.rows for action in row]
@@ -193,12 +195,12 @@ def test_actions_start_after_the_longest_path_to_them(
     starts = {a: -int(paths[a]) for a in actions}
     expected = {a: ActionSpan(starts[a], starts[a] + lengths[a]) for a in actions}
     table.check(hops)
-    assert play_table(table, length, hops, delay) == expected
+    assert simulate_actions(table, length, hops, delay) == expected
 
 
 @given(pipelines(can_hang=True))
 def test_ranks_wait_for_ever_where_actions_wait_in_a_circle(
-    drawn: tuple[ActionTable, frozenset[Hop]],
+    drawn: tuple[PipelineSchedule, frozenset[Hop]],
 ) -> None:
     """The error names where each rank stops: its first action on a circle, or behind one."""
     table, hops = drawn
@@ -206,7 +208,7 @@ def test_ranks_wait_for_ever_where_actions_wait_in_a_circle(
     circles = [part for part in nx.strongly_connected_components(graph) if len(part) > 1]
     stuck = {late for circle in circles for a in circle for late in (a, *nx.descendants(graph, a))}
     if not stuck:
-        assert play_table(table, lambda _: 1, hops).keys() == graph.nodes - {ROOT}
+        assert simulate_actions(table, lambda _: 1, hops).keys() == graph.nodes - {ROOT}
         return
     heads = [next((str(a) for a in row if a in stuck), None) for row in table.rows]
     named = ", ".join(head for head in heads if head)
@@ -225,21 +227,21 @@ def test_ranks_wait_for_ever_where_actions_wait_in_a_circle(
     ],
 )
 def test_what_a_stage_does_last(text: str, forward: int, backward: int) -> None:
-    table = ActionTable.parse(text)
-    assert table.last_turns(0) == (forward, backward)
+    table = PipelineSchedule.parse(text)
+    assert table.last_microbatches(0) == (forward, backward)
     lasts = {str(action) for action in table.rows[0] if table.is_last(action)}
     expected = {f"0F{forward}", f"0B{backward}", *([f"0W{backward}"] if table.is_split else [])}
     assert lasts == expected
 
 
 def test_a_whole_backward_among_some_in_two_parts_has_both_at_once() -> None:
-    table = ActionTable.parse("0F0 0F1 0B0 0I1 0W1\n1F0 1F1 1I0 1B1 1W0")
+    table = PipelineSchedule.parse("0F0 0F1 0B0 0I1 0W1\n1F0 1F1 1I0 1B1 1W0")
     assert str(table) == "0F0 0F1 0B0 0W0 0B1 0W1\n1F0 1F1 1B0 1B1 1W1 1W0"
 
 
 @given(pipelines(can_hang=True))
 def test_a_stage_holds_what_has_gone_forward_and_is_not_done(
-    drawn: tuple[ActionTable, frozenset[Hop]],
+    drawn: tuple[PipelineSchedule, frozenset[Hop]],
 ) -> None:
     """Counted anew after every action of its rank."""
     table, _ = drawn
@@ -256,7 +258,7 @@ def test_a_stage_holds_what_has_gone_forward_and_is_not_done(
 
 
 @given(pipelines())
-def test_others_wait_while_a_stage_works(drawn: tuple[ActionTable, frozenset[Hop]]) -> None:
+def test_others_wait_while_a_stage_works(drawn: tuple[PipelineSchedule, frozenset[Hop]]) -> None:
     """Counted anew, microbatch by microbatch, before every action of the stage."""
     table, _ = drawn
     for stage, rank in table.ranks.items():
@@ -291,12 +293,12 @@ def test_others_wait_while_a_stage_works(drawn: tuple[ActionTable, frozenset[Hop
 def test_others_of_schedules_that_are_known(
     name: str, stage: int, others: set[tuple[int, int]]
 ) -> None:
-    assert {tuple(each) for each in make_table(name, 4, 8).others(stage)} == others
+    assert {tuple(each) for each in make_schedule(name, 4, 8).others(stage)} == others
 
 
 @given(pipelines(), st.integers(1, 6))
 def test_fewer_microbatches_of_a_table_are_a_table(
-    drawn: tuple[ActionTable, frozenset[Hop]], count: int
+    drawn: tuple[PipelineSchedule, frozenset[Hop]], count: int
 ) -> None:
     table, hops = drawn
     fewer = table.first(min(count, table.microbatches))
@@ -310,12 +312,12 @@ def test_fewer_microbatches_of_a_table_are_a_table(
 def test_answers_are_made_of_what_the_action_before_sends(
     name: str, ranks: int, microbatches: int
 ) -> None:
-    table = make_table(name, ranks, microbatches, 2 if name == "interleaved" else 1)
+    table = make_schedule(name, ranks, microbatches, 2 if name == "interleaved" else 1)
     chains = [list(row) for row in table.rows]
     for rank, row in enumerate(table.rows):
         # Without the waits of the rank for itself: those for its own row and its own stages.
         others = [chain for number, chain in enumerate(chains) if number != rank]
-        graph = waits([*others, *([action] for action in row)], hops_in_line(table.num_stages))
+        graph = waits([*others, *([action] for action in row)], hops_in_sequence(table.num_stages))
         own = set(row)
         expected: set[Action] = set()
         for before, action in pairwise(row):
@@ -327,9 +329,9 @@ def test_answers_are_made_of_what_the_action_before_sends(
 
 
 def test_what_is_no_answer_may_be_asked_for_ahead() -> None:
-    found = answers(make_table("1f1b", 2, 4, 1).rows, 0)
+    found = answers(make_schedule("1f1b", 2, 4, 1).rows, 0)
     assert not found
-    alone = ActionTable.parse("0F0 2F0 2B0 0B0\n1F0 3F0 3B0 1B0")
+    alone = PipelineSchedule.parse("0F0 2F0 2B0 0B0\n1F0 3F0 3B0 1B0")
     assert {str(action) for action in answers(alone.rows, 0)} == {"2F0", "2B0", "0B0"}
     assert {str(action) for action in answers(alone.rows, 1)} == {"3F0", "1B0"}
     backward = tuple(tuple(a for a in row if a.kind is B) for row in alone.rows)

@@ -16,15 +16,15 @@ from autopar.errors import StageError
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.own_ops import RECEIVE, SEND
 from autopar.ir.passes.microbatches import in_microbatches, in_other_microbatches
-from autopar.ir.passes.stage_homes import assign
+from autopar.ir.passes.stage_assignment import assign
 from autopar.ir.passes.stages import StageLink, cut_at, in_stages, links
 from autopar.tracer import trace
 from tests.codegen.models import case
 from tests.zoo.cases import trained
 
 
-def graph(name: str, turns: int = 2) -> Graph:
-    return in_microbatches(case(name).traced.graph, turns)
+def graph(name: str, microbatches: int = 2) -> Graph:
+    return in_microbatches(case(name).traced.graph, microbatches)
 
 
 def params(found: Graph) -> set[str]:
@@ -91,11 +91,11 @@ def test_each_gradient_is_made_where_its_parameter_is() -> None:
 def test_every_op_is_in_some_stage_and_sums_are_not_counted_twice() -> None:
     whole = graph("gpt2")
     starts = [s.start for s in segments(whole)[1:]]
-    homes = assign(whole, starts)
+    assignment = assign(whole, starts)
     parts = in_stages(whole, starts)
     names = [{node.name for node in part.nodes} for part in parts]
     for node in whole.with_role(Role.OP):
-        home = homes.home(node)
+        home = assignment.stage_of(node)
         if home is not None and not node.view:
             assert [k for k, some in enumerate(names) if node.name in some] == [home]
 

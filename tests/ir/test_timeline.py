@@ -23,7 +23,7 @@ from autopar.ir.schedule import (
     Wait,
 )
 from autopar.ir.sharding import R, S, Sharding
-from autopar.ir.timeline import Carried, held_at_peak, play
+from autopar.ir.timeline import Carried, held_at_peak, simulate_events
 
 WHOLE, PIECE = Sharding((R,)), Sharding((S(0),))
 
@@ -81,7 +81,7 @@ class Figures:
 
 
 def times(*events: Event) -> tuple[list[tuple[int, int]], int, int]:
-    found = play(events, (), Figures())
+    found = simulate_events(events, (), Figures())
     return [tuple(span) for span in found.spans], found.exposed_ns, found.end_ns
 
 
@@ -121,7 +121,7 @@ def test_compute_and_a_message_slow_each_other_down() -> None:
         (short, [(0, 6), (0, 12), (12, 12)], 2),
         (long, [(0, 21), (0, 15), (15, 21)], 11),
     ):
-        found = play((Start(message), Compute(5, (), ()), Wait(message)), (), figures)
+        found = simulate_events((Start(message), Compute(5, (), ()), Wait(message)), (), figures)
         assert [tuple(span) for span in found.spans] == spans
         assert (found.exposed_ns, found.end_ns) == (exposed, 10 + exposed)
 
@@ -137,7 +137,7 @@ def test_a_step_of_short_ops_is_as_long_as_the_host_takes() -> None:
         Wait(message),
         Compute(3, (), ()),
     )
-    found = play(events, (), figures)
+    found = simulate_events(events, (), figures)
     assert [tuple(span) for span in found.spans] == [
         (0, 10),
         (25, 29),
@@ -155,7 +155,7 @@ def test_a_message_that_nothing_waits_for_ends_after_the_device() -> None:
 
 
 def levels(*events: Event, given: Sequence[Value] = ()) -> list[tuple[int, int, int]]:
-    return list(play(events, given, Figures()).live)
+    return list(simulate_events(events, given, Figures()).live)
 
 
 def test_what_an_op_makes_is_held_until_it_is_freed() -> None:
@@ -187,7 +187,7 @@ def test_what_travels_together_is_copied_in_and_cut_out() -> None:
 def test_what_is_held_at_the_peak_is_told_one_by_one() -> None:
     made = value(1)
     events = (Compute(99, (), (made,)), Free((made,)))
-    found = held_at_peak(play(events, (), Figures()), (), Figures())
+    found = held_at_peak(simulate_events(events, (), Figures()), (), Figures())
     assert [(each.what, each.num_bytes) for each in found] == [(made, 100), (events[0], 7)]
 
 
@@ -229,13 +229,16 @@ def test_turns_that_pass_alike_are_played_once(launch_ns: int) -> None:
     figures.launch_ns, figures.contention = launch_ns, (300,)
     one, long = Message((moved(1),)), Message(tuple(moved(k) for k in range(4)))
     made = value(60)
-    turn = (
+    microbatch = (
         Start(one), Compute(1, (), (made,)), Wait(one), Start(long), Compute(5, (), ()),
         Wait(long), Free((made, one, long)),
     )  # fmt: skip
-    events = (*9 * turn, Compute(99, (), (made,)), Update((0,)))
-    whole, found = play(events, (), figures), play(events, (), figures, len(turn), 9)
-    assert len(found.repeated) >= 4 * len(turn) and not whole.repeated
+    events = (*9 * microbatch, Compute(99, (), (made,)), Update((0,)))
+    whole, found = (
+        simulate_events(events, (), figures),
+        simulate_events(events, (), figures, len(microbatch), 9),
+    )
+    assert len(found.repeated) >= 4 * len(microbatch) and not whole.repeated
     assert replace(found, spans=whole.spans, repeated=range(0)) == whole
     # Within the nanosecond to which each is rounded.
     for one_span, other in zip(found.spans, whole.spans, strict=True):
@@ -246,13 +249,13 @@ def test_turns_that_pass_alike_are_played_once(launch_ns: int) -> None:
 def test_turns_with_a_message_under_way_are_played_one_by_one() -> None:
     """What a turn starts the next one waits for: it may take longer and longer."""
     away = Message(4 * copied(50)[0].transfers)
-    turn = (Compute(1, (), ()), Start(away))
-    events = (*6 * turn, Compute(2, (), ()))
-    assert play(events, (), Figures(), 2, 6) == play(events, (), Figures())
+    microbatch = (Compute(1, (), ()), Start(away))
+    events = (*6 * microbatch, Compute(2, (), ()))
+    assert simulate_events(events, (), Figures(), 2, 6) == simulate_events(events, (), Figures())
 
 
 def test_turns_that_hold_more_and_more_are_played_one_by_one() -> None:
-    turn = (Compute(1, (), (value(60),)), Take(moved(2), None))
-    found = play(5 * turn, (), Figures(), 2, 5)
-    assert found == play(5 * turn, (), Figures())
+    microbatch = (Compute(1, (), (value(60),)), Take(moved(2), None))
+    found = simulate_events(5 * microbatch, (), Figures(), 2, 5)
+    assert found == simulate_events(5 * microbatch, (), Figures())
     assert sum(found.live[-1]) > sum(found.live[-3])

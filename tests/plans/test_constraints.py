@@ -15,12 +15,12 @@ from autopar.ir.sharding import C, R, S
 from autopar.plans.requests.constraints import (
     Constraint,
     Demand,
-    WantedPlacement,
+    PlacementSpec,
     check_strategy,
     parse_forbidden,
     parse_pins,
 )
-from autopar.plans.requests.matching import settle
+from autopar.plans.requests.matching import resolve_constraints
 from tests.graphs import linear_step
 
 AXES = st.sampled_from(["*", "dp", "tp"])
@@ -31,8 +31,8 @@ DEMANDS = st.builds(
 
 @given(st.lists(DEMANDS, min_size=1, max_size=3), st.booleans())
 def test_what_is_printed_can_be_read(demands: list[Demand], complete: bool) -> None:
-    wanted = WantedPlacement((tuple(demands),), complete)
-    assert WantedPlacement.parse(str(wanted)) == wanted
+    wanted = PlacementSpec((tuple(demands),), complete)
+    assert PlacementSpec.parse(str(wanted)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_is_printed_can_be_read(demands: list[Demand], complete: bool) -> N
         ("w=[R, S(0)]", "w = [R, S(0)]"),
         ("w=R", "w = replicated"),
         ("w=replicated", "w = replicated"),
-        ("product:* = out on tp or in on tp", "product:* = out on tp or in on tp"),
+        ("matmul:* = out on tp or in on tp", "matmul:* = out on tp or in on tp"),
     ],
 )
 def test_a_pin_is_read(text: str, printed: str) -> None:
@@ -67,7 +67,7 @@ def test_a_pin_is_read(text: str, printed: str) -> None:
         ("param:w=batch on tp", "param cannot be batch on tp"),
         ("ops:w=S(0) on tp", r"ops cannot be S\(0\) on tp"),
         ("w=R on tp or S on tp", "it cannot be one of several"),
-        ("weight:w=R", "'weight' is not a kind of thing to constrain: param, kept, input"),
+        ("weight:w=R", "'weight' is not a kind of thing to constrain: param, for_backward, input"),
     ],
 )
 def test_a_pin_that_means_nothing_is_an_error(text: str, words: str) -> None:
@@ -111,19 +111,19 @@ def test_an_unknown_strategy_is_an_error() -> None:
 )
 def test_a_pattern_that_matches_nothing_is_an_error(text: str, words: str) -> None:
     with pytest.raises(ConstraintError, match=words):
-        settle(linear_step(8, 8, 8, layers=2), parse_pins([text]))
+        resolve_constraints(linear_step(8, 8, 8, layers=2), parse_pins([text]))
 
 
 def test_inputs_and_outputs_have_names() -> None:
     graph = linear_step(8, 8, 8)
     pins = parse_pins(["input:ids=S(0) on tp", "output:log*=R", "input:x=R"])
-    settled = settle(graph, pins, {"input:x": "ids", "output:y": "logits"})
+    settled = resolve_constraints(graph, pins, {"input:x": "ids", "output:y": "logits"})
     assert [(c.kind, c.pattern) for c in settled] == [
         ("input", "x"),
         ("output", "y"),
         ("input", "x"),
     ]
-    assert settle(graph, settled) == settled
+    assert resolve_constraints(graph, settled) == settled
 
 
 @given(

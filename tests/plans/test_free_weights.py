@@ -122,8 +122,8 @@ def test_a_batch_that_does_not_divide_is_told_with_what_works() -> None:
 
     with pytest.raises(UndividedBatchError, match="3 samples do not divide by 2: give it") as told:
         plan(x, constraints={"strategy": "fsdp"})
-    assert 'pins={"param:*": "S on *", "kept:*": "S on *"}' in str(told.value)
-    found = plan(x, constraints={"pins": {"param:*": "S on *", "kept:*": "S on *"}})
+    assert 'pins={"param:*": "S on *", "for_backward:*": "S on *"}' in str(told.value)
+    found = plan(x, constraints={"pins": {"param:*": "S on *", "for_backward:*": "S on *"}})
     autopar.verify(found, Loss(model), x)
     with pytest.raises(UndividedBatchError, match="has a dim of several samples"):
         plan(x[:1], constraints={"strategy": "ddp"})

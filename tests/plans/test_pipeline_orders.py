@@ -22,8 +22,8 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from autopar.errors import StageError
-from autopar.ir.pipeline import Action, ActionTable, Pass, play_table
-from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, has_order, make_table
+from autopar.ir.pipeline import Action, Pass, PipelineSchedule, simulate_actions
+from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, has_order, make_schedule
 
 RANKS, MICROBATCHES = range(1, 9), range(1, 17)
 CASES = list(product(RANKS, MICROBATCHES))
@@ -37,18 +37,18 @@ def each_takes(forward: int, backward: int, weights: int = 0) -> Callable[[Actio
     return lambda action: lengths[action.kind]
 
 
-def time(table: ActionTable, length: Callable[[Action], int]) -> int:
+def time(table: PipelineSchedule, length: Callable[[Action], int]) -> int:
     """Of a step whose messages take none."""
-    return max(span.end for span in play_table(table, length).values())
+    return max(span.end for span in simulate_actions(table, length).values())
 
 
-def idle(table: ActionTable, length: Callable[[Action], int]) -> list[int]:
+def idle(table: PipelineSchedule, length: Callable[[Action], int]) -> list[int]:
     """Of each rank between its first action and its last."""
-    spans = play_table(table, length)
+    spans = simulate_actions(table, length)
     return [spans[r[-1]].end - spans[r[0]].start - sum(map(length, r)) for r in table.rows]
 
 
-def held(table: ActionTable) -> list[int]:
+def held(table: PipelineSchedule) -> list[int]:
     """How many forwards whose backward is not over each rank has at most, of all its stages."""
     ends = Pass.WEIGHTS if table.is_split else Pass.BACKWARD
     found: list[int] = []
@@ -71,30 +71,30 @@ def test_tables_are_valid_and_have_each_stage_where_it_belongs(name: str, ranks:
         if name in IN_CHUNKS and microbatches % (even := rounds(ranks, microbatches)):
             assert not has_order(name, ranks, microbatches)
             with pytest.raises(StageError, match=f"not interleaved on {ranks} ranks.* by {even}"):
-                make_table(name, ranks, microbatches, chunks)
+                make_schedule(name, ranks, microbatches, chunks)
             continue
-        table = make_table(name, ranks, microbatches, chunks)
+        table = make_schedule(name, ranks, microbatches, chunks)
         assert has_order(name, ranks, microbatches)
-        assert ActionTable.parse(str(table)) == table
+        assert PipelineSchedule.parse(str(table)) == table
         down = list(range(ranks))
-        homes = [*down, *reversed(down)] if name == "zb-v" else down * chunks
-        assert table.ranks == dict(enumerate(homes))
+        assignment = [*down, *reversed(down)] if name == "zb-v" else down * chunks
+        assert table.ranks == dict(enumerate(assignment))
         assert table.microbatches == microbatches
         assert table.is_split == name.startswith("zb")
 
 
 def test_what_is_no_schedule_is_said() -> None:
     with pytest.raises(StageError, match=f"'dapple': there are {', '.join(SCHEDULES)}"):
-        make_table("dapple", 2, 4)
+        make_schedule("dapple", 2, 4)
     for name in SCHEDULES.keys() - {*IN_CHUNKS}:
         with pytest.raises(StageError, match=f"{name} has a number of stages per rank"):
-            make_table(name, 2, 4, 2)
+            make_schedule(name, 2, 4, 2)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b"])
 def test_a_pipeline_fills_and_drains_once(name: str) -> None:
     for (ranks, microbatches), (f, b) in product(CASES, PAIRS):
-        table = make_table(name, ranks, microbatches)
+        table = make_schedule(name, ranks, microbatches)
         assert time(table, each_takes(f, b)) == (microbatches + ranks - 1) * (f + b)
 
 
@@ -102,8 +102,8 @@ def test_a_pipeline_fills_and_drains_once(name: str) -> None:
 def test_eager_forwards_hide_sends_of_half_a_turn(name: str) -> None:
     """Once it has begun the last rank never stands still; in 1F1B it waits for every send."""
     for (ranks, more), (f, b) in product(product(range(2, 9), (0, 1, 7)), [(1, 2), (2, 2), (3, 5)]):
-        table, sent = make_table(name, ranks, ranks + more), (f + b) // 2
-        spans = play_table(table, each_takes(f, b), delay=lambda _, sent=sent: sent)
+        table, sent = make_schedule(name, ranks, ranks + more), (f + b) // 2
+        spans = simulate_actions(table, each_takes(f, b), delay=lambda _, sent=sent: sent)
         last = [spans[action] for action in table.rows[-1]]
         stands = last[-1].end - last[0].start - (ranks + more) * (f + b)
         assert stands == 0 if name == "eager-1f1b" else stands > 0 or ranks + more < 3
@@ -114,7 +114,7 @@ def test_interleaving_divides_the_idle_time_by_the_number_of_chunks(chunks: int)
     """f and b are of a chunk, so that those of a rank are `chunks` times as long."""
     cases = [(p, m) for p, m in CASES if m % p == 0]
     for (ranks, microbatches), (f, b) in product(cases, PAIRS):
-        table = make_table("interleaved", ranks, microbatches, chunks)
+        table = make_schedule("interleaved", ranks, microbatches, chunks)
         assert time(table, each_takes(f, b)) == (microbatches * chunks + ranks - 1) * (f + b)
 
 
@@ -127,7 +127,7 @@ def test_zb_h1_fills_as_much_of_the_idle_time_as_gradients_of_weights_can(
     f, b, w = lengths
     for ranks, more in product(RANKS, (0, 1, 7)):
         microbatches = ranks + more
-        found = time(make_table("zb-h1", ranks, microbatches), each_takes(*lengths))
+        found = time(make_schedule("zb-h1", ranks, microbatches), each_takes(*lengths))
         assert found == microbatches * (f + b + w) + (ranks - 1) * (f + b - min(lengths))
 
 
@@ -136,7 +136,7 @@ def test_zb_v_is_never_idle_once_there_are_enough_microbatches() -> None:
     than it takes to fill the V, some rank waits."""
     length = each_takes(3, 3, 3)
     for ranks, microbatches in CASES:
-        table = make_table("zb-v", ranks, microbatches)
+        table = make_schedule("zb-v", ranks, microbatches)
         assert (not any(idle(table, length))) == (microbatches >= 2 * ranks - 1)
         if microbatches >= 2 * ranks - 1:
             assert time(table, length) == (6 * microbatches + ranks - 1) * 3
@@ -153,7 +153,7 @@ def test_zb_v_is_never_idle_once_there_are_enough_microbatches() -> None:
 )
 def test_what_each_rank_holds(name: str, expected: Callable[[int, int, int], int]) -> None:
     for p, m in CASES:
-        table = make_table(name, p, m)
+        table = make_schedule(name, p, m)
         assert held(table) == [expected(p, m, rank) for rank in range(p)]
         assert held(table) == [table.in_flight(stage) for stage in range(p)]
 
@@ -161,7 +161,7 @@ def test_what_each_rank_holds(name: str, expected: Callable[[int, int, int], int
 def test_the_two_stages_of_a_rank_hold_as_much_in_zb_v_as_the_first_rank_in_1f1b() -> None:
     """Each of them half of it; on every rank, once there are enough microbatches."""
     for p, m in CASES:
-        found = held(make_table("zb-v", p, m))
+        found = held(make_schedule("zb-v", p, m))
         assert max(found) == 2 * min(m, p)
         if m >= 2 * p - 1:
             assert found == [2 * p] * p
@@ -174,7 +174,7 @@ def test_what_each_rank_holds_interleaved(chunks: int) -> None:
         if m % rounds(p, m) == 0:
             most = (chunks - 1) * m // rounds(p, m) + 1
             expected = [min(m * chunks, most + 2 * (p - 1 - rank)) for rank in range(p)]
-            assert held(make_table("interleaved", p, m, chunks)) == expected
+            assert held(make_schedule("interleaved", p, m, chunks)) == expected
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
@@ -183,7 +183,7 @@ def test_zero_bubble_interleaved_waits_and_holds_as_little(chunks: int) -> None:
     microbatches in flight."""
     for ranks, times in product(RANKS, (1, 2)):
         microbatches = times * ranks
-        table = make_table("zb", ranks, microbatches, chunks)
+        table = make_schedule("zb", ranks, microbatches, chunks)
         assert held(table) == [ranks * chunks] * ranks
         for lengths in [(1, 1, 1), (2, 2, 1), (1, 2, 1)]:
             f, b, w = lengths
@@ -206,17 +206,17 @@ def torch_rows(schedule: Any) -> list[str]:
     return [" ".join(map(str, row)) for row in rows]
 
 
-def by_torch(schedule: Any) -> ActionTable:
-    return ActionTable.parse("\n".join(torch_rows(schedule)))
+def by_torch(schedule: Any) -> PipelineSchedule:
+    return PipelineSchedule.parse("\n".join(torch_rows(schedule)))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_torch_orders_gpipe_and_zb_v_alike(ranks: int) -> None:
     for m in MICROBATCHES:
         (stage,) = stages(ranks)
-        assert by_torch(ScheduleGPipe(stage, m)) == make_table("gpipe", ranks, m)
+        assert by_torch(ScheduleGPipe(stage, m)) == make_schedule("gpipe", ranks, m)
         v = ScheduleZBVZeroBubble(stages(ranks, 2), m)
-        assert by_torch(v) == make_table("zb-v", ranks, m)
+        assert by_torch(v) == make_schedule("zb-v", ranks, m)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -233,7 +233,7 @@ def test_torch_orders_1f1b_alike(ranks: int) -> None:
         for row in torch_rows(Schedule1F1B(stage, m)):
             number = count()
             rows.append(re.sub(r"(?<=F)\d+", lambda _, n=number: str(next(n)), row))
-        assert "\n".join(rows) == str(make_table("1f1b", ranks, m))
+        assert "\n".join(rows) == str(make_schedule("1f1b", ranks, m))
 
 
 @pytest.mark.breadth(3)
@@ -246,7 +246,7 @@ def test_torch_interleaves_alike(ranks: int) -> None:
             with pytest.raises(ValueError, match="multiple of the number of rounds"):
                 ScheduleInterleaved1F1B(of_rank, m)
             continue
-        table = make_table("interleaved", ranks, m, chunks)
+        table = make_schedule("interleaved", ranks, m, chunks)
         assert by_torch(ScheduleInterleaved1F1B(of_rank, m)) == table
 
 
@@ -261,8 +261,8 @@ def test_torch_orders_interleaved_zero_bubbles_alike(ranks: int) -> None:
                 ScheduleInterleavedZeroBubble(of_rank, m)
             continue
         table = by_torch(ScheduleInterleavedZeroBubble(of_rank, m))
-        assert table == make_table("zb", ranks, m, chunks)
-        assert chunks > 1 or table == make_table("zb-h1", ranks, m)
+        assert table == make_schedule("zb", ranks, m, chunks)
+        assert chunks > 1 or table == make_schedule("zb-h1", ranks, m)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -279,7 +279,7 @@ def test_other_tables_of_torch_are_read(ranks: int) -> None:
         order: dict[int, Sequence[Any]] = ScheduleDualPipeV(stages(ranks, 2), m).pipeline_order
         text = "\n".join(",".join(str(a or "") for a in order[rank]) for rank in range(ranks))
         assert "OVERLAP_F_B" in text and "I" in text and "B" in text.replace("F_B", "")
-        dual = ActionTable.parse(text)
+        dual = PipelineSchedule.parse(text)
         assert dual.is_split and dual.num_stages == 2 * ranks and dual.microbatches == m
         whole = [a.removesuffix(")OVERLAP_F_B") for a in text.split(",") if "0B0" in a]
         row = str(dual).splitlines()[0].split()
@@ -290,4 +290,4 @@ def test_the_actions_of_a_table_with_messages() -> None:
     """As torch's runtime writes it once it has added what it does beside."""
     first = "0UNSHARD,0F0,0SEND_F0,,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD"
     lowered = f"{first}\n1RECV_F0,1F0,1I0,1SEND_B0,1W0"
-    assert str(ActionTable.parse(lowered)) == "0F0 0B0 0W0\n1F0 1B0 1W0"
+    assert str(PipelineSchedule.parse(lowered)) == "0F0 0B0 0W0\n1F0 1B0 1W0"

@@ -26,7 +26,7 @@ from autopar.ir.schedule import (
 )
 from autopar.plans.decisions import make_stage
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.plans.scheduling.events import schedule
 from autopar.plans.scheduling.step_state import with_frees
 from tests.cost_model.test_price import LIMIT, random_solution
@@ -178,7 +178,7 @@ def check(graph: Graph, found: Schedule) -> None:
 def scheduled(seed: int, mesh: str, bucket_bytes: int) -> tuple[Graph, Schedule]:
     graph = linear_step(64, 32, 16, layers=3)
     cluster, laid = on_h100(mesh, bucket_bytes)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
+    request = make_graph_request(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
     problem = price(request)
     structure = make_stage(request, problem, random_solution(problem, seed))
     return graph, schedule(laid_out(graph, structure))

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Plan
 from autopar.plans.requests.read_options import make_options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.runtime.program.program import Program
 from autopar.tracer import trace
 from tests.codegen.test_schemes import SCHEMES, B, Product, S
@@ -65,7 +65,7 @@ def planned(name: str, strategy: str, mesh: str = "") -> Plan:
     mesh = mesh or STRATEGIES[strategy]
     cluster, _ = slow([int(size) for size in mesh.split("x")])
     options = make_options(mesh=mesh, constraints={"strategy": strategy})
-    return answer(ask(case(name).traced.graph, cluster, options), lambda _: None)
+    return answer(make_graph_request(case(name).traced.graph, cluster, options), lambda _: None)
 
 
 def program(name: str, strategy: str) -> Program:
@@ -121,7 +121,7 @@ def test_a_strategy_sends_and_saves_what_the_formulas_of_its_scheme_say(
     traced = trace(model, (x,), {})
     cluster, mesh = on_h100(wanted.mesh)
     options = make_options(mesh=wanted.mesh, constraints={"strategy": strategy})
-    plan = answer(ask(traced.graph, cluster, options), lambda _: None)
+    plan = answer(make_graph_request(traced.graph, cluster, options), lambda _: None)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()} | {"input:0": x}
     made = program_of(traced, plan.structure.only)
     step = observed(made, mesh, traced.graph, plan.structure, tensors)
@@ -154,7 +154,7 @@ def test_fsdp_gathers_parameters_and_scatters_gradients(name: str) -> None:
     made, plan = program(name, "fsdp"), planned(name, "fsdp")
     num_params = len(plan.structure.params)
     assert all(
-        p.storage == p.kept and all(each.kind in "SC" for each in Sharding.parse(p.storage))
+        p.storage == p.for_backward and all(each.kind in "SC" for each in Sharding.parse(p.storage))
         for p in plan.structure.params.values()
     )
     forward, backward = collectives(made.forward), collectives(made.backward)
@@ -199,7 +199,7 @@ def _axes_moved(step: str) -> list[int]:
 
 def best(strategy: str, cluster: str) -> Plan:
     options = make_options(constraints={"strategy": strategy})
-    asked = ask(mlp().traced.graph, parse_cluster(cluster), options)
+    asked = make_graph_request(mlp().traced.graph, parse_cluster(cluster), options)
     return answer(asked, lambda _: None)
 
 

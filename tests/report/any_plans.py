@@ -52,7 +52,7 @@ def plans(draw: st.DrawFn) -> Plan:
     words = [f"{word} {k} {key}" for key, found in sends.items() for k in range(len(found))
              for word in ("start", "with", "wait", "cut")]  # fmt: skip
     items = st.lists(st.sampled_from([*ops, *words, OPTIMIZER]), max_size=5).map(tuple)
-    moments = draw(st.lists(st.tuples(*[_counts] * 4), max_size=5))
+    peak_candidates = draw(st.lists(st.tuples(*[_counts] * 4), max_size=5))
     return Plan(
         SCHEMA_VERSION,
         Structure(
@@ -83,7 +83,7 @@ def plans(draw: st.DrawFn) -> Plan:
                 order=draw(
                     st.lists(st.builds(Run, st.integers(1, 9), items), max_size=3).map(tuple)
                 ),
-                memory_curve=MemoryCurve(*(zip(*moments) if moments else ())),
+                memory_curve=MemoryCurve(*(zip(*peak_candidates) if peak_candidates else ())),
                 peak_holders=tuple(
                     draw(st.lists(st.builds(Held, *[_names] * 3, *[_counts] * 2), max_size=2))
                 ),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.plans.cluster_rates import ClusterRates, CollectiveRates, LinkRates
 from autopar.plans.estimates import (
     CollectiveTotal,
@@ -14,15 +14,15 @@ from autopar.plans.estimates import (
     Held,
     Memory,
     MemoryCurve,
+    MicrobatchTimes,
     OpTotal,
     Shared,
     StageEstimates,
-    TurnTimes,
     of_one_stage,
 )
 from autopar.plans.order import OPTIMIZER, Run
-from autopar.plans.pipeline_orders import made_table
-from autopar.plans.pipelines import play_pipeline
+from autopar.plans.pipeline_orders import named_schedule
+from autopar.plans.pipelines import simulate_pipeline
 from autopar.plans.plan import SCHEMA_VERSION, Plan
 from autopar.plans.provenance import CandidateOutcome, Margin, Provenance
 from autopar.plans.structure import MeshAxis, Param, Stage, Structure
@@ -200,7 +200,7 @@ def stepped_plan() -> Plan:
             ),
             memory_curve=MemoryCurve(
                 time_ns=(10 * MS, 20 * MS, 34 * MS),
-                kept=(0, MIB, 0),
+                unsharded=(0, MIB, 0),
                 saved=(6 * MIB, 12 * MIB, MIB),
                 transient=(MIB, 3 * MIB, 2 * MIB),
             ),
@@ -236,11 +236,11 @@ class Order(NamedTuple):
     microbatches: int = 2
     table: tuple[str, ...] = ()
 
-    def actions(self, ranks: int) -> ActionTable:
+    def actions(self, ranks: int) -> PipelineSchedule:
         """What each of so many ranks does."""
         if self.table:
-            return ActionTable.parse("\n".join(self.table))
-        return made_table(self.schedule, ranks, self.microbatches)
+            return PipelineSchedule.parse("\n".join(self.table))
+        return named_schedule(self.schedule, ranks, self.microbatches)
 
 
 def staged_plan(order: Order = Order(), ranks: int = 2) -> Plan:  # noqa: B008
@@ -271,12 +271,12 @@ def staged_plan(order: Order = Order(), ranks: int = 2) -> Plan:  # noqa: B008
             )
         )  # fmt: skip
         ns = 10 * MS * (1 + k % 2)
-        turn = TurnTimes(ns, 2 * ns, ns, 2 * ns, 5 * MS, *[ns] * (2 * actions.is_split))
+        microbatch = MicrobatchTimes(ns, 2 * ns, ns, 2 * ns, 5 * MS, *[ns] * (2 * actions.is_split))
         own = {
             "step_ns": 6 * ns + 5 * MS,
             "memory": replace(its.memory, transient=(3 + k) * MIB),
         }
-        each.append(replace(its, turn=turn, ops=ops, **own))
+        each.append(replace(its, microbatch=microbatch, ops=ops, **own))
     hops = [(k, k + 1, "forward") for k in range(len(stages) - 1)]
     hops += [(b, a, "backward") for a, b, _ in hops]
     busy_ns = max(
@@ -284,12 +284,12 @@ def staged_plan(order: Order = Order(), ranks: int = 2) -> Plan:  # noqa: B008
     )
     delays = tuple(Delay(*hop, MIB, 5 * MS if ranks > 1 else 0) for hop in sorted(hops))
     shared = (Shared("results", tuple(range(ranks)), 1, 4, 2 * MS),) if ranks > 1 else ()
-    step_ns = play_pipeline(actions, each, delays, shared).step_ns
+    step_ns = simulate_pipeline(actions, each, delays, shared).step_ns
     estimates = replace(
         one.estimates, stages=tuple(each), delays=delays, shared=shared, step_ns=step_ns,
         bubble_ns=step_ns - busy_ns - sum(s.time_ns for s in shared), memory=each[-1].memory,
     )  # fmt: skip
-    structure = replace(one.structure, stages=tuple(stages), schedule=schedule, table=table)
+    structure = replace(one.structure, stages=tuple(stages), schedule=schedule, schedule_rows=table)
     return replace(one, structure=structure, estimates=estimates)
 
 
@@ -298,7 +298,7 @@ def in_order(plan: Plan, order: Order) -> Plan:
     replace = msgspec.structs.replace
     schedule, count, table = order
     stages = tuple(replace(stage, microbatches=count) for stage in plan.structure.stages)
-    structure = replace(plan.structure, stages=stages, schedule=schedule, table=table)
+    structure = replace(plan.structure, stages=stages, schedule=schedule, schedule_rows=table)
     return replace(plan, structure=structure)
 
 

@@ -274,7 +274,7 @@ def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
         "name", "most",
     )  # fmt: skip
     assert [name.split()[-1] for name, _ in counters] == [
-        "gradients", "kept", "optimizer", "params", "saved", "transient",
+        "gradients", "optimizer", "params", "saved", "transient", "unsharded",
     ]  # fmt: skip
     assert dict(counters)["memory (bytes) saved"] == max(estimates.stages[0].memory_curve.saved)
     complaints = "select name from stats where severity != 'info' and value > 0"

@@ -63,7 +63,7 @@ UP = OLD.structure.params["model.layers.0.mlp.up.weight"]
 
 CASES: dict[str, tuple[Plan, tuple[str, str, str, int, str, str]]] = {
     "parameter elsewhere": (
-        with_params(lambda n, p: replace(p, kept="[S(0), S(1)]") if "up" in n else p),
+        with_params(lambda n, p: replace(p, for_backward="[S(0), S(1)]") if "up" in n else p),
         (
             "decision", "parameters", ALL_UP, 4,
             "[S(1) on tp, S(0) on dp], kept [S(1) on tp]", "[S(1) on tp, S(0) on dp]",
@@ -268,7 +268,7 @@ def test_estimates_count_from_one_percent_of_the_step_or_the_peak_on() -> None:
 
 def test_the_bill_has_both_sides() -> None:
     new = with_estimates(step_ns=32 * MS, communication_ns=10 * MS, collectives=())
-    figures = {f.name: f for f in compare(OLD, new).bill}
+    figures = {f.name: f for f in compare(OLD, new).costs}
     assert (figures["step"].before, figures["step"].after) == (31 * MS, 32 * MS)
     assert figures["step"].change_percent == pytest.approx(100 / 31, abs=1e-4)
     assert (figures["all_reduce on tp"].before, figures["all_reduce on tp"].after) == (8 * MS, 0)

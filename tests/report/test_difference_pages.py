@@ -80,7 +80,7 @@ def test_markdown_has_the_verdict_first_and_fits() -> None:
     params = {f"module_{'x' * 150}_{i}.weight": UP for i in range(2000)}
     shapes = {name: replace(p, shape=(7, 7)) for name, p in params.items()}
     moved = {
-        name: replace(p, storage="[R, R]", kept="[R, R]")
+        name: replace(p, storage="[R, R]", for_backward="[R, R]")
         for name, p in (shapes | {"a": UP}).items()
     }
     old, new = (replace(OLD, structure=redecided(OLD.structure, params=p)) for p in (params, moved))

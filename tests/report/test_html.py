@@ -150,7 +150,7 @@ def test_graph_of_a_block() -> None:
         ("norm", ("mm",)), ("mlp.up", ("mm",)), ("mlp.down", ("mm",)),
     ]  # fmt: skip
     up = forward.boxes[1]
-    assert [(read.name, read.made, read.read) for read in up.reads] == [
+    assert [(read.name, read.source_state, read.read) for read in up.reads] == [
         ("weight", "[S(0), S(1)]", "[R, S(1)]"),
         ("previous down mm", "[S(0), P]", "[S(0), R]"),
     ]  # fmt: skip

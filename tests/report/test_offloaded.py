@@ -7,15 +7,15 @@ from functools import cache
 import msgspec
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model.account import account
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.pipeline import add_up
 from autopar.ir.mesh import HOST_LINKS
 from autopar.ir.offloading import offloadable
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.plans.estimates import NOTHING_ON_HOST, HostMemory, of_one_stage
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.report.costs import HostRow
 from autopar.report.decided import decision_topics
 from autopar.report.html.page import html
@@ -37,8 +37,8 @@ def both() -> tuple[Plan, Plan]:
     cluster, mesh = on_h100("2", 1)
     keys = (*offloadable(graph, mesh),)
     structure = redecided(plain.structure, offloaded=keys, reload_pace=1 << 20)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
-    estimates = account(request, structure.only).estimates
+    request = make_graph_request(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
+    estimates = cost_breakdown(request, structure.only).estimates
     found = msgspec.structs.replace(plain, structure=structure, estimates=of_one_stage(estimates))
     return plain, Plan.from_bytes(found.to_bytes())
 
@@ -118,12 +118,12 @@ def test_a_node_of_a_pipeline_has_what_its_devices_have() -> None:
         for size in (30, 50)
     )
     cluster = parse_cluster("2xH100")
-    table = ActionTable.parse("0F0 0B0\n1F0 1B0")
+    table = PipelineSchedule.parse("0F0 0B0\n1F0 1B0")
     held = first.memory, second.memory
     whole = add_up(table, (first, second), (1, 1), (), (), held, cluster)
     assert whole.host_bytes == whole.host_memory.offloaded == 50
     assert whole.host_memory.devices == 2
     assert whole.host_memory.limit == cluster.host.memory_bytes
-    both_stages = ActionTable.parse("0F0 1F0 1B0 0B0")
+    both_stages = PipelineSchedule.parse("0F0 1F0 1B0 0B0")
     whole = add_up(both_stages, (first, second), (1, 1), (), (), held[:1], cluster)
     assert whole.host_bytes == 80

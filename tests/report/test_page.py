@@ -54,7 +54,7 @@ step     31 ms: compute 21 ms, exposed communication 6 ms, optimizer 4 ms, hidde
 memory   40 MiB of 50 MiB (80 %)
 proof    feasible: 34 ms as modelled, proven bound 33 ms, gap 2.94 %
 search   2 candidates: 1 planned, 1 not better
-plan     b2d57706b1846a081d36e706e9217d18 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
+plan     a3130d86538caa4c67d286d16ae25bfe (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
 
 Blocks: time, hidden communication too, and saved memory of all of them together
   module          count  forward  backward  communication  optimizer   saved
@@ -84,7 +84,7 @@ Communication by axis: time if nothing ran beside it; exposed is what of that co
   dp          1 ms   667 us   333 us
 
 Parameters
-  parameter                           count  per device     shape  stored; kept for backward
+  parameter                           count  per device     shape  stored; for backward
   lm_head.weight                          1     256 KiB  256x4097  [S(1) on tp, S(1) on dp]
   model.layers.*.mlp.up.weight            4     256 KiB  256x1024  [S(1) on tp, S(0) on dp]
                                                                    kept [S(1) on tp]
@@ -102,7 +102,7 @@ Memory per device at the peak
   parameters                       4 MiB           8 %
   gradients                        4 MiB           8 %
   optimizer states                16 MiB          32 %
-  parameters kept for backward     1 MiB           2 %
+  unsharded parameters             1 MiB           2 %
   activations saved for backward  12 MiB          24 %
   all else that is live            3 MiB           6 %
   together                        40 MiB          80 %

@@ -12,18 +12,18 @@ from expecttest import assert_expected_inline
 from autopar.cli.main import main
 from autopar.errors import PlanError
 from autopar.ir.graph import Phase
-from autopar.ir.pipeline import Action, ActionSpan, ActionTable
+from autopar.ir.pipeline import Action, ActionSpan, PipelineSchedule
 from autopar.plans.estimates import Memory
 from autopar.plans.plan import Plan
 from autopar.report.pipeline import (
     busiest_text,
     pipeline_content,
-    played_plan,
+    simulated_plan,
 )
 from autopar.report.printed import plain
 from autopar.report.shown import shown, stage_of
 from autopar.report.summary import summarize
-from autopar.report.waits import draw, exposed_ns, played_ranks
+from autopar.report.waits import draw, exposed_ns, simulated_ranks
 from tests.redone import redecided, repriced
 from tests.report.plans import MIB, MS, Order, in_order, staged_plan, two_axis_plan, with_stage
 
@@ -53,7 +53,7 @@ cuts      feasible: 34 ms as modelled, proven bound 33 ms, gap 2.94 %, of the ti
 margin    as modelled, the best plan known of another structure takes 34 ms (+0.0294 %): shards
           the sequence on tp
 search    2 candidates: 1 planned, 1 not better
-plan      99359043b7ff025db53e7b3484c0ebda (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
+plan      7fd299a7c490e2c4e41c80fe6b84843b (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
 
 Stages: forward and backward of one microbatch
   stage  begins with    devices  mesh       params  forward  backward    idle  in flight  memory
@@ -88,8 +88,8 @@ sequence on tp""",
 
 def test_who_waits_for_whom() -> None:
     """Rank 0 has 30 ms of each microbatch, rank 1 60; messages take 5."""
-    table, played = played_plan(staged_plan())
-    first, second = ranks = played_ranks(table, played)
+    table, played = simulated_plan(staged_plan())
+    first, second = ranks = simulated_ranks(table, played)
     assert (first.busy_ns, first.before_ns, first.between_ns, first.behind_ns) == (
         65 * MS, 0, 100 * MS, 0
     )  # fmt: skip
@@ -117,8 +117,8 @@ def test_what_a_rank_does_is_all_there_is() -> None:
         (Order("gpipe", 3), 3), (Order("1f1b", 5), 4), (INTERLEAVED, 2),
         (INTERLEAVED, 1),
     ):  # fmt: skip
-        table, played = played_plan(staged_plan(schedule, ranks))
-        for rank in played_ranks(table, played):
+        table, played = simulated_plan(staged_plan(schedule, ranks))
+        for rank in simulated_ranks(table, played):
             assert rank.busy_ns + rank.shared_ns + rank.waits_ns == played.step_ns
             assert sum(each.waited_ns for each in rank.actions) == rank.before_ns + rank.between_ns
             assert all((each.after is None) == (each.waited_ns == 0) for each in rank.actions)
@@ -188,7 +188,7 @@ def test_warnings_of_stages_are_told_once() -> None:
 
 
 def test_the_picture_has_each_action_where_it_is() -> None:
-    table = ActionTable.parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
+    table = PipelineSchedule.parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
     spans = {
         Action.parse(text): ActionSpan(*span)
         for text, span in {
@@ -260,10 +260,10 @@ def test_what_is_no_schedule_is_no_plan(schedule: Order, words: str) -> None:
 def test_one_stage_lays_out_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file may say a million microbatches, whose table would take seconds."""
 
-    def laid_out(*_: object) -> ActionTable:
+    def laid_out(*_: object) -> PipelineSchedule:
         raise AssertionError("a table was made")
 
-    monkeypatch.setattr("autopar.plans.structure.made_table", laid_out)
+    monkeypatch.setattr("autopar.plans.structure.named_schedule", laid_out)
     plan = with_stage(two_axis_plan(), microbatches=1_000_000)
     plan.check()
     assert plan.structure.mesh_text == "dp=2,tp=4"

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 from autopar.cli.main import main
 from autopar.ir.pipeline import Pass
-from autopar.plans.estimates import TurnTimes
+from autopar.plans.estimates import MicrobatchTimes
 from autopar.plans.plan import Plan
 from autopar.report.html.page import MAX_STAGES, content, html
 from autopar.report.html.pipeline_part import MAX_ACTION_BARS, SHARED, PipelinePart
-from autopar.report.html.schedule import Turn
+from autopar.report.html.schedule import ActionTrack
 from autopar.report.timeline import UPDATE
 from autopar.report.waits import MAX_RANKS
 from tests.redone import redecided, repriced
@@ -56,7 +56,7 @@ def test_every_action_is_a_bar_where_it_is() -> None:
     first, second = part.panel.rows
     assert (first.title, second.title, part.panel.ns) == ("stage 0", "stage 1", 167 * MS)
     bars = [(bar.track, bar.start_ns // MS, bar.end_ns // MS, bar.labels) for bar in first.blocks]
-    forward, backward = Turn(Pass.FORWARD, 0), Turn(Pass.BACKWARD, 0)
+    forward, backward = ActionTrack(Pass.FORWARD, 0), ActionTrack(Pass.BACKWARD, 0)
     assert bars == [
         (forward, 0, 10, ("0",)), (forward, 10, 20, ("1",)),
         (backward, 80, 100, ("0",)), (backward, 140, 160, ("1",)),
@@ -74,7 +74,7 @@ def test_gradients_of_parameters_have_a_colour_of_their_own() -> None:
     part = part_of(plan)
     assert part.passes == (Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS)
     tracks = {bar.track for row in part.panel.rows for bar in row.blocks}
-    assert tracks == {SHARED, UPDATE, *(Turn(kind, 0) for kind in Pass)}
+    assert tracks == {SHARED, UPDATE, *(ActionTrack(kind, 0) for kind in Pass)}
     page = html(plan).decode()
     assert page.count('class="bar weights"') == 4 + 1, "four actions and the legend"
     assert "gradients of parameters, microbatch 1, stage 1" in page
@@ -86,7 +86,9 @@ def test_stages_of_one_rank_differ_in_shade() -> None:
     row = part.panel.rows[1]
     assert row.title == "rank 1: 1, 3"
     labels = {bar.labels[0]: bar.track for bar in row.blocks}
-    assert labels["1F0"] == Turn(Pass.FORWARD, 0) and labels["3F0"] == Turn(Pass.FORWARD, 1)
+    assert labels["1F0"] == ActionTrack(Pass.FORWARD, 0) and labels["3F0"] == ActionTrack(
+        Pass.FORWARD, 1
+    )
     page = html(staged_plan(INTERLEAVED)).decode()
     assert page.count('class="bar forward later"') == 4
     assert "another shade" in page and "another shade" not in html(staged_plan()).decode()
@@ -112,12 +114,12 @@ def test_thin_bars_are_drawn_together() -> None:
 def test_thin_bars_that_are_far_apart_stay_apart() -> None:
     plan = staged_plan(Order("1f1b", 8))
     first, second = plan.estimates.stages
-    thin = replace(first, turn=TurnTimes(1000, 1000, 1000, 1000, 1000))
+    thin = replace(first, microbatch=MicrobatchTimes(1000, 1000, 1000, 1000, 1000))
     plan = replace(plan, estimates=repriced(plan.estimates, stages=(thin, second)))
     part = part_of(plan)
     row = part.panel.rows[0]
     assert all(bar.ns < part.panel.ns / 100 for bar in row.blocks)
-    assert len({bar.start_ns for bar in row.blocks if isinstance(bar.track, Turn)}) == 9
+    assert len({bar.start_ns for bar in row.blocks if isinstance(bar.track, ActionTrack)}) == 9
 
 
 def test_memory_is_drawn_against_the_limit() -> None:
@@ -170,8 +172,10 @@ def test_hostile_names_are_text(name: str) -> None:
         structure = redecided(
             plan.structure, stages=stages, model=name, inputs=(name,), cluster=name
         )
-        turns = (each.turn for each in plan.estimates.stages)
-        each = tuple(replace(one.estimates.stages[0], turn=turn) for turn in turns)
+        microbatches = (each.microbatch for each in plan.estimates.stages)
+        each = tuple(
+            replace(one.estimates.stages[0], microbatch=microbatch) for microbatch in microbatches
+        )
         estimates = repriced(plan.estimates, stages=each, cluster=one.estimates.cluster)
         return replace(plan, structure=structure, estimates=estimates, provenance=one.provenance)
 

@@ -13,14 +13,14 @@ from rich.cells import cell_len
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.driver.search.meshes import summary
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Plan
 from autopar.plans.provenance import Margin
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.plans.structure import Param
 from autopar.report import placed
 from autopar.report.costs import costs
@@ -44,7 +44,9 @@ def limits_of(plan: Plan) -> Bottlenecks:
 @cache
 def plan_of(cluster: str = "2x4xH100", mesh: str = "2x4") -> Plan:
     return answer(
-        ask(linear_step(256, 1024, 2048, layers=3), parse_cluster(cluster), Options(mesh=mesh)),
+        make_graph_request(
+            linear_step(256, 1024, 2048, layers=3), parse_cluster(cluster), Options(mesh=mesh)
+        ),
         lambda _: None,
     )
 
@@ -164,7 +166,7 @@ def test_names_cannot_command_the_terminal(name: str) -> None:
 )  # fmt: skip
 def test_links_of_axes_are_those_of_the_mesh(cluster: str, mesh: str) -> None:
     graph, described = linear_step(64, 64, 64), parse_cluster(cluster)
-    plan = answer(ask(graph, described, Options(mesh=mesh)), lambda _: None)
+    plan = answer(make_graph_request(graph, described, Options(mesh=mesh)), lambda _: None)
     links = {axis.axis: axis.link for axis in limits_of(plan).axes}
     assert links == {axis.name: axis.link.name for axis in parse_mesh(mesh, described).axes}
 

@@ -111,10 +111,12 @@ def test_another_graph_of_stages() -> None:
 def test_the_bill_has_both_parts_of_backward() -> None:
     """What a whole backward takes is not what the first part of one takes."""
     first, second = OLD.estimates.stages
-    split = replace(second, turn=replace(second.turn, backward_ns=30 * MS, weights_ns=10 * MS))
+    split = replace(
+        second, microbatch=replace(second.microbatch, backward_ns=30 * MS, weights_ns=10 * MS)
+    )
     estimates = repriced(OLD.estimates, stages=(first, split))
     difference = compare(OLD, replace(OLD, estimates=estimates))
-    figures = {figure.name: (figure.before, figure.after) for figure in difference.bill}
+    figures = {figure.name: (figure.before, figure.after) for figure in difference.costs}
     assert figures["stage 1, backward of one"] == (40 * MS, 30 * MS)
     assert figures["stage 1, weights of one"] == (None, 10 * MS)
     assert "stage 0, weights of one" not in figures
@@ -123,7 +125,7 @@ def test_the_bill_has_both_parts_of_backward() -> None:
 def test_the_bill_has_the_stages() -> None:
     first, second = OLD.estimates.stages
     longer = replace(
-        second, step_ns=131 * MS, turn=replace(second.turn, backward_ns=43 * MS),
+        second, step_ns=131 * MS, microbatch=replace(second.microbatch, backward_ns=43 * MS),
         memory=replace(second.memory, transient=9 * MIB),
     )  # fmt: skip
     estimates = repriced(
@@ -131,14 +133,14 @@ def test_the_bill_has_the_stages() -> None:
         memory=longer.memory,
     )  # fmt: skip
     difference = compare(OLD, replace(OLD, estimates=estimates))
-    figures = {figure.name: (figure.before, figure.after) for figure in difference.bill}
+    figures = {figure.name: (figure.before, figure.after) for figure in difference.costs}
     assert figures["waiting for other stages"] == (40 * MS, 46 * MS)
     assert figures["stage 1, all microbatches"] == (125 * MS, 131 * MS)
     assert figures["stage 1, backward of one"] == (40 * MS, 43 * MS)
     assert figures["stage 0, peak"] == (40 * MIB, 40 * MIB)
     verdict = judge(difference)
     assert verdict.status == DIFFERENT and "stage 1, all microbatches" in verdict.reasons[0]
-    order = [figure.name for figure in difference.bill if figure.section == "stages"]
+    order = [figure.name for figure in difference.costs if figure.section == "stages"]
     assert [name.split(",")[0] for name in order] == ["stage 0"] * 4 + ["stage 1"] * 4
     rows = [line.split() for line in plain(verdict.page()).splitlines() if "stage 1, peak" in line]
     assert rows == [["stage", "1,", "peak", "41", "MiB", "46", "MiB", "+12.2", "%"]]
@@ -148,7 +150,7 @@ def test_a_plan_of_one_stage_has_no_bill_of_stages() -> None:
     old = stepped_plan()
     memory = Memory(1, 1, 1, 1, 1, 1)
     new = replace(old, estimates=repriced(old.estimates, memory=memory))
-    assert {figure.section for figure in compare(old, new).bill}.isdisjoint({"stages"})
+    assert {figure.section for figure in compare(old, new).costs}.isdisjoint({"stages"})
     assert "waiting for other stages" not in plain(judge(compare(old, new)).page())
 
 

@@ -15,6 +15,7 @@ import autopar
 from tools.check_file_size import MAX_LINES, too_long
 from tools.check_names import defined_twice
 from tools.check_torch_private import private_uses
+from tools.check_words import foreign_words
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("cli", "cluster", "cost_model", "ir", "plans", "report", "rules", "solver")
@@ -135,3 +136,29 @@ def test_few_places_ask_whether_a_plan_is_a_pipeline() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "is_pipeline"
     ]
     assert len(asking) <= MAX_KINDS_OF_PLAN, asking
+
+
+def test_names_are_words_of_the_field(tmp_path: Path) -> None:
+    assert not foreign_words(ROOT)
+    (tmp_path / "autopar").mkdir()
+    text = """
+class Bill:
+    num_again: int
+
+    def add(self, turns):
+        found = turns
+        self._kept_bytes = found
+
+def reload(): ...
+"""
+    (tmp_path / "autopar" / "roll.py").write_text(text, encoding="utf-8")
+    assert [each.split(": ", 2)[1] for each in foreign_words(tmp_path)] == [
+        "Bill", "_kept_bytes", "num_again", "roll", "turns",
+    ]  # fmt: skip
+
+
+def test_the_name_before_of_a_report_warns() -> None:
+    importlib.import_module("autopar.report.summary")
+    with pytest.warns(DeprecationWarning, match="autopar.run_report"):
+        old = getattr(autopar, "report")  # noqa: B009
+    assert old is autopar.run_report

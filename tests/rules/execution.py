@@ -146,7 +146,7 @@ def _gather(
     whole: Tensor | None, piece: Tensor, rule: Rule, k: int, sizes: dict[str, int], ways: Ways,
     rank: dict[str, int],
 ) -> Tensor:  # fmt: skip
-    """`whole` with `piece` added where `rank` holds it: concatenation and sum at once."""
+    """`whole` with `shard` added where `rank` holds it: concatenation and sum at once."""
     dims = rule.outputs[k]
     names = [a for dim in dims for a in dim]
     shape = [prod(sizes[a] for a in dim) for dim in dims]

@@ -28,8 +28,8 @@ NAMED_ELSEWHERE = {
     "ir/passes/losses.py": "the ops that a head and its loss are made of",
     "ir/own_ops.py": "the ops that take their place",
     "ir/passes/microbatches.py": "losses, of which what they count is told apart",
-    "ir/passes/stage_homes.py": "sums of gradients, whose terms stages may add up apart",
-    "ir/passes/turn_states.py": "zeros, which are a term of any sum, and what reads no values",
+    "ir/passes/stage_assignment.py": "sums of gradients, whose terms stages may add up apart",
+    "ir/passes/microbatch_states.py": "zeros, a term of any sum, and what reads no values",
     "runtime/module/changes.py": "what a script may do with parameters: eager, not planned",
     "runtime/process/part_tensors.py": "norms of lists of tensors, some of them on no rank: eager",
     "runtime/process/proven.py": "what DTensor makes of shards: eager, not planned",
@@ -38,7 +38,7 @@ NAMED_ELSEWHERE = {
     "runtime/program/sharded_ops.py": "what a user may do with outputs in shards: eager",
     "runtime/simulator/eager_step.py": "which kernels of eager take sums in float32",
     "tracer/normalize.py": "losses whose mean becomes a sum before there is a graph to plan",
-    "tracer/pieces.py": "views that are copied and norms that are split, before there is a graph",
+    "tracer/decomposed.py": "views that are copied and norms that are split, before planning",
 }
 """Files that name ops, other than records and emitters, and for what."""
 
@@ -57,11 +57,11 @@ def test_what_is_emitted_is_in_the_records() -> None:
 
 
 def test_records_and_emitters_are_the_only_tables_of_ops() -> None:
-    homes = {*(ROOT / "rules").glob("*.py"), *(ROOT / "codegen" / "ops").glob("*.py")}
+    assignment = {*(ROOT / "rules").glob("*.py"), *(ROOT / "codegen" / "ops").glob("*.py")}
     found = {
         str(path.relative_to(ROOT))
         for path in ROOT.rglob("*.py")
-        if path not in homes and _names_ops(ast.parse(path.read_text(encoding="utf-8")))
+        if path not in assignment and _names_ops(ast.parse(path.read_text(encoding="utf-8")))
     }
     assert found == set(NAMED_ELSEWHERE)
 

@@ -55,7 +55,7 @@ def script(model: nn.Module, *, interrupts: bool) -> list[tuple[Tensor, list[Ten
 
 
 def compared(**how: Any) -> dict[str, Any]:
-    """How far a compiled model's steps are from eager's, and which draws are made again."""
+    """How far a compiled model's steps are from eager's, and which draws are recomputed."""
     plain = dropped()
     model: Any = autopar.compile(copy.deepcopy(plain), **grouped(checkpoint="as written", **how))
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
@@ -65,7 +65,7 @@ def compared(**how: Any) -> dict[str, Any]:
     for (loss, gradients), (expected, others) in zip(ours, theirs, strict=True):
         pairs = [(loss, expected), *zip(gradients, others, strict=True)]
         worst = max(worst, *(distance(a, b) for a, b in pairs))
-    again = {key for part in model.plans[0].structure.stages for key in part.again}
+    again = {key for part in model.plans[0].structure.stages for key in part.recompute}
     return {"worst": worst, "drawn": sorted(k for k in again if ":native_dropout." in k)}
 
 

@@ -17,7 +17,7 @@ import autopar
 from autopar.driver.training import session
 from autopar.errors import AutoparError
 from autopar.runtime.process.agreement import Agreement
-from autopar.runtime.program.turns import TurnRun
+from autopar.runtime.program.microbatch_run import MicrobatchRun
 from autopar.runtime.torch_private import store_of_its_own
 from tests.runtime.workers import RANK, batch, llama, net, points, slow_devices, staged
 
@@ -177,11 +177,11 @@ def _leave_in_planning(leave: Callable[[str], None]) -> None:
 
 def _leave_in_stage(leave: Callable[[str], None]) -> None:
     """As the second microbatch comes."""
-    forward = TurnRun.forward
+    forward = MicrobatchRun.forward
 
-    def parting(self: TurnRun, turn: int, *given: Any) -> Any:
-        if turn == 1:
+    def parting(self: MicrobatchRun, microbatch: int, *given: Any) -> Any:
+        if microbatch == 1:
             leave("pipeline")
-        return forward(self, turn, *given)
+        return forward(self, microbatch, *given)
 
-    TurnRun.forward = parting  # type: ignore[method-assign]
+    MicrobatchRun.forward = parting  # type: ignore[method-assign]

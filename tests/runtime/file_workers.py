@@ -40,7 +40,7 @@ def saved() -> dict[str, Any]:
         torch.save(state, Path(folder) / "state.pt")
         loaded = load_file(Path(folder) / "model.safetensors")
         state = torch.load(Path(folder) / "state.pt", weights_only=True)
-    moments = [x["state"][0]["exp_avg"] for x in (state["steps"], their_steps.state_dict())]
+    peak_candidates = [x["state"][0]["exp_avg"] for x in (state["steps"], their_steps.state_dict())]
     again = net()
     again.load_state_dict(state["model"])
     ours.load_state_dict(state["model"])
@@ -48,7 +48,7 @@ def saved() -> dict[str, Any]:
     return {
         "safetensors": max(distance(x, wanted[name]) for name, x in loaded.items()),
         "torch": max(distance(x, wanted[name]) for name, x in state["model"].items()),
-        "optimizer": distance(*moments),
+        "optimizer": distance(*peak_candidates),
         "again": distance(again(*points())["loss"], theirs(*points())["loss"]),
         "ours": distance(ours(*points())["loss"], theirs(*points())["loss"]),
     }

@@ -38,4 +38,4 @@ def trained(steps: int, late_s: float = 0.0, strategy: str | None = None) -> nn.
 
 def report() -> str:
     """That of this rank."""
-    return autopar.report(trained(5, 0.05, "ddp")).record.to_bytes().decode()
+    return autopar.run_report(trained(5, 0.05, "ddp")).record.to_bytes().decode()

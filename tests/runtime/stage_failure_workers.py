@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import AutoparError
-from autopar.runtime.program.turns import TurnRun
+from autopar.runtime.program.microbatch_run import MicrobatchRun
 from tests.runtime.workers import RANK, batch, llama, staged
 
 TIMEOUT_S = 15
@@ -41,14 +41,14 @@ def lost(what: Callable[[], None], timeout_s: float = 60) -> Any:
 
 def _in_stage_1(model: Any, what: Callable[[], None]) -> None:
     """Have `what` done as the second microbatch comes."""
-    forward = TurnRun.forward
+    forward = MicrobatchRun.forward
 
-    def parting(self: TurnRun, turn: int, *given: Any) -> Any:
-        if turn == 1:
+    def parting(self: MicrobatchRun, microbatch: int, *given: Any) -> Any:
+        if microbatch == 1:
             what()
-        return forward(self, turn, *given)
+        return forward(self, microbatch, *given)
 
-    TurnRun.forward = parting  # type: ignore[method-assign]
+    MicrobatchRun.forward = parting  # type: ignore[method-assign]
 
 
 def killed() -> Any:

@@ -50,14 +50,14 @@ from tests.zoo.cases import build
 
 
 def stage_plan(
-    model: nn.Module, inputs: dict[str, Any], sizes: Sequence[int], turns: int, seed: int,
+    model: nn.Module, inputs: dict[str, Any], sizes: Sequence[int], microbatches: int, seed: int,
     schedule: str = "1f1b", *, with_memory: bool = False,
 ) -> Plan:  # fmt: skip
     """Random decisions for as many stages as there are `sizes`, the devices of each, cut at
-    modules; a weight that is tied is stored alike. `with_memory`: some is made again, offloaded,
+    modules; a weight that is tied is stored alike. `with_memory`: some is recomputed, offloaded,
     and at home on the host; backward then comes in two parts, and no weight is tied."""
     traced = trace(model, (), inputs)
-    graph = in_microbatches(traced.graph, turns)
+    graph = in_microbatches(traced.graph, microbatches)
     parts = segments(graph)
     step = max(1, len(parts) // len(sizes))
     starts = [parts[k * step].module for k in range(1, len(sizes))]
@@ -69,9 +69,9 @@ def stage_plan(
         pins = {n.key: stored[n.target] for n in each.with_role(Role.PARAM) if n.target in stored}
         axes = [size][: size > 1]
         if with_memory:
-            found = planned(each, in_blocks(*axes), turns, seed + k).structure.only
+            found = planned(each, in_blocks(*axes), microbatches, seed + k).structure.only
         else:
-            found = random_plan(each, mesh(*axes), seed + k, pins, turns).structure.only
+            found = random_plan(each, mesh(*axes), seed + k, pins, microbatches).structure.only
         stored |= {name: str(p.choice) for name, p in found.params.items()}
         start = ["", *starts][k]
         stages.append(msgspec.structs.replace(found, start=start, first_rank=firsts[k]))
@@ -87,22 +87,24 @@ def stage_plan(
     return msgspec.structs.replace(whole, structure=structure, estimates=estimates)
 
 
-def any_plan(name: str, sizes: Sequence[int], turns: int, seed: int, schedule: str) -> float:
+def any_plan(name: str, sizes: Sequence[int], microbatches: int, seed: int, schedule: str) -> float:
     """How far a model of the zoo is from eager, in float64."""
     model, inputs = build(name)
-    return under(stage_plan(model, inputs, sizes, turns, seed, schedule), model, inputs)
+    return under(stage_plan(model, inputs, sizes, microbatches, seed, schedule), model, inputs)
 
 
-def memory_choices(turns: int) -> dict[str, float]:
+def memory_choices(microbatches: int) -> dict[str, float]:
     """Stages of which each makes some again, offloads some, and has parameters on the host."""
     torch.manual_seed(0)
     model = Returning().double()
     inputs = {"x": torch.randn(ROWS, WIDTH, dtype=torch.float64)}
-    plan = stage_plan(model, inputs, (2, 2), turns, turns - 1, "zb-h1", with_memory=True)
+    plan = stage_plan(
+        model, inputs, (2, 2), microbatches, microbatches - 1, "zb-h1", with_memory=True
+    )
     parts = plan.structure.stages
-    assert any(part.again and part.offloaded for part in parts)
-    assert any(p.choice.hosted for part in parts for p in part.params.values())
-    return {f"{turns} microbatches": under(plan, model, inputs)}
+    assert any(part.recompute and part.offloaded for part in parts)
+    assert any(p.choice.num_on_host for part in parts for p in part.params.values())
+    return {f"{microbatches} microbatches": under(plan, model, inputs)}
 
 
 class Returning(Deep):
@@ -210,8 +212,10 @@ def any_stages() -> dict[str, float]:
     """Stages of any sizes under any plans."""
     torch.set_num_threads(1)
     return {
-        f"{name} {sizes} {schedule} {turns}": any_plan(name, sizes, turns, seed, schedule)
-        for seed, (name, sizes, turns, schedule) in enumerate(ANY)
+        f"{name} {sizes} {schedule} {microbatches}": any_plan(
+            name, sizes, microbatches, seed, schedule
+        )
+        for seed, (name, sizes, microbatches, schedule) in enumerate(ANY)
     }
 
 

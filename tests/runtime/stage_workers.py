@@ -153,7 +153,7 @@ def frozen_and_made_again() -> dict[str, float]:
     for name, frozen, how in (
         ("first", ("model.embed_tokens", "model.layers.0"), {}),
         ("last", ("model.layers.1", "model.norm", "lm_head"), {}),
-        ("made again", (), {"checkpoint": "as written"}),
+        ("recomputed", (), {"checkpoint": "as written"}),
     ):
         plain = llama()
         if how:

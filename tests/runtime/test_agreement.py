@@ -17,7 +17,7 @@ import torch.distributed as dist
 from autopar.errors import AutoparError, InfeasibleError, PlanMismatchError, RankError
 from autopar.runtime.process import agreement
 from autopar.runtime.process.agreement import Agreement
-from autopar.runtime.process.roll import Roll, RollPlace, StoreKeeper
+from autopar.runtime.process.rank_registry import RankLocation, RankRegistry, StoreKeeper
 from autopar.runtime.process.waits import BoundedStore
 
 Work = Callable[[Agreement, int], object]
@@ -66,9 +66,9 @@ def meet(
     return outcomes
 
 
-def roll_of(store: dist.Store, rank: int, size: int) -> Roll:
+def roll_of(store: dist.Store, rank: int, size: int) -> RankRegistry:
     own = BoundedStore(dist.PrefixStore("roll", store), 10.0)
-    return Roll(own, rank, size, keeper=StoreKeeper(""))
+    return RankRegistry(own, rank, size, keeper=StoreKeeper(""))
 
 
 class Counted(dist.Store):
@@ -175,13 +175,13 @@ def test_one_rank_looks_for_all_who_is_missing(
 ) -> None:
     monkeypatch.setattr(agreement, "LOOK_S", 0.1)
     looked: list[int] = []
-    call = Roll.call
+    call = RankRegistry.call
 
-    def counted(roll: Roll) -> list[RollPlace]:
+    def counted(roll: RankRegistry) -> list[RankLocation]:
         looked.append(roll.rank)
         return call(roll)
 
-    monkeypatch.setattr(Roll, "call", counted)
+    monkeypatch.setattr(RankRegistry, "call", counted)
     outcomes = meet(clients, 6, agree_on(*"aaaaaa"), absent=(5,), timeout_s=1.0)
     assert all("rank 5 did not come" in str(outcome) for outcome in outcomes[:5])
     assert len(set(looked)) == 1
@@ -192,14 +192,14 @@ def test_a_rank_at_work_is_waited_for(
 ) -> None:
     """Several times as long as the timeout: rank 0 in what it is to share, rank 1 before it
     agrees."""
-    rolls: dict[int, Roll] = {}
-    init = Roll.__init__
+    rolls: dict[int, RankRegistry] = {}
+    init = RankRegistry.__init__
 
-    def kept(roll: Roll, store: BoundedStore, rank: int, *args: Any, **kwargs: Any) -> None:
+    def kept(roll: RankRegistry, store: BoundedStore, rank: int, *args: Any, **kwargs: Any) -> None:
         init(roll, store, rank, *args, **kwargs)
         rolls[rank] = roll
 
-    monkeypatch.setattr(Roll, "__init__", kept)
+    monkeypatch.setattr(RankRegistry, "__init__", kept)
     monkeypatch.setattr(agreement, "LOOK_S", 0.2)
     done = threading.Event()
 

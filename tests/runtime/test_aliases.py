@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.driver.asking import aliases
+from autopar.driver.planning import aliases
 from autopar.tracer import trace
 
 

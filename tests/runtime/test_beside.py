@@ -74,7 +74,7 @@ def test_what_has_no_values_or_is_no_tensor_counts_nothing() -> None:
     beside = Beside()
     beside.add("here", [torch.empty(0), torch.empty(3, device="meta"), 3, None, "text"])
     assert beside.taken() == (0.0, 0.0)
-    assert beside.told() == {}
+    assert beside.describe() == {}
 
 
 def test_where_rows_differ_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +87,11 @@ def test_it_is_told_what_was_there() -> None:
     for x in (torch.tensor(2), torch.ones(4), torch.tensor(2)):
         beside.add("in mul", [x])
     beside.taken()
-    told = beside.told()
+    told = beside.describe()
     assert [*told] == ["in mul (int64[])", "in mul (float32[4])", "in mul (int64[]) (2)"]
     assert told["in mul (int64[])"] == "digest 2"
     beside.taken()
-    assert beside.told() == {}
+    assert beside.describe() == {}
 
 
 class LateOnHost:
@@ -123,7 +123,7 @@ def test_what_a_gpu_computes_is_told_a_time_late(monkeypatch: pytest.MonkeyPatch
             assert beside.taken(at_call=False) == (0.0, 0.0)
         taken.append(beside.taken())
         if step == 2:
-            told = beside.told()
+            told = beside.describe()
     assert taken == [(0.0, 1.0), (0.0, 0.0), (0.0, 4.0), (0.0, 3.0), (0.0, 4.0)]
     assert told == {"step 1 (int64[])": "digest 2", "step 1 (int64[]) (2)": "digest 2"}
 

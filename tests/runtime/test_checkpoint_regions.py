@@ -1,4 +1,4 @@
-"""What a model wraps in `torch.utils.checkpoint` is planned, or made again as the model asks."""
+"""What a model wraps in `torch.utils.checkpoint` is planned, or recomputed as the model asks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_checkpoints(model: nn.Module, *, reentrant: bool) -> nn.Module:
 
 
 def again(plan: autopar.Plan) -> set[str]:
-    return {key.partition(":")[0] for key in plan.structure.only.again}
+    return {key.partition(":")[0] for key in plan.structure.only.recompute}
 
 
 @pytest.mark.breadth(3)
@@ -58,7 +58,8 @@ def test_layers_are_made_again_as_written(make: Any, reentrant: bool) -> None:
         plans.append(compiled.plans[-1])
     planned, written = plans
     assert (
-        not planned.structure.only.again and "checkpoint as written" in written.provenance.imposed
+        not planned.structure.only.recompute
+        and "checkpoint as written" in written.provenance.imposed
     )
     layers = {place for place in again(written) if ".*." in place or place.endswith(".*")}
     assert layers and again(written) == layers

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import rewritten
-from autopar.driver.asking import answer
+from autopar.driver.planning import answer
 from autopar.driver.training.stage_binding import StageBinder
 from autopar.ir.pipeline import Action
-from autopar.plans.pipelines import play_pipeline
+from autopar.plans.pipelines import simulate_pipeline
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.read_options import read_schedule
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.runtime.process.world import World
-from autopar.runtime.program import mail, pipelined
+from autopar.runtime.program import pipelined, stage_messages
 from autopar.runtime.program.meter import Meter
 from autopar.solver.search import silent
 from tests.held import Held
@@ -47,7 +47,7 @@ def planned(found: ZooCase, schedule: str, ranks: int, stages: int) -> Plan:
         mesh="1", stages=stages, microbatches=TURNS, schedule=read_schedule(schedule),
         backend="eager",
     )  # fmt: skip
-    return answer(ask(found.traced.graph, cluster, options), silent)
+    return answer(make_graph_request(found.traced.graph, cluster, options), silent)
 
 
 class OnTime:
@@ -56,7 +56,7 @@ class OnTime:
     def __init__(self, plan: Plan) -> None:
         structure, estimates = plan.structure, plan.estimates
         table = structure.actions
-        spans = play_pipeline(table, estimates.stages, estimates.delays, ()).spans
+        spans = simulate_pipeline(table, estimates.stages, estimates.delays, ()).spans
         self.times = {(a, is_end): span[is_end] for a, span in spans.items() for is_end in (0, 1)}
         self.left = {each for each in self.times if each[0].kind is not pipelined.Pass.WEIGHTS}
         self.changed = threading.Condition()
@@ -80,27 +80,29 @@ def held_by_ranks(found: ZooCase, plan: Plan, patch: pytest.MonkeyPatch) -> list
     ranks, device = plan.structure.num_ranks, torch.device("cpu")
     queues = Queues(is_seen=True)
     queues.pending = {}
-    lines: list[pipelined.RankOfLine] = []
+    lines: list[pipelined.RankSchedule] = []
     for rank in range(ranks):
         world = World(rank, ranks, device)
-        line = StageBinder(compiled, None, world, "eager", Meter(device)).line()
+        line = StageBinder(compiled, None, world, "eager", Meter(device)).rank_schedule()
         lines.append(replace(line, channels=queues.of(rank)))
     steps: list[OnTime] = []
-    take, give = mail.Mail.take, mail.Mail.give
+    take, give = stage_messages.StageMessages.take, stage_messages.StageMessages.give
 
-    def takes(self: mail.Mail, action: Action) -> dict[str, Tensor]:
+    def takes(self: stage_messages.StageMessages, action: Action) -> dict[str, Tensor]:
         steps[-1].wait(action, 0)
         taken = take(self, action)
         steps[-1].done(action, 0)
         return taken
 
-    def gives(self: mail.Mail, action: Action, sent: Mapping[Any, Tensor]) -> None:
+    def gives(
+        self: stage_messages.StageMessages, action: Action, sent: Mapping[Any, Tensor]
+    ) -> None:
         steps[-1].wait(action, 1)
         give(self, action, sent)
         steps[-1].done(action, 1)
 
-    patch.setattr(mail.Mail, "take", takes)
-    patch.setattr(mail.Mail, "give", gives)
+    patch.setattr(stage_messages.StageMessages, "take", takes)
+    patch.setattr(stage_messages.StageMessages, "give", gives)
     peaks, made = [0] * ranks, list[Any]([None] * ranks)
 
     def work(rank: int) -> None:
@@ -111,7 +113,7 @@ def held_by_ranks(found: ZooCase, plan: Plan, patch: pytest.MonkeyPatch) -> list
         there = [x for n, x in (given | tangents).items() if n in names and "param:" not in n]
         try:
             with torch.no_grad(), Held((*given.values(), *tangents.values())) as held:
-                made[rank] = pipelined.run_line(line, given, tangents)
+                made[rank] = pipelined.run_rank_schedule(line, given, tangents)
             peaks[rank] = sum(x.nbytes for x in there) + held.peak
         except BaseException as error:  # told by `check`
             made[rank] = error

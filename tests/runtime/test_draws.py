@@ -93,7 +93,7 @@ class Masked(nn.Module):
 
 
 class Inside(Masked):
-    """Every mask is made again in backward: gradients go through all of them."""
+    """Every mask is recomputed in backward: gradients go through all of them."""
 
     def body(self, layer: nn.Module, x: Tensor) -> Tensor:
         return layer(F.dropout(x, 0.25)).sin()
@@ -146,7 +146,7 @@ def test_gradients_are_those_of_the_masks_that_were_drawn(
         eager_model = copy.deepcopy(model)
         eager_model.load_state_dict(compiled.state_dict())
         assert eager_model(x)[0].item() == pytest.approx(loss.item(), rel=1e-9), call
-    assert any(":native_dropout." in key for key in compiled.plans[0].structure.only.again)
+    assert any(":native_dropout." in key for key in compiled.plans[0].structure.only.recompute)
 
 
 def check(seen: Any) -> None:
@@ -157,9 +157,9 @@ def check(seen: Any) -> None:
 
 @pytest.mark.breadth(2)
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
-@pytest.mark.parametrize("turns", [1, 2])
-def test_ten_steps_of_a_script(turns: int) -> None:
-    check(compared(microbatches=turns))
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_ten_steps_of_a_script(microbatches: int) -> None:
+    check(compared(microbatches=microbatches))
 
 
 @pytest.mark.nightly

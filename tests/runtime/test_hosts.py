@@ -14,10 +14,10 @@ from autopar.runtime.process.hosts import (
     RankHost,
     check_blocks,
     local_rank,
+    local_size_from,
     process_state,
     ranks_per_node,
     this_host,
-    told_local_size,
 )
 from tests.runtime.spawn import spawn
 
@@ -133,16 +133,16 @@ SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
     ],
 )
 def test_what_launchers_say(environment: dict[str, str], size: int | None) -> None:
-    assert told_local_size(environment, 4) == size
+    assert local_size_from(environment, 4) == size
 
 
 def test_what_launchers_say_and_cannot_be_used() -> None:
     with pytest.raises(
         ClusterError, match=r"unequal numbers of ranks: SLURM_TASKS_PER_NODE is 3,1"
     ):
-        told_local_size(SLURM | {"SLURM_TASKS_PER_NODE": "3,1"}, 4)
+        local_size_from(SLURM | {"SLURM_TASKS_PER_NODE": "3,1"}, 4)
     with pytest.raises(ClusterError, match="LOCAL_WORLD_SIZE is 'all', which is no number"):
-        told_local_size({"LOCAL_WORLD_SIZE": "all"}, 4)
+        local_size_from({"LOCAL_WORLD_SIZE": "all"}, 4)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from autopar.errors import AutoparError, SideEffectWarning, TraceError
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 OUTSIDE: dict[str, Tensor] = {}
-CALLS, TURN, IN_A_DICT, COUNTED = 0, 0, {"turn": 0}, {"calls": 0}
+CALLS, MICROBATCH, IN_A_DICT, COUNTED = 0, 0, {"turn": 0}, {"calls": 0}
 
 
 class Counts(nn.Module):
@@ -30,14 +30,14 @@ class Counts(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-        self.turn, self.seen, self.is_ready, self.last = 0, 10, False, "none"
+        self.microbatch, self.seen, self.is_ready, self.last = 0, 10, False, "none"
         self.state = torch.zeros(4)
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.seen = self.seen - 2
-        y = self.layers[self.turn % 2](x)
-        self.turn = (self.turn + 1) % 2
+        y = self.layers[self.microbatch % 2](x)
+        self.microbatch = (self.microbatch + 1) % 2
         if not self.is_ready:
             y = y * 2
             self.is_ready = True
@@ -47,7 +47,7 @@ class Counts(nn.Module):
 
 
 def numbers(model: Any) -> tuple[Any, ...]:
-    return model.calls, model.turn, model.seen, model.is_ready, model.last
+    return model.calls, model.microbatch, model.seen, model.is_ready, model.last
 
 
 @pytest.mark.filterwarnings("error::autopar.errors.SideEffectWarning")
@@ -58,7 +58,7 @@ def test_numbers_that_forward_sets_are_those_of_eager() -> None:
             plain.eval(), model.eval()
         if step == 6:
             plain.calls = model.calls = 40
-            plain.turn = model.turn = 0
+            plain.microbatch = model.microbatch = 0
         torch.testing.assert_close(model(X), plain(X))
         assert numbers(model) == numbers(plain)
         torch.testing.assert_close(model.state, plain.state)
@@ -111,42 +111,42 @@ class CountsAround(nn.Module):
         torch.manual_seed(0)
         self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
         self.where, self.listed, self.named = where, [0, 7], {"calls": 0}
-        turn = 0
+        microbatch = 0
 
         def closed_over() -> int:
-            nonlocal turn
-            turn += 1
-            return turn
+            nonlocal microbatch
+            microbatch += 1
+            return microbatch
 
         self.closed_over = closed_over
 
     def forward(self, x: Tensor) -> Tensor:
-        global CALLS, TURN
+        global CALLS, MICROBATCH
         CALLS += 1
         COUNTED["calls"] += 2
         CountsAround.of_all += 1
         self.named["calls"] += 1
         match self.where:
             case "a global":
-                TURN = TURN + 1
-                turn = TURN
+                MICROBATCH = MICROBATCH + 1
+                microbatch = MICROBATCH
             case "a dict":
                 IN_A_DICT["turn"] = (IN_A_DICT["turn"] + 1) % 2
-                turn = IN_A_DICT["turn"]
+                microbatch = IN_A_DICT["turn"]
             case "a list":
                 self.listed[0] = 1 - self.listed[0]
-                turn = self.listed[0]
+                microbatch = self.listed[0]
             case _:
-                turn = self.closed_over()
-        return self.layers[turn % 2](x).square().mean()
+                microbatch = self.closed_over()
+        return self.layers[microbatch % 2](x).square().mean()
 
 
 def around(model: Any) -> tuple[Any, ...]:
     """All counters, as they are; they begin anew."""
-    global CALLS, TURN
+    global CALLS, MICROBATCH
     of_model = model.listed, dict(model.named)
-    found = CALLS, TURN, dict(IN_A_DICT), dict(COUNTED), CountsAround.of_all, of_model
-    CALLS = TURN = CountsAround.of_all = IN_A_DICT["turn"] = COUNTED["calls"] = 0
+    found = CALLS, MICROBATCH, dict(IN_A_DICT), dict(COUNTED), CountsAround.of_all, of_model
+    CALLS = MICROBATCH = CountsAround.of_all = IN_A_DICT["turn"] = COUNTED["calls"] = 0
     return found
 
 

@@ -98,7 +98,7 @@ def test_waits_of_a_graph_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_process_reports() -> None:
     model = trained(3)
-    found = autopar.report(model)
+    found = autopar.run_report(model)
     assert found.record.steps == 2
     assert found.record.measured.exposed_ns == 0
     assert found.record.measured.step_ns
@@ -111,9 +111,9 @@ def test_one_process_reports() -> None:
 
 def test_what_cannot_be_reported_is_said() -> None:
     with pytest.raises(AutoparError, match="no step was measured: report after a second"):
-        autopar.report(trained(1))
+        autopar.run_report(trained(1))
     with pytest.raises(AutoparError, match=r"the model that autopar\.compile returned"):
-        autopar.report(torch.nn.Linear(2, 2))
+        autopar.run_report(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.processes

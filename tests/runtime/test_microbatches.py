@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import autopar
 from autopar.errors import ArgumentError, MicrobatchError
-from autopar.runtime.program import turns
+from autopar.runtime.program import microbatch_run
 from tests.runtime.microbatch_workers import trained
 from tests.runtime.spawn import spawn
 from tests.runtime.workers import distance, gpt2, llama
@@ -125,12 +125,12 @@ def test_without_gradients_there_is_no_backward(monkeypatch: pytest.MonkeyPatch)
     plain, seen = llama(), list[str]()
     compiled = autopar.compile(copy.deepcopy(plain), microbatches=4)
 
-    class Watched(turns.TurnRun):
+    class Watched(microbatch_run.MicrobatchRun):
         def _run(self, phase: str, *rest: Any) -> Any:
             seen.append(phase)
             return super()._run(phase, *rest)
 
-    monkeypatch.setattr(turns, "TurnRun", Watched)
+    monkeypatch.setattr(microbatch_run, "MicrobatchRun", Watched)
     compiled(**_eight())["loss"].backward()
     assert seen == ["forward", "backward"] * 4
     seen.clear()

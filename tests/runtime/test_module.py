@@ -182,7 +182,9 @@ def test_a_stored_plan_is_applied_without_solving(
     path = tmp_path / "plan.json"
     autopar.plan(net, (x,), cluster="cpu").save(path)
     found = autopar.plan(net, {"x": x, "y": y}, cluster="cpu")
-    monkeypatch.setattr(importlib.import_module("autopar.driver.asking"), "ask", None)
+    monkeypatch.setattr(
+        importlib.import_module("autopar.driver.planning"), "make_graph_request", None
+    )
     model = autopar.compile(net, plan=path)
     with caplog.at_level(logging.INFO, "autopar"):
         model(x)

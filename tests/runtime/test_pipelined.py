@@ -23,9 +23,9 @@ from autopar.ir.graph import Graph
 from autopar.ir.passes.microbatches import in_microbatches
 from autopar.ir.passes.stages import in_stages
 from autopar.plans.pipeline_orders import IN_CHUNKS
-from autopar.plans.requests.options import is_table
+from autopar.plans.requests.options import is_written_out
 from autopar.runtime.process.world import World
-from autopar.runtime.program import mail, pipelined
+from autopar.runtime.program import pipelined, stage_messages
 from autopar.runtime.program.meter import Meter
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
@@ -92,17 +92,17 @@ class Queues:
 
 
 def compiled_in(
-    found: ZooCase, starts: Sequence[int], turns: int, schedule: str, chunks: int
+    found: ZooCase, starts: Sequence[int], microbatches: int, schedule: str, chunks: int
 ) -> Compiled:
     traced = found.traced
-    graphs = in_stages(in_microbatches(traced.graph, turns), starts)
+    graphs = in_stages(in_microbatches(traced.graph, microbatches), starts)
     ranks = len(graphs) // chunks
-    order = Order(f"{schedule}:{chunks}" if schedule in IN_CHUNKS else schedule, turns)
-    if is_table(schedule):
-        order = Order("table", turns, tuple(schedule.strip().splitlines()))
+    order = Order(f"{schedule}:{chunks}" if schedule in IN_CHUNKS else schedule, microbatches)
+    if is_written_out(schedule):
+        order = Order("table", microbatches, tuple(schedule.strip().splitlines()))
     table = order.actions(ranks)
     plans = [
-        random_plan(graph, mesh(), 0, microbatches=turns, is_split=table.is_split)
+        random_plan(graph, mesh(), 0, microbatches=microbatches, is_split=table.is_split)
         for graph in graphs
     ]
     pairs = zip(plans, graphs, strict=True)
@@ -117,23 +117,23 @@ def compiled_in(
     return compiled_from(traced, plan, simulations)
 
 
-def run_threads(name: str, turns: int, schedule: str, count: int, chunks: int = 1) -> None:
+def run_threads(name: str, microbatches: int, schedule: str, count: int, chunks: int = 1) -> None:
     """A model of the zoo in stages on threads computes what eager computes."""
     found = trained(name)
-    graph: Graph = in_microbatches(found.traced.graph, turns)
+    graph: Graph = in_microbatches(found.traced.graph, microbatches)
     parts = segments(graph)
     starts = [parts[k * len(parts) // count].start for k in range(1, count)]
-    compiled = compiled_in(found, starts, turns, schedule, chunks)
+    compiled = compiled_in(found, starts, microbatches, schedule, chunks)
     queues = Queues()
     queues.pending = {}
     ranks = count // chunks
     made: list[Any] = [None] * ranks
 
     device = torch.device("cpu")
-    lines: list[pipelined.RankOfLine] = []
+    lines: list[pipelined.RankSchedule] = []
     for rank in range(ranks):
         world = World(rank, ranks, device)
-        line = StageBinder(compiled, None, world, "eager", Meter(device)).line()
+        line = StageBinder(compiled, None, world, "eager", Meter(device)).rank_schedule()
         lines.append(replace(line, channels=queues.of(rank)))
 
     def work(rank: int) -> None:
@@ -142,7 +142,7 @@ def run_threads(name: str, turns: int, schedule: str, count: int, chunks: int = 
         tangents = {n: torch.ones((), dtype=torch.float64) for n in line.tangent_dtypes}
         try:
             with torch.no_grad():
-                made[rank] = pipelined.run_line(line, given, tangents)
+                made[rank] = pipelined.run_rank_schedule(line, given, tangents)
         except Exception as error:  # told by `check`
             made[rank] = error
 
@@ -177,7 +177,7 @@ def close(ours: Tensor, theirs: Tensor, name: str) -> None:
 
 @pytest.mark.breadth(3)
 @pytest.mark.parametrize(
-    ("name", "turns", "schedule", "count", "chunks"),
+    ("name", "microbatches", "schedule", "count", "chunks"),
     [
         ("llama", 4, "1f1b", 3, 1),
         ("gpt2", 4, "gpipe", 2, 1),
@@ -194,9 +194,9 @@ def close(ours: Tensor, theirs: Tensor, name: str) -> None:
     ],
 )
 def test_ranks_compute_together(
-    name: str, turns: int, schedule: str, count: int, chunks: int
+    name: str, microbatches: int, schedule: str, count: int, chunks: int
 ) -> None:
-    run_threads(name, turns, schedule, count, chunks)
+    run_threads(name, microbatches, schedule, count, chunks)
 
 
 class Deep(nn.Module):
@@ -233,14 +233,14 @@ def test_one_device_has_all_stages(schedule: str) -> None:
 
 def test_sent_tensors_are_let_go_while_the_step_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
-    give = mail.Mail.give
+    give = stage_messages.StageMessages.give
 
-    def counted(self: mail.Mail, *given: Any) -> None:
+    def counted(self: stage_messages.StageMessages, *given: Any) -> None:
         nonlocal most
         give(self, *given)
         most = max(most, sum(map(len, self._under_way.values())))
 
-    monkeypatch.setattr(mail.Mail, "give", counted)
+    monkeypatch.setattr(stage_messages.StageMessages, "give", counted)
     run_threads("llama", 4, "1f1b", 2)
     one_f_one_b, most = most, 0
     run_threads("llama", 4, "gpipe", 2)

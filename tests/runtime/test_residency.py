@@ -18,7 +18,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.input_sharding import describe_inputs
 from autopar.runtime.dtensor_private import dtensor_of
 from autopar.runtime.module import optimizers
-from autopar.runtime.program import binding, turns
+from autopar.runtime.program import binding, microbatch_run
 from autopar.tracer import trace
 from autopar.tracer.torch_private import FakeTensorMode
 from tests.codegen.test_offload import ROWS, WIDTH, Stack, in_blocks
@@ -41,7 +41,7 @@ def test_ten_steps_of_a_script(microbatches: int) -> None:
 def hosted(compiled: autopar.CompiledModule) -> list[int]:
     """How many parameters live on the host, in each plan."""
     plans = [plan.structure.params.values() for plan in compiled.plans]
-    return [sum(param.residency == "host" for param in params) for params in plans]
+    return [sum(param.residency == "cpu" for param in params) for params in plans]
 
 
 def test_all_programs_find_parameters_where_they_are() -> None:
@@ -61,7 +61,7 @@ def test_what_a_plan_has_on_the_host_stays_there() -> None:
     first(**batch(0, 8))
     structure = first.plans[-1].structure
     params = {
-        name: replace(param, residency="host") if "layers.0" in name else param
+        name: replace(param, residency="cpu") if "layers.0" in name else param
         for name, param in structure.params.items()
     }
     plan = replace(first.plans[-1], structure=redecided(structure, params=params))
@@ -122,7 +122,7 @@ def test_gradients_on_both_sides_are_scaled_where_they_are() -> None:
     with FakeTensorMode():
         loss = torch.ones((), device="cuda:0")
         given = [torch.ones(2), torch.ones(2, device="cuda:0")]
-        found = turns._scaled(list(given), loss)
+        found = microbatch_run._scaled(list(given), loss)
     assert [grad.device for grad in found] == [grad.device for grad in given]
 
 
@@ -169,12 +169,12 @@ def four() -> list[float]:
         model = Stack().train()
         plain = copy.deepcopy(model)
         graph = trace(copy.deepcopy(model), (), {"x": x}).graph
-        plan = planned(graph, in_blocks(2, 2), seed, part, turns=1)
+        plan = planned(graph, in_blocks(2, 2), seed, part, microbatches=1)
         structure = redecided(
             plan.structure, inputs=describe_inputs(graph), fingerprint=fingerprint(graph)
         )
-        assert structure.only.again and structure.only.offloaded
-        assert any(param.residency == "host" for param in structure.params.values())
+        assert structure.only.recompute and structure.only.offloaded
+        assert any(param.residency == "cpu" for param in structure.params.values())
         compiled = autopar.compile(model, plan=replace(plan, structure=structure))
         both = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (compiled, plain)]
         # From here on both draw the same numbers, each from a generator of its own.
@@ -200,7 +200,7 @@ def four() -> list[float]:
 @pytest.mark.nightly
 @pytest.mark.processes
 def test_four_processes_with_all_that_saves_memory() -> None:
-    """Dropout and batch norm among what is kept, made again, offloaded and on the host."""
+    """Dropout and batch norm among what is kept, recomputed, offloaded and on the host."""
     for far in spawn("tests.runtime.test_residency.four", 4):
         assert isinstance(far, list)
         assert max(far) <= TOLERANCE

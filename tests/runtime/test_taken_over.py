@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autopar.errors import AutoparError
 from autopar.runtime import dtensor_private, torch_private
-from autopar.runtime.process import spots
+from autopar.runtime.process import stack_lines
 from autopar.runtime.process.proven import know_composites
-from autopar.runtime.program.reads_whole import storage_of_piece
+from autopar.runtime.program.reads_whole import storage_of_shard
 
 
 def test_what_dtensor_knows_is_told() -> None:
@@ -131,7 +131,7 @@ def test_data_is_assigned_as_a_class_has_it() -> None:
 
 def test_a_storage_is_a_librarys_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AutoparError, match=r"no storage of the whole tensor: read x\.full_tensor"):
-        storage_of_piece(torch.ones(2), in_shards=True)
-    assert storage_of_piece(torch.ones(2), in_shards=False).nbytes() == 8
-    monkeypatch.setattr(spots, "_STORAGES", spots._STORAGES | {__file__})
-    storage_of_piece(torch.ones(2), in_shards=True)  # called by pytest, which is installed
+        storage_of_shard(torch.ones(2), in_shards=True)
+    assert storage_of_shard(torch.ones(2), in_shards=False).nbytes() == 8
+    monkeypatch.setattr(stack_lines, "_STORAGES", stack_lines._STORAGES | {__file__})
+    storage_of_shard(torch.ones(2), in_shards=True)  # called by pytest, which is installed

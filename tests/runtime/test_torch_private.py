@@ -105,7 +105,7 @@ def test_a_dtensor_like_another() -> None:
         assert made.device_mesh == like.device_mesh and made.stride() == like.stride()
         torch.testing.assert_close(made.full_tensor(), local, rtol=0, atol=0)
         assert not made.requires_grad
-        piece = dtensor_private.piece_of(torch.nn.Parameter(made))
+        piece = dtensor_private.shard_of(torch.nn.Parameter(made))
         assert piece.data_ptr() == local.data_ptr() and not piece.requires_grad
     finally:
         dist.destroy_process_group()
@@ -236,7 +236,7 @@ class OpLog(torch_private.TorchDispatchMode):
 
 
 def copied_beside_products() -> fx.GraphModule:
-    """Weights that come from the host two products ahead, products made again just before they are
+    """Weights that come from the host two products ahead, products recomputed just before they are
     read, and what is made on its way to the host for two products."""
     graph, ops = fx.Graph(), torch.ops.autopar
     x, *homes = (graph.placeholder(name) for name in "xabcd")

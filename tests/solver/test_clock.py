@@ -185,10 +185,10 @@ def test_a_conflict_is_explained_without_any_time(
     assert exactly is not None
     hurried, reason = explain_conflict(stated, Clock(0.0))
     assert hurried is not None and hurried.needed >= exactly.needed
-    assert reason.startswith("the leanest plan found in time needs")
+    assert reason.startswith("the smallest-memory plan found in time needs")
     runs = watch_runs(monkeypatch, fake, each_s=LIMIT_S / 2)
     halfway, reason = explain_conflict(stated, Clock(LIMIT_S))
     assert [run.kind for run in runs.seen] == ["choose", "choose", "integer"]
     assert holds(runs)
     assert halfway is not None and exactly.needed <= halfway.needed <= hurried.needed
-    assert reason.startswith("the leanest plan found in time needs")
+    assert reason.startswith("the smallest-memory plan found in time needs")

@@ -84,7 +84,7 @@ def test_any_prices_bound_every_choice(stated: Problem, seed: int) -> None:
         return
     byte_price = float(draw.uniform(0, 2e-9))
     passing = Passing(relayed, np.full(len(maximal_times(stated)), byte_price))
-    bound, at_least = passing.settle(Clock(None), 100), passing.at_least()
+    bound, at_least = passing.sweep(Clock(None), 100), passing.at_least()
     best = solve_by_enumeration(stated)
     if best.objective is None:
         return
@@ -102,7 +102,7 @@ def test_two_commodities_that_part_late_cost_what_they_cost() -> None:
     stated = problem([[0], [0], [0]], flows=[shared])
     relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
     assert relayed is not None
-    assert Passing(relayed, np.zeros(0)).settle(Clock(None), 100) == 12
+    assert Passing(relayed, np.zeros(0)).sweep(Clock(None), 100) == 12
 
 
 def test_three_commodities_share_the_cost_of_an_arc() -> None:
@@ -110,7 +110,7 @@ def test_three_commodities_share_the_cost_of_an_arc() -> None:
     stated = problem([[0]] * 4, flows=[shared])
     relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
     assert relayed is not None
-    assert Passing(relayed, np.zeros(0)).settle(Clock(None), 100) == 9
+    assert Passing(relayed, np.zeros(0)).sweep(Clock(None), 100) == 9
 
 
 @pytest.mark.nightly
@@ -182,7 +182,7 @@ def test_choices_that_are_out_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
     relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
     assert relayed is not None
     passing = Passing(relayed, np.zeros(len(maximal_times(stated))))
-    passing.settle(Clock(None), 100)
+    passing.sweep(Clock(None), 100)
     best = solve(stated)
     out = 0
     for node, bounds in enumerate(passing.at_least()):
@@ -239,7 +239,7 @@ def test_a_node_whose_first_choices_are_out_keeps_that_of_the_best_plan() -> Non
     stated = problem([[0, 1000], [0, 0]], usages=[[1, 0], [0, 0]], limit=5)
     work = path._Work(stated, Clock(None), lambda _: None, float("inf"), 0.0)
     assert [kept.tolist() for kept in work.kept] == [[1], [0]]
-    work._offer_first()
+    work._submit_first()
     passing = path._without_prices(stated)
     assert passing is not None
     work._learn(passing, 5)

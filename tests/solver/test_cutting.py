@@ -10,7 +10,7 @@ from math import inf
 import pytest
 
 from autopar.errors import InfeasibleError
-from autopar.ir.cutting import CutProblem, Division, RankMeshes, Way
+from autopar.ir.cutting import CutProblem, Division, RankMeshes, SegmentPlan
 from autopar.solver import cutting
 from autopar.solver.cutting import divide
 
@@ -29,7 +29,7 @@ def drawn(seed: int) -> CutProblem | None:
         counts,
         tuple(
             tuple(
-                Way(*(draw.randint(least, most) for least, most in _WAY))
+                SegmentPlan(*(draw.randint(least, most) for least, most in _WAY))
                 for _ in range(draw.randint(1, 2))
             )
             for _ in counts
@@ -53,13 +53,13 @@ def on_meshes(seed: int) -> CutProblem | None:
             replace(draw.choice(own), time_ns=draw.randint(1, 100), mesh=k)
             for k in range(len(sizes))
         )
-        for own in problem.ways
+        for own in problem.plans
     )
     ranks = len(set(problem.ranks))
     given = tuple(draw.randrange(len(sizes)) for _ in range(ranks)) if draw.random() < 0.3 else ()
     alike = ((0, len(ways) - 1),) if draw.random() < 0.5 else ()
     meshes = RankMeshes(sizes, draw.randint(ranks, 2 * ranks), given, alike)
-    return replace(problem, ways=ways, meshes=meshes)
+    return replace(problem, plans=ways, meshes=meshes)
 
 
 def best_of_all(problem: CutProblem) -> tuple[float, float] | None:
@@ -68,17 +68,19 @@ def best_of_all(problem: CutProblem) -> tuple[float, float] | None:
     found: list[tuple[float, float]] = []
     for starts in combinations(range(1, len(sorts)), len(problem.ranks) - 1):
         ends = [0, *starts, len(sorts)]
-        for chosen in product(*(range(len(problem.ways[k])) for k in sorts)):
-            taken = [[[0] * len(ways) for ways in problem.ways] for _ in problem.ranks]
+        for chosen in product(*(range(len(problem.plans[k])) for k in sorts)):
+            taken = [[[0] * len(ways) for ways in problem.plans] for _ in problem.ranks]
             held = dict.fromkeys(problem.ranks, 0)
             on: dict[int, set[int]] = {rank: set() for rank in problem.ranks}
             for stage, rank in enumerate(problem.ranks):
                 for at in range(ends[stage], ends[stage + 1]):
-                    way = problem.ways[sorts[at]][chosen[at]]
+                    way = problem.plans[sorts[at]][chosen[at]]
                     taken[stage][sorts[at]][chosen[at]] += 1
                     held[rank] += way.static_bytes + problem.in_flight[stage] * way.saved_bytes
                     on[rank].add(way.mesh)
-            meshes = [problem.ways[sort][way].mesh for sort, way in zip(sorts, chosen, strict=True)]
+            meshes = [
+                problem.plans[sort][way].mesh for sort, way in zip(sorts, chosen, strict=True)
+            ]
             if max(held.values()) <= problem.limit_bytes and can_be(problem, on, sorts, meshes):
                 division = Division(tuple(tuple(map(tuple, stage)) for stage in taken), 0)
                 assert division.meshes(problem) == tuple(min(on[rank]) for rank in sorted(on))
@@ -106,15 +108,15 @@ def can_be(
     return fits and all(len(each) == 1 for each in together)
 
 
-_LAYER = (Way(173_229, 44_480, 10_656, 212_934, 68_173),)
+_LAYER = (SegmentPlan(173_229, 44_480, 10_656, 212_934, 68_173),)
 NOT_PRESOLVED = CutProblem(
     (1,) * 7,
     (
-        (Way(17_821, 26_816, 96, 20_819, 4_489),),
-        (Way(171_048, 44_480, 10_656, 212_934, 68_173),),
+        (SegmentPlan(17_821, 26_816, 96, 20_819, 4_489),),
+        (SegmentPlan(171_048, 44_480, 10_656, 212_934, 68_173),),
         *(_LAYER,) * 3,
-        (Way(12_909, 640, 864, 32_302, 4_387),),
-        (Way(33_829, 10_244, 2_403, 20_819, 17_260),),
+        (SegmentPlan(12_909, 640, 864, 32_302, 4_387),),
+        (SegmentPlan(33_829, 10_244, 2_403, 20_819, 17_260),),
     ),
     (0, 1, 0, 1),
     (4, 3, 2, 1),
@@ -128,7 +130,7 @@ NOT_PRESOLVED = CutProblem(
 def slack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Divisions of small problems, too, come from those in which all ranks take nearly the same."""
     if request.param is not None:
-        monkeypatch.setattr(cutting, "_MANY_SORTS", 0)
+        monkeypatch.setattr(cutting, "_MANY_KINDS", 0)
         monkeypatch.setattr(cutting, "_SLACK", request.param)
 
 
@@ -151,7 +153,7 @@ def test_no_cuts_are_better(problem: CutProblem | None) -> None:
     step_ns, least_ns = best
     assert step_ns <= found.step_ns(problem) and least_ns <= found.least_ns(problem)
     assert 0.99 * least_ns < found.bound_ns <= least_ns
-    if problem.meshes or all(len(ways) == 1 for ways in problem.ways):
+    if problem.meshes or all(len(ways) == 1 for ways in problem.plans):
         # Then nothing is left to choose once sizes and meshes are.
         assert found.step_ns(problem) <= 1.001 * step_ns
 
@@ -161,7 +163,8 @@ def chain(seed: int) -> CutProblem:
     draw = random.Random(seed)
     ranks = draw.randint(2, 8)
     ways = tuple(
-        (Way(draw.randint(1, 100), draw.randint(0, 60), draw.randint(0, 50)),) for _ in range(40)
+        (SegmentPlan(draw.randint(1, 100), draw.randint(0, 60), draw.randint(0, 50)),)
+        for _ in range(40)
     )
     microbatches = draw.randint(1, 16)
     in_flight = tuple(min(microbatches, ranks - k) for k in range(ranks))
@@ -174,7 +177,7 @@ def chain(seed: int) -> CutProblem:
 def by_dynamic_programming(problem: CutProblem) -> float | None:
     """The least step of a chain whose ranks have a stage each: with what the first segments take at
     the least in so many stages, segment by segment; None if none fits in memory."""
-    ways = [way for (way,) in problem.ways]
+    ways = [way for (way,) in problem.plans]
     ends = range(len(ways) + 1)
     longest = [0.0 if end == 0 else inf for end in ends]
     for flying in problem.in_flight:
@@ -230,9 +233,9 @@ def test_given_sizes_are_kept(seed: int) -> None:
 def deep(limit: int) -> CutProblem:
     """126 layers, four ways to do each, and a head that takes as long as one and a half."""
 
-    def ways(ns: int) -> tuple[Way, ...]:
+    def ways(ns: int) -> tuple[SegmentPlan, ...]:
         pairs = ((1.0, 400), (1.02, 200), (1.15, 80), (1.33, 20))
-        return tuple(Way(int(ns * more), 1000, saved) for more, saved in pairs)
+        return tuple(SegmentPlan(int(ns * more), 1000, saved) for more, saved in pairs)
 
     return CutProblem(
         (1, 126, 1, 1),
@@ -257,7 +260,7 @@ def test_a_deep_model_is_cut_within_a_part_in_a_hundred(limit: int) -> None:
     for stage, taken in enumerate(found.taken):
         held = sum(
             number * (way.static_bytes + problem.in_flight[stage] * way.saved_bytes)
-            for numbers, ways in zip(taken, problem.ways, strict=True)
+            for numbers, ways in zip(taken, problem.plans, strict=True)
             for number, way in zip(numbers, ways, strict=True)
         )
         assert held <= limit

@@ -15,7 +15,7 @@ from autopar.solver.clock import Clock
 from autopar.solver.memory import live_sets, maximal_times
 from autopar.solver.message_passing import path, plans
 from autopar.solver.message_passing.ascent import Ascent, find_shortage
-from autopar.solver.message_passing.plans import Dive, FoundPlan, Improver, Planner
+from autopar.solver.message_passing.plans import Dive, Improver, LiftedPlan, Planner
 from autopar.solver.pairwise.bound import Guide, MemoryPrices, certify
 from autopar.solver.pairwise.contract import contract
 from autopar.solver.pairwise.core import Core, lay_out
@@ -147,13 +147,13 @@ def test_moves_of_trees_keep_the_limit_and_lower_the_cost() -> None:
     core = core_of(problem)
     memory = MemoryPrices(core)
     planner = Planner(core, memory)
-    leanest = planner.price(np.full(core.num_nodes, 3, dtype=np.int64))
-    assert leanest.fits
+    smallest_memory = planner.price(np.full(core.num_nodes, 3, dtype=np.int64))
+    assert smallest_memory.fits
     nothing, once = np.zeros(len(core.cost)), np.zeros(1)
     everywhere = np.arange(core.num_nodes)
-    moved = planner.walk(leanest, nothing, once, everywhere, 500, 8)
+    moved = planner.walk(smallest_memory, nothing, once, everywhere, 500, 8)
     assert moved.fits
-    assert moved.cost < leanest.cost
+    assert moved.cost < smallest_memory.cost
     again = planner.walk(moved, nothing, once, everywhere, 500, 8)
     assert again.cost <= moved.cost
 
@@ -244,10 +244,10 @@ def test_changes_make_a_plan_cheaper_and_never_dearer() -> None:
     for _ in range(40):
         ascent.advance()
     improver = Improver(core, memory, Clock(None), seed=0)
-    leanest = improver.planner.price(np.full(core.num_nodes, 3, dtype=np.int64))
-    assert leanest.fits
-    costs = [leanest.cost]
-    known = leanest
+    smallest_memory = improver.planner.price(np.full(core.num_nodes, 3, dtype=np.int64))
+    assert smallest_memory.fits
+    costs = [smallest_memory.cost]
+    known = smallest_memory
     for _ in range(12):
         improver.improve(ascent.best, known)
         assert improver.best is not None
@@ -262,12 +262,12 @@ def test_a_second_line_of_plans_where_prices_have_settled(monkeypatch: pytest.Mo
     worked: list[int] = []
     improve = Improver.improve
 
-    def noted(self: Improver, guide: Guide, known: FoundPlan | None) -> None:
+    def noted(self: Improver, guide: Guide, known: LiftedPlan | None) -> None:
         improve(self, guide, known)
         worked.append(self.seed)
 
     monkeypatch.setattr(Improver, "improve", noted)
-    monkeypatch.setattr(Ascent, "settled", property(lambda self: True))
+    monkeypatch.setattr(Ascent, "has_converged", property(lambda self: True))
     problem = ladder(60, 5, 5, limit=40)
     first, second = solve(problem), solve(problem)
     assert sorted(worked) == sorted([0, 1] * (len(worked) // 2))

@@ -23,8 +23,8 @@ from autopar.solver.driver import in_canonical_order
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import build_model
+from autopar.solver.paths import forbid_above
 from autopar.solver.relaxation import dual_bound, least_cost
-from autopar.solver.ways import forbid_above
 from tests.solver.bruteforce import solve_by_enumeration
 from tests.solver.making import edge, flow, problem
 from tests.solver.random_problems import chained_problems, problems, windowed_problems
@@ -261,7 +261,7 @@ def test_what_a_plan_in_hand_excludes_is_in_no_better_plan(stated: Problem) -> N
 def test_descent_is_feasible_and_never_too_good(stated: Problem) -> None:
     best = solve_by_enumeration(stated)
     descent = Descent(stated, Evaluator(stated), Clock(None))
-    for start in (descent.grown(), descent.leanest()):
+    for start in (descent.grown(), descent.smallest_memory()):
         found = descent.improve(start)
         if found is not None:
             choice, evaluation = found

@@ -85,13 +85,13 @@ def test_what_sinks_ask_for_is_counted_once_per_move(monkeypatch: pytest.MonkeyP
     stated = problem([[0, 9]] * (count + 1), flows=[weight])
     asked: list[int] = []
     prices = type(Descent(stated, Evaluator(stated), Clock(None))._prices)
-    original = prices._asked_by
+    original = prices._state_of
 
     def counted(self: object, f: int, k: int, choice: list[int]) -> int:
         asked.append(k)
         return original(self, f, k, choice)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(prices, "_asked_by", counted)
+    monkeypatch.setattr(prices, "_state_of", counted)
     descent = Descent(stated, Evaluator(stated), Clock(None))
     found = descent.improve([0] * (count + 1))
     assert found is not None and found[1].objective == 0

@@ -15,7 +15,7 @@ from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.decisions import make_stage
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import ask
+from autopar.plans.requests.request import make_graph_request
 from autopar.solver import solve
 from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator
@@ -23,7 +23,7 @@ from autopar.solver.heuristic import Descent
 from tests.codegen.random_plans import as_plan
 
 LIMIT = 80 << 30
-STARTLESS = Kernels(start_s=0.0, product_start_s=0.0, wave=0.0, depth=0.0)
+STARTLESS = Kernels(start_s=0.0, matmul_start_s=0.0, wave=0.0, depth=0.0)
 
 
 def slow(sizes: Sequence[int]) -> tuple[Cluster, Mesh]:
@@ -47,7 +47,7 @@ def chosen_plan(graph: Graph, sizes: Sequence[int]) -> tuple[Plan, Mesh]:
     """The cheapest plan on one axis. On more it is what the solver starts from, without the proof:
     within a few per cent of the cheapest, in a hundredth of the time."""
     cluster, on = slow(sizes)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(on)
+    request = make_graph_request(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(on)
     problem = price(request)
     solution = solve(problem) if len(sizes) == 1 else _descended(problem)
     return as_plan(make_stage(request, problem, solution)), on
@@ -55,7 +55,7 @@ def chosen_plan(graph: Graph, sizes: Sequence[int]) -> tuple[Plan, Mesh]:
 
 def _descended(problem: Problem) -> Solution:
     descent = Descent(problem, Evaluator(problem), Clock(None))
-    starts = (descent.grown(), descent.leanest())
+    starts = (descent.grown(), descent.smallest_memory())
     found = [plan for start in starts if (plan := descent.improve(start)) is not None]
     choice, evaluation = min(found, key=lambda plan: plan[1].objective)
     return Solution(

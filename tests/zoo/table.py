@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.compile import ModelCall, compile_call
-from autopar.driver.asking import answer, ask_for, describe_cluster
+from autopar.driver.planning import answer, describe_cluster, make_call_request
 from autopar.driver.verify import compare_program
 from autopar.errors import AutoparError
 from autopar.plans.plan import Plan
@@ -118,7 +118,7 @@ def _verify(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pas
 
     def find(traced: Traced) -> Plan:
         passed("captured")
-        plan = answer(ask_for(call, traced, cluster, options), lambda _: None)
+        plan = answer(make_call_request(call, traced, cluster, options), lambda _: None)
         passed("planned")
         return plan
 

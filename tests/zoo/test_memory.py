@@ -18,11 +18,11 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.price import price
 from autopar.driver.search.infeasible_subset import BOUNDLESS_BYTES
-from autopar.driver.search.shortage import leanest
+from autopar.driver.search.shortage import smallest_memory
 from autopar.ir.mesh import Mesh
-from autopar.plans.fitting import Candidate
+from autopar.plans.memory_refinement import Candidate
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import PlanRequest, ask
+from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.plans.structure import SavedDtype
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
@@ -68,14 +68,16 @@ def request(
     laid = parse_mesh(mesh, cluster)
     # So that each module of a list is a block.
     small = Mesh(tuple(replace(axis, bucket_bytes=1) for axis in laid))
-    return ask(step(name).graph, cluster, options).on(small if residency == "cpu" else laid)
+    return make_graph_request(step(name).graph, cluster, options).on(
+        small if residency == "cpu" else laid
+    )
 
 
 def halfway(wanted: PlanRequest) -> Candidate:
     """The best plan with half of what could be spared of what is held when forward ends."""
     free = best_on(wanted, silent)
     most, _ = peak_usage(free.problem, free.solution.choice)
-    wanted = replace(wanted, again=None)
+    wanted = replace(wanted, recompute=None)
     stated = price(wanted)
     least = sum(int(usage.amounts.min()) for (usage,) in stated.usages)
     return best_on(wanted, silent, None, replace(stated, usage_limit=(least + most) // 2))
@@ -101,10 +103,10 @@ def check(name: str, found: Candidate, granule: int = 1) -> None:
     ],
 )
 def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
-    lean = leanest(request(name, mesh), silent)
+    lean = smallest_memory(request(name, mesh), silent)
     check(name, lean)
     check(name, halfway(request(name, mesh)))
-    assert lean.structure.again
+    assert lean.structure.recompute
     hosted = best_on(request(name, mesh, "cpu"), silent)
     check(name, hosted)
     assert hosted.estimates.memory.params == 0 < hosted.estimates.host_bytes
@@ -113,8 +115,8 @@ def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
 @pytest.mark.breadth(2)
 @pytest.mark.parametrize("mesh", ["1", "2"])
 def test_masks_that_are_drawn_again_are_not_held(mesh: str) -> None:
-    found = leanest(request("dropped", mesh), silent)
-    assert any("native_dropout" in key for key in found.structure.again)
+    found = smallest_memory(request("dropped", mesh), silent)
+    assert any("native_dropout" in key for key in found.structure.recompute)
     for each in (found, halfway(request("dropped", mesh))):
         check("dropped", each)
 
@@ -126,14 +128,14 @@ def test_what_is_rounded_is_held_so(name: str, mesh: str, part: float) -> None:
     found = best_on(wanted, silent)
     check(name, found)
     assert found.estimates.memory.saved < part * best_on(plain, silent).estimates.memory.saved
-    for each in (halfway(wanted), leanest(wanted, silent)):
+    for each in (halfway(wanted), smallest_memory(wanted, silent)):
         check(name, each)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["bert", "opt", "vit"])
 def test_on_two_axes(name: str) -> None:
-    check(name, leanest(request(name, "2x2"), silent))
+    check(name, smallest_memory(request(name, "2x2"), silent))
 
 
 @pytest.mark.breadth(2)

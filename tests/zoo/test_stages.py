@@ -11,7 +11,7 @@ import torch
 from autopar.driver.search.segments import segments
 from autopar.errors import MicrobatchError, StageError
 from autopar.ir.passes.microbatches import in_microbatches
-from autopar.ir.pipeline import ActionTable, Pass
+from autopar.ir.pipeline import Pass, PipelineSchedule
 from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, STAGES_PER_RANK
 from tests.zoo import ZOO, decoders
 from tests.zoo.cases import ZooCase, moved, on_samples, trained, trained_on
@@ -26,11 +26,11 @@ MESHES = [(2,), (), (2, 2)]
     "name",
     [*DAILY, *(pytest.param(n, marks=pytest.mark.nightly) for n in ZOO if n not in DAILY)],
 )
-@pytest.mark.parametrize("turns", [1, 2])
-def test_any_cuts_are_eager(name: str, turns: int) -> None:
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_any_cuts_are_eager(name: str, microbatches: int) -> None:
     graph = trained(name).traced.graph
     try:
-        turned = in_microbatches(graph, turns)
+        turned = in_microbatches(graph, microbatches)
     except MicrobatchError:
         assert name in ("mixtral", "grouped", "resnet", "mobile", "sequence")
         return
@@ -39,7 +39,7 @@ def test_any_cuts_are_eager(name: str, turns: int) -> None:
         count, schedule = 1 + seed % 3, ("gpipe", "1f1b")[seed % 2]
         try:
             check_stages(
-                trained(name), any_cuts(turned, count, seed), turns, schedule, seed, MESHES
+                trained(name), any_cuts(turned, count, seed), microbatches, schedule, seed, MESHES
             )
         except StageError as error:
             # Some cuts leave a stage nothing but masks, or run through a batch norm.
@@ -52,11 +52,13 @@ def test_any_cuts_are_eager(name: str, turns: int) -> None:
 
 @pytest.mark.breadth(5)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("name", "turns"), [("gpt2", 4), ("t5", 4), ("gemma", 4), ("unet", 2)])
-def test_between_modules_in_every_schedule(name: str, turns: int, schedule: str) -> None:
-    graph = in_microbatches(trained(name).traced.graph, turns)
+@pytest.mark.parametrize(
+    ("name", "microbatches"), [("gpt2", 4), ("t5", 4), ("gemma", 4), ("unet", 2)]
+)
+def test_between_modules_in_every_schedule(name: str, microbatches: int, schedule: str) -> None:
+    graph = in_microbatches(trained(name).traced.graph, microbatches)
     starts = [segment.start for segment in segments(graph)[1:]]
-    check_stages(trained(name), starts[:3] or starts, turns, schedule, 1, MESHES)
+    check_stages(trained(name), starts[:3] or starts, microbatches, schedule, 1, MESHES)
 
 
 LOOPED = """
@@ -66,18 +68,18 @@ LOOPED = """
 """Looped breadth-first (arXiv:2211.05953), as torch's ScheduleLoopedBFS has it."""
 
 
-@pytest.mark.parametrize(("name", "turns"), [("gpt2", 4), ("t5", 4), ("unet", 2)])
+@pytest.mark.parametrize(("name", "microbatches"), [("gpt2", 4), ("t5", 4), ("unet", 2)])
 @pytest.mark.parametrize("order", ["looped", 1, 2])
-def test_microbatches_in_any_order(name: str, turns: int, order: str | int) -> None:
+def test_microbatches_in_any_order(name: str, microbatches: int, order: str | int) -> None:
     """Last ones first, or any, another one in each stage and phase, in one part and in two."""
-    table = ActionTable.parse(LOOPED).first(turns)
+    table = PipelineSchedule.parse(LOOPED).first(microbatches)
     if isinstance(order, int):
-        table = any_table(table.ranks, turns, order, is_split=order % 2 == 0)
+        table = any_table(table.ranks, microbatches, order, is_split=order % 2 == 0)
         backward = [[a.microbatch for a in row if a.kind is Pass.BACKWARD] for row in table.rows]
         assert any(row != sorted(row) for row in backward)
-    graph = in_microbatches(trained(name).traced.graph, turns)
+    graph = in_microbatches(trained(name).traced.graph, microbatches)
     starts = [segment.start for segment in segments(graph)[1:]]
-    check_stages(trained(name), starts[:3], turns, table, 1, MESHES)
+    check_stages(trained(name), starts[:3], microbatches, table, 1, MESHES)
 
 
 @cache
@@ -91,23 +93,23 @@ def unbalanced() -> ZooCase:
 @pytest.mark.nightly
 @pytest.mark.parametrize("sizes", [(), (2,)], ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("turns", [1, 4, 8])
+@pytest.mark.parametrize("microbatches", [1, 4, 8])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", DAILY)
 def test_every_model_on_ranks_in_every_schedule(
-    name: str, ranks: int, turns: int, schedule: str, sizes: tuple[int, ...]
+    name: str, ranks: int, microbatches: int, schedule: str, sizes: tuple[int, ...]
 ) -> None:
     """On one device each, and on two under any plan: data parallel, tensor parallel or mixed."""
-    whole = unbalanced() if name == "mixtral" and turns > 1 else trained_on(8, name)
-    if name == "resnet" and turns > 1:
+    whole = unbalanced() if name == "mixtral" and microbatches > 1 else trained_on(8, name)
+    if name == "resnet" and microbatches > 1:
         with pytest.raises(MicrobatchError, match="batch"):
-            in_microbatches(whole.traced.graph, turns)
+            in_microbatches(whole.traced.graph, microbatches)
         return
-    graph = in_microbatches(whole.traced.graph, turns)
+    graph = in_microbatches(whole.traced.graph, microbatches)
     count = ranks * STAGES_PER_RANK.get(schedule, 2 if schedule in IN_CHUNKS else 1) - 1
     for seed in range(20):
         try:
-            check_stages(whole, any_cuts(graph, count, seed), turns, schedule, seed, [sizes])
+            check_stages(whole, any_cuts(graph, count, seed), microbatches, schedule, seed, [sizes])
         except StageError as error:
             told = ("nothing to compute", "is changed by stage", "is made by stage")
             assert any(text in str(error) for text in told)

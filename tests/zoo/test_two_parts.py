@@ -15,10 +15,10 @@ from autopar.ir.passes.microbatches import in_microbatches
 from autopar.ir.passes.stages import in_stages
 from autopar.ir.schedule import Compute, Schedule, Start, Take, Value, Wait
 from autopar.plans.layout import Layout
-from autopar.plans.pipeline_orders import make_table
+from autopar.plans.pipeline_orders import make_schedule
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling.events import schedule
-from autopar.runtime.program.turns import TurnRun
+from autopar.runtime.program.microbatch_run import MicrobatchRun
 from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
@@ -30,9 +30,9 @@ from tests.zoo.staging import check_stages
 MESHES = [(2,), (), (2, 2)]
 
 
-def starts(name: str, turns: int, count: int) -> list[int]:
+def starts(name: str, microbatches: int, count: int) -> list[int]:
     """Where so many stages of about equally many segments begin."""
-    parts = segments(in_microbatches(trained(name).traced.graph, turns))
+    parts = segments(in_microbatches(trained(name).traced.graph, microbatches))
     return [parts[k * len(parts) // count].start for k in range(1, count)]
 
 
@@ -40,7 +40,7 @@ def starts(name: str, turns: int, count: int) -> list[int]:
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-v"])
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize(
-    ("name", "turns"),
+    ("name", "microbatches"),
     [
         ("gpt2", 1),
         pytest.param("gpt2", 4, marks=pytest.mark.nightly),
@@ -49,18 +49,23 @@ def starts(name: str, turns: int, count: int) -> list[int]:
         *(pytest.param(n, 4, marks=pytest.mark.nightly) for n in ("llama", "t5", "gemma")),
     ],
 )
-def test_zero_bubble_is_eager(name: str, turns: int, count: int, schedule: str) -> None:
-    check_stages(trained(name), starts(name, turns, count), turns, schedule, 3, MESHES)
+def test_zero_bubble_is_eager(name: str, microbatches: int, count: int, schedule: str) -> None:
+    check_stages(
+        trained(name), starts(name, microbatches, count), microbatches, schedule, 3, MESHES
+    )
 
 
 def planned(
-    name: str, turns: int, count: int, *shape: int, seed: int = 1
+    name: str, microbatches: int, count: int, *shape: int, seed: int = 1
 ) -> list[tuple[Graph, Plan]]:
     """The graphs of stages, each with a random plan whose backward comes in two parts."""
-    whole = in_microbatches(trained(name).traced.graph, turns)
-    graphs = in_stages(whole, starts(name, turns, count))
+    whole = in_microbatches(trained(name).traced.graph, microbatches)
+    graphs = in_stages(whole, starts(name, microbatches, count))
     return [
-        (graph, random_plan(graph, mesh(*shape), seed + k, microbatches=turns, is_split=True))
+        (
+            graph,
+            random_plan(graph, mesh(*shape), seed + k, microbatches=microbatches, is_split=True),
+        )
         for k, graph in enumerate(graphs)
     ]
 
@@ -99,49 +104,49 @@ def _check_reductions(layout: Layout, found: Schedule) -> None:
             assert not sources & (leaving - read)
 
 
-@pytest.mark.parametrize(("name", "turns"), [("gpt2", 1), ("gpt2", 2), ("llama", 4)])
+@pytest.mark.parametrize(("name", "microbatches"), [("gpt2", 1), ("gpt2", 2), ("llama", 4)])
 def test_what_waits_for_each_part_is_what_is_priced(
-    name: str, turns: int, monkeypatch: pytest.MonkeyPatch
+    name: str, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes that a turn holds behind its forward, and behind the first part of its backward."""
     stages: list[SimulatedStage] = []
     expected: list[list[tuple[int, int]]] = []
     traced = trained(name).traced
-    for graph, plan in planned(name, turns, 2):
+    for graph, plan in planned(name, microbatches, 2):
         stages.append(simulated(traced, plan.structure.only, graph))
         layout = laid_out(graph, plan.structure.only)
         found = schedule(layout)
         expected.append(
             [
-                (_bytes(layout, turn.saved), _bytes(layout, turn.carried))
-                for turn in (found.before or found, found)
+                (_bytes(layout, microbatch.saved), _bytes(layout, microbatch.carried))
+                for microbatch in (found.before or found, found)
             ]
         )
     seen: dict[tuple[int, int, str], int] = {}
-    numbers: list[TurnRun] = []
+    numbers: list[MicrobatchRun] = []
 
     def watched(phase: str) -> None:
-        original = getattr(TurnRun, phase)
+        original = getattr(MicrobatchRun, phase)
 
-        def run(self: TurnRun, turn: int, *given: Any) -> Any:
+        def run(self: MicrobatchRun, microbatch: int, *given: Any) -> Any:
             if self not in numbers:
                 numbers.append(self)
-            made = original(self, turn, *given)
-            seen[numbers.index(self), turn, phase] = _held(self, turn)
+            made = original(self, microbatch, *given)
+            seen[numbers.index(self), microbatch, phase] = _held(self, microbatch)
             return made
 
-        monkeypatch.setattr(TurnRun, phase, run)
+        monkeypatch.setattr(MicrobatchRun, phase, run)
 
     for phase in ("forward", "backward", "weights"):
         watched(phase)
-    table = make_table("zb-h1", 2, turns)
+    table = make_schedule("zb-h1", 2, microbatches)
     train_step_in_stages(stages, table, traced.graph, trained(name).tensors)
     for stage, both in enumerate(expected):
-        for turn in range(turns):
-            saved, carried = both[turn == turns - 1]
-            assert seen[stage, turn, "forward"] == saved > 0
-            assert seen[stage, turn, "backward"] == carried > 0
-            assert seen[stage, turn, "weights"] == 0
+        for microbatch in range(microbatches):
+            saved, carried = both[microbatch == microbatches - 1]
+            assert seen[stage, microbatch, "forward"] == saved > 0
+            assert seen[stage, microbatch, "backward"] == carried > 0
+            assert seen[stage, microbatch, "weights"] == 0
     assert expected[1][1][1] != expected[1][1][0], "some of it is read by one part alone"
 
 
@@ -149,8 +154,8 @@ def _bytes(layout: Layout, values: tuple[Value, ...]) -> int:
     return sum(layout.held_bytes(value.ref, value.state) for value in values)
 
 
-def _held(run: TurnRun, turn: int) -> int:
-    pieces = [piece for pieces in run.saved.get(turn, {}).values() for piece in pieces]
+def _held(run: MicrobatchRun, microbatch: int) -> int:
+    pieces = [piece for pieces in run.saved.get(microbatch, {}).values() for piece in pieces]
     return sum(piece.numel() * piece.element_size() for piece in pieces)
 
 

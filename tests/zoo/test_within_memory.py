@@ -11,7 +11,7 @@ from autopar.compile import best_on
 from autopar.cost_model.optimizer_kinds import find_kind
 from autopar.errors import InfeasibleError
 from autopar.ir.units import parse_bytes
-from autopar.plans.fitting import Candidate
+from autopar.plans.memory_refinement import Candidate
 from autopar.plans.plan import Plan
 from autopar.report.costs import held_by, host_use
 from autopar.report.shown import shown

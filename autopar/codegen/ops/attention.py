@@ -25,10 +25,10 @@ from autopar.ir.choices import joint_axes
 from autopar.ir.redistribute import nesting
 from autopar.rules.attention import BACKWARD, FORWARD, RING, is_causal
 from autopar.runtime.program.symbols import (
-    CutPiece,
     Cuts,
-    attention_piece,
-    attention_piece_backward,
+    CutShard,
+    attention_shard,
+    attention_shard_backward,
 )
 
 aten = torch.ops.aten
@@ -39,17 +39,17 @@ _SEQUENCE = 2
 def _rows_forward(p: Peers) -> list[fx.Node]:
     """Causal attention of this rank's queries with all keys."""
     q, k, v, mask, _, scale = p.args
-    return _outputs(p, p(attention_piece, q, k, v, mask, scale, *_rows(p, 0)), 2)
+    return _outputs(p, p(attention_shard, q, k, v, mask, scale, *_rows(p, 0)), 2)
 
 
 def _rows_backward(p: Peers) -> list[fx.Node]:
     """Its backward: what these queries add to the gradients of all keys and values."""
     grad, q, k, v, out, lse, mask, _, scale = p.args
     given = grad, q, k, v, out, lse, mask, scale
-    return _outputs(p, p(attention_piece_backward, *given, *_rows(p, 1)), 3)
+    return _outputs(p, p(attention_shard_backward, *given, *_rows(p, 1)), 3)
 
 
-def _rows(p: Peers, query: int) -> tuple[CutPiece, CutPiece]:
+def _rows(p: Peers, query: int) -> tuple[CutShard, CutShard]:
     """The piece that input `query`, the queries, is, and all keys."""
     (factor,) = (f for f in p.node.factors if f.positional)
     cuts = _cuts(p, nesting(p.atoms[factor.atom], p.choice.axes_of((factor.name,))))
@@ -164,7 +164,7 @@ class _Ring:
 
     def attend(self, step: int, q: Any, k: fx.Node, v: fx.Node, scale: Any) -> list[fx.Node]:
         if self.causal:
-            call = self.p(attention_piece, q, k, v, None, scale, *self._pieces(step))
+            call = self.p(attention_shard, q, k, v, None, scale, *self._blocks(step))
         else:
             call = self.p(torch.ops.autopar.sdpa.default, q, k, v, None, False, scale)
         return _outputs(self.p, call, 2)
@@ -172,12 +172,12 @@ class _Ring:
     def differentiate(self, step: int, *args: Any) -> list[fx.Node]:
         *given, scale = args
         if self.causal:
-            call = self.p(attention_piece_backward, *given, None, scale, *self._pieces(step))
+            call = self.p(attention_shard_backward, *given, None, scale, *self._blocks(step))
         else:
             call = self.p(torch.ops.autopar.sdpa_backward.default, *given, None, False, scale)
         return _outputs(self.p, call, 3)
 
-    def _pieces(self, step: int) -> tuple[CutPiece, CutPiece]:
+    def _blocks(self, step: int) -> tuple[CutShard, CutShard]:
         cuts = ((self.axis, self.size),)
         return (self.length, cuts, 0), (self.length, cuts, step)
 

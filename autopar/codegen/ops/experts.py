@@ -38,10 +38,10 @@ def _op(p: Peers, variant: str = "") -> Any:
     return getattr(torch.ops.autopar, f"experts{variant}{backward}").default
 
 
-def _outputs(p: Peers, found: fx.Node) -> list[fx.Node]:
+def _outputs(p: Peers, call: fx.Node) -> list[fx.Node]:
     if p.node.op == FORWARD:
-        return [found]
-    return [p(operator.getitem, found, k) for k in range(len(p.node.outputs))]
+        return [call]
+    return [p(operator.getitem, call, k) for k in range(len(p.node.outputs))]
 
 
 EXPERTS_EMITTERS: Emitters = {

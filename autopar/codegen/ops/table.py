@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import fx
 
 from autopar.codegen.ops.attention import ATTENTION_EMITTERS
+from autopar.codegen.ops.embedding import EMBEDDING_EMITTERS
 from autopar.codegen.ops.experts import EXPERTS_EMITTERS
-from autopar.codegen.ops.lookup import LOOKUP_EMITTERS
 from autopar.codegen.ops.loss import CHUNKED_LOSS_EMITTERS, LOSS_EMITTERS
 from autopar.codegen.ops.norm import NORM_EMITTERS
 from autopar.codegen.ops.peers import Emitters, Peers
@@ -21,7 +21,7 @@ EMITTERS: Emitters = {
     **ATTENTION_EMITTERS,
     **CHUNKED_LOSS_EMITTERS,
     **EXPERTS_EMITTERS,
-    **LOOKUP_EMITTERS,
+    **EMBEDDING_EMITTERS,
     **LOSS_EMITTERS,
     **NORM_EMITTERS,
     **SOFTMAX_EMITTERS,

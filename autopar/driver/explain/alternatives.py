@@ -15,14 +15,14 @@ from functools import partial
 
 from autopar.cluster.profile import Profile
 from autopar.compile import plan_call
-from autopar.driver.asking import (
-    ask_for,
+from autopar.driver.explain.what_if import GIB, Explainer, make_explainer
+from autopar.driver.planning import (
     call_on,
     checked_plan,
     describe_cluster,
+    make_call_request,
     planned_gradients,
 )
-from autopar.driver.explain.what_if import GIB, Explainer, make_explainer
 from autopar.errors import OtherStepWarning
 from autopar.ir.mesh import Cluster
 from autopar.ir.patterns import expand
@@ -76,36 +76,36 @@ def explain_plan(
     return replace(found, alternatives=tuple(alternatives), benefits=_benefits(explainer, said))
 
 
-def _subjects(found: Reasons, name: str) -> tuple[str, ...]:
+def _subjects(reasons: Reasons, name: str) -> tuple[str, ...]:
     """What `Explainer.alternatives` is asked for; of identical parameters, one."""
-    if found.kind == "module":
+    if reasons.kind == "module":
         return (name,)
-    names = [decision.name for decision in found.decisions[:MAX_SUBJECTS]]
+    names = [decision.name for decision in reasons.decisions[:MAX_SUBJECTS]]
     return tuple(expand(each.partition(", ")[0])[0] if "{" in each else each for each in names)
 
 
 def _explainer(
-    plan: Plan, built: Built, cluster: Cluster, options: Options, said: Progress, stage: int
+    plan: Plan, built: Built, cluster: Cluster, options: Options, progress: Progress, stage: int
 ) -> Explainer:
-    said("tracing the model")
+    progress("tracing the model")
     call = call_on(built.model, built.inputs, options, planned_gradients(plan.structure))
     traced, _ = plan_call(call, partial(checked_plan, plan))
-    said("solving the plan's problem again")
-    explainer = make_explainer(ask_for(call, traced, cluster, options), stage)
+    progress("solving the plan's problem again")
+    explainer = make_explainer(make_call_request(call, traced, cluster, options), stage)
     _compare(plan, explainer, cluster)
     return explainer
 
 
-def _benefits(explainer: Explainer, said: Progress) -> tuple[Benefit, ...]:
-    said("looking at what more memory would buy")
+def _benefits(explainer: Explainer, progress: Progress) -> tuple[Benefit, ...]:
+    progress("looking at what more memory would buy")
     found = [explainer.more_memory(GIB)]
     if len(explainer.place.step.stages) > 1:
         for link in dict.fromkeys(level.link.name for level in explainer.cluster.levels):
-            said(f"looking at what a faster {link} would buy")
+            progress(f"looking at what a faster {link} would buy")
             found.append(explainer.faster_link(link))
         return tuple(found)
     for axis in explainer.best.mesh.names:
-        said(f"looking at what a faster link of {axis} would buy")
+        progress(f"looking at what a faster link of {axis} would buy")
         found.append(explainer.faster_axis(axis))
     return tuple(found)
 

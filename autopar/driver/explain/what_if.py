@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
-from autopar.cost_model.account import account
 from autopar.cost_model.collectives import with_buckets
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.driver.search.finding import StageInStep
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import estimates_of, survey
@@ -33,9 +33,9 @@ from autopar.ir.problem import FORBIDDEN, Label, Problem, Solution, Status
 from autopar.ir.units import format_bytes
 from autopar.ir.uses import groups
 from autopar.plans.explanation import Alternative, Benefit, Explanation
-from autopar.plans.fitting import Candidate
+from autopar.plans.memory_refinement import Candidate
 from autopar.plans.requests.matching import general
-from autopar.plans.requests.request import Asked
+from autopar.plans.requests.request import GraphRequest
 from autopar.solver.exact import MAX_CHOICES
 from autopar.solver.search import silent
 from autopar.solver.sensitivity import Sensitivity
@@ -70,7 +70,7 @@ class Explainer:
     @property
     def cluster(self) -> Cluster:
         """The machines that it is planned for."""
-        return self.place.step.asked.cluster
+        return self.place.step.graph_request.cluster
 
     def alternatives(self, name: str, solves: int = SOLVES) -> Explanation:
         """The step with every sharding that a tensor may have.
@@ -91,18 +91,18 @@ class Explainer:
         before = self.place.step.objective_ns
         return Explanation(self.place.name + subject, self.best.mesh, before, ordered)
 
-    def _in_step(self, found: Alternative) -> Alternative:
+    def _in_step(self, alternative: Alternative) -> Alternative:
         """What the whole step takes with an alternative of the stage."""
-        modelled_ns, bound_ns = found.modelled_ns, self.place.step_ns(found.bound_ns)
+        modelled_ns, bound_ns = alternative.modelled_ns, self.place.step_ns(alternative.bound_ns)
         if modelled_ns is not None:
             modelled_ns = self.place.step_ns(modelled_ns)
-        return replace(found, modelled_ns=modelled_ns, bound_ns=bound_ns)
+        return replace(alternative, modelled_ns=modelled_ns, bound_ns=bound_ns)
 
     def more_memory(self, more_bytes: int = GIB) -> Benefit:
         """What `more_bytes` beyond the memory limit of each device would buy."""
         change = f"{format_bytes(more_bytes)} more memory per device"
         if len(self.place.step.stages) > 1:
-            asked = self.place.step.asked
+            asked = self.place.step.graph_request
             limit = asked.memory_limit_bytes + more_bytes
             return self._replanned(
                 change, replace(asked, options=replace(asked.options, memory_limit_bytes=limit))
@@ -111,8 +111,8 @@ class Explainer:
         allowance = self.best.problem.usage_limit
         assert allowance is not None
         request = self.best.request
-        if request != request.as_asked():
-            # With more memory less is made again, offloaded, or on the host.
+        if request != request.without_savings():
+            # With more memory less is recomputed, offloaded, or on the host.
             after = best_on(self.best.request.within(limit), silent).solution
         else:
             after = self._fit(replace(self.best.problem, usage_limit=limit), limit)
@@ -152,20 +152,20 @@ class Explainer:
         cluster = replace(self.cluster, levels=tuple(levels))
         change = f"{times:g} times {name}"
         if len(self.place.step.stages) > 1:
-            return self._replanned(change, replace(self.place.step.asked, cluster=cluster))
+            return self._replanned(change, replace(self.place.step.graph_request, cluster=cluster))
         mesh = with_buckets(parse_mesh(str(self.best.mesh), cluster), cluster.device)
         return self._faster(change, cluster, mesh)
 
-    def _replanned(self, change: str, asked: Asked) -> Benefit:
+    def _replanned(self, change: str, graph_request: GraphRequest) -> Benefit:
         """What all stages together take after a change, planned again where they are cut now."""
         step = self.place.step
-        after = min(step.step_ns, search_stages(asked, Trail(silent)).step_ns)
+        after = min(step.step_ns, search_stages(graph_request, Trail(silent)).step_ns)
         modelled_ns = max(0, step.objective_ns + after - step.step_ns)
         return Benefit(change, step.objective_ns, None, modelled_ns, 0)
 
     def _faster(self, change: str, cluster: Cluster, mesh: Mesh) -> Benefit:
         changed = replace(self.best.request, cluster=cluster, mesh=mesh)
-        as_it_is = account(changed, self.best.structure).estimates.modelled_ns
+        as_it_is = cost_breakdown(changed, self.best.structure).estimates.modelled_ns
         after = best_on(changed, silent).solution
         return Benefit(
             change=change,
@@ -269,7 +269,7 @@ class Explainer:
         return dict(table)
 
 
-def make_explainer(asked: Asked, stage: int = 0) -> Explainer:
+def make_explainer(graph_request: GraphRequest, stage: int = 0) -> Explainer:
     """An `Explainer` for a stage of the best plan on the mesh, or the meshes, of the options, which
     must name them, not "auto". What is imposed on the plan is imposed on the alternatives too.
 
@@ -277,9 +277,13 @@ def make_explainer(asked: Asked, stage: int = 0) -> Explainer:
     """
     trail = Trail(silent)
     # Whatever the plan was found with: all choices are tried of its stages.
-    policy = msgspec.structs.replace(asked.options.policy, estimate_kept=0.0)
-    asked = replace(asked, options=replace(asked.options, policy=policy))
-    step = search_stages(asked, trail) if asked.options.is_staged else survey(asked, trail)
+    policy = msgspec.structs.replace(graph_request.options.policy, estimate_slack=0.0)
+    graph_request = replace(graph_request, options=replace(graph_request.options, policy=policy))
+    step = (
+        search_stages(graph_request, trail)
+        if graph_request.options.is_staged
+        else survey(graph_request, trail)
+    )
     place = StageInStep(step, stage)
     problem = place.best.problem
     is_small = sum(map(len, problem.costs)) <= MAX_CHOICES

@@ -1,1 +1,1 @@
-"""The gate: golden plans, made again and compared."""
+"""The gate: golden plans, recomputed and compared."""

@@ -66,33 +66,34 @@ def find_recipes(places: Iterable[str]) -> tuple[Path, ...]:
 
 
 def run_all(
-    paths: Sequence[Path], asked: Check, told: Callable[[CheckOutcome], None]
+    paths: Sequence[Path], check: Check, on_outcome: Callable[[CheckOutcome], None]
 ) -> list[CheckOutcome]:
-    """The outcomes of all recipes, in order; `told` is called with each as soon as it is there."""
-    with ThreadPoolExecutor(max(1, asked.num_processes)) as pool:
-        futures = {pool.submit(_check, path, asked): k for k, path in enumerate(paths)}
+    """The outcomes of all recipes, in order; `on_outcome` is called with each as soon as it is
+    there."""
+    with ThreadPoolExecutor(max(1, check.num_processes)) as pool:
+        futures = {pool.submit(_check, path, check): k for k, path in enumerate(paths)}
         found: dict[int, CheckOutcome] = {}
         try:
             for future in as_completed(futures):
                 outcome = future.result()
                 found[futures[future]] = outcome
-                told(outcome)
+                on_outcome(outcome)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return [found[k] for k in range(len(paths))]
 
 
-def _check(path: Path, asked: Check) -> CheckOutcome:
+def _check(path: Path, check: Check) -> CheckOutcome:
     name = path.with_suffix("").as_posix()
     made = Replanned()
     try:
         recipe = read_recipe(path)
-        made = _in_process(recipe, asked.cache)
+        made = _in_process(recipe, check.cache)
         if made.error:
             outcome = CheckOutcome(name, "error", made.error)
         else:
-            outcome = _compared(name, recipe.golden, Plan.from_bytes(made.plan, name), asked)
+            outcome = _compared(name, recipe.golden, Plan.from_bytes(made.plan, name), check)
     except (AutoparError, OSError) as error:
         outcome = CheckOutcome(name, "error", str(error))
     return replace(outcome, from_cache=made.from_cache, warnings=made.warnings)
@@ -115,24 +116,24 @@ def _in_process(recipe: Recipe, cache: Path | None) -> Replanned:
     return made
 
 
-def _compared(name: str, golden: Path, plan: Plan, asked: Check) -> CheckOutcome:
+def _compared(name: str, golden: Path, plan: Plan, check: Check) -> CheckOutcome:
     try:
         old = Plan.load(golden) if golden.exists() else None
     except PlanError:
-        if not asked.update:
+        if not check.update:
             raise
         old = None
     if old is None:
-        if not asked.update:
+        if not check.update:
             return CheckOutcome(name, "missing", f"there is no {golden.name}: --update makes it")
-        write_golden(plan, golden, asked.allow_gap)
+        write_golden(plan, golden, check.allow_gap)
         return CheckOutcome(name, "made", step_ns=plan.estimates.step_ns)
-    verdict = judge(compare(old, plan), None if asked.update else asked.bounds)
+    verdict = judge(compare(old, plan), None if check.update else check.bounds)
     if verdict.status == SAME:
         return CheckOutcome(name, "same", verdict=verdict, step_ns=plan.estimates.step_ns)
-    if asked.update:
-        write_golden(plan, golden, asked.allow_gap)
-    status = "updated" if asked.update else "different"
+    if check.update:
+        write_golden(plan, golden, check.allow_gap)
+    status = "updated" if check.update else "different"
     return CheckOutcome(name, status, verdict=verdict, step_ns=plan.estimates.step_ns)
 
 

@@ -1,4 +1,4 @@
-"""A golden plan made again, in a process of its own: this alone runs the target's code."""
+"""A golden plan recomputed, in a process of its own: this alone runs the target's code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,13 @@ def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
     os.chdir(recipe.root)
     sys.path.insert(0, str(recipe.root))
     from autopar.compile import plan_call
-    from autopar.driver.asking import answer, ask_for, call_on, check_outputs, describe_cluster
+    from autopar.driver.planning import (
+        answer,
+        call_on,
+        check_outputs,
+        describe_cluster,
+        make_call_request,
+    )
     from autopar.runtime.module.building import build
 
     built = build(load_target(recipe.target), recipe.global_batch, on_meta=True)
@@ -67,7 +73,7 @@ def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
     def find(traced: Traced) -> Plan:
         nonlocal known
         check_outputs(traced, recipe.options)
-        asked = ask_for(call, traced, cluster, recipe.options)
+        asked = make_call_request(call, traced, cluster, recipe.options)
         digest = asked.digest()
         kept = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
         if kept is not None:

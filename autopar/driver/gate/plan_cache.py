@@ -39,7 +39,7 @@ def default_folder() -> Path | None:
 
 
 def find(folder: Path, digest: str, fingerprint: str) -> Plan | None:
-    """The plan kept under `digest` (`Asked.digest`), if it is whole and for that graph."""
+    """The plan kept under `digest` (`GraphRequest.digest`), if it is whole and for that graph."""
     try:
         plan = Plan.load(folder / (digest + PLAN_SUFFIX))
     except PlanError:

@@ -26,7 +26,7 @@ from autopar.cluster.parsing import is_cluster_file, parse_cluster
 from autopar.errors import ArgumentError, AutoparError, OldNameWarning, RecipeError
 from autopar.ir.files import read_at_most
 from autopar.ir.mesh import Cluster
-from autopar.plans.requests.options import Options, is_named, is_table
+from autopar.plans.requests.options import Options, is_named, is_written_out
 from autopar.plans.requests.plan_options import PlanOptions, in_groups, option_fields
 from autopar.plans.requests.read_options import make_options
 
@@ -142,7 +142,7 @@ def _target(text: str, path: Path) -> str:
 
 def _schedule(text: str, path: Path) -> str:
     """`text`, with the file that it names relative to that of the recipe."""
-    return text if is_named(text) or is_table(text) else str(path.parent / text)
+    return text if is_named(text) or is_written_out(text) else str(path.parent / text)
 
 
 def _text(path: Path) -> str:

@@ -17,9 +17,9 @@ from math import ceil
 
 from autopar.compile import Say
 from autopar.errors import InfeasibleError
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.ir.units import format_bytes
-from autopar.plans.fitting import Candidate
+from autopar.plans.memory_refinement import Candidate
 
 StageBytes = Sequence[int]
 """Bytes of each stage."""
@@ -54,9 +54,9 @@ class DeviceSharing:
     than it may, or after `rounds` (`Policy.sharing_rounds`)."""
 
     def __init__(
-        self, table: ActionTable, memories: Sequence[SharedMemory], say: Say, rounds: int
+        self, actions: PipelineSchedule, memories: Sequence[SharedMemory], say: Say, rounds: int
     ) -> None:
-        self._each = [_Sharing(table, memory) for memory in memories]
+        self._each = [_Sharing(actions, memory) for memory in memories]
         self._say, self._rounds, self._number = say, rounds, 0
         self.plans: list[Candidate] = []
         """The plans of all stages, in the end."""
@@ -90,9 +90,9 @@ class DeviceSharing:
 class _Sharing:
     """How much of a memory each stage is to have: at first all."""
 
-    def __init__(self, table: ActionTable, memory: SharedMemory) -> None:
-        self.table, self.memory = table, memory
-        self.ranks = [table.ranks[stage] for stage in range(table.num_stages)]
+    def __init__(self, actions: PipelineSchedule, memory: SharedMemory) -> None:
+        self.actions, self.memory = actions, memory
+        self.ranks = [actions.ranks[stage] for stage in range(actions.num_stages)]
         self.own = [memory.limits[rank] for rank in self.ranks]
         self.least: dict[int, int] = {}
         self.is_open = memory.least is None
@@ -104,43 +104,47 @@ class _Sharing:
         if not (self.is_open and self.is_less):
             return False
         self.is_open = False
-        limits, stages_of = self.memory.limits, self.table.stages_of
+        limits, stages_of = self.memory.limits, self.actions.stages_of
         self.own = [limits[rank] // len(stages_of(rank)) for rank in self.ranks]
         return True
 
-    def fits(self, found: Sequence[Candidate], number: int, say: Say, *, is_last: bool) -> bool:
+    def fits(
+        self, candidates: Sequence[Candidate], number: int, say: Say, *, is_last: bool
+    ) -> bool:
         """Whether no device holds more than it has. Where one does, its stages have less from now
         on. InfeasibleError if they have nothing to spare, or this round `is_last`."""
-        totals, limits = self.memory.held(found), self.memory.limits
+        totals, limits = self.memory.held(candidates), self.memory.limits
         over = {k: n - limits[k] for k, n in enumerate(totals) if n > limits[k]}
         for rank, excess in over.items():
-            stages = self.table.stages_of(rank)
+            stages = self.actions.stages_of(rank)
             say(f"{_text(stages)} exceed {self.memory.called} by {format_bytes(excess)}")
-            spare = {stage: self._spare(stage, found[stage]) for stage in stages}
+            spare = {stage: self._spare(stage, candidates[stage]) for stage in stages}
             if not any(spare.values()) or is_last:
                 raise InfeasibleError(
-                    f"{_text(stages)} share a device: the leanest plans found peak at "
+                    f"{_text(stages)} share a device: the smallest-memory plans found peak at "
                     f"{format_bytes(totals[rank])} together, {format_bytes(excess)} over the "
                     f"{self.memory.called} of {format_bytes(limits[rank])}. {self.memory.remedy}"
                 )
             # Sooner or later all is given up that can be.
-            self._give_up(found, spare, (1 + number) * excess)
+            self._give_up(candidates, spare, (1 + number) * excess)
         return not over
 
-    def _spare(self, stage: int, found: Candidate) -> int:
+    def _spare(self, stage: int, candidate: Candidate) -> int:
         if stage not in self.least:
             least = self.memory.least
-            self.least[stage] = 0 if least is None else least(stage, found)
-        return max(0, self.memory.held_by(found) - self.least[stage])
+            self.least[stage] = 0 if least is None else least(stage, candidate)
+        return max(0, self.memory.held_by(candidate) - self.least[stage])
 
-    def _give_up(self, found: Sequence[Candidate], spare: Mapping[int, int], excess: int) -> None:
+    def _give_up(
+        self, candidates: Sequence[Candidate], spare: Mapping[int, int], excess: int
+    ) -> None:
         """Stages with something to spare are planned within less than they hold."""
         self.is_less = True
         total = sum(spare.values())
         given_up = min(excess, total)
         for stage, n in spare.items():
             if n:
-                held = self.memory.held_by(found[stage])
+                held = self.memory.held_by(candidates[stage])
                 self.own[stage] = held - ceil(given_up * n / total)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from autopar.cost_model.moments import with_moments
+from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.input_sharding import describe_inputs
@@ -19,36 +19,36 @@ from autopar.ir.own_ops import is_end
 from autopar.ir.problem import Status
 from autopar.ir.version import __version__
 from autopar.plans.decisions import same_choice
-from autopar.plans.estimates import Estimates, TurnTimes
-from autopar.plans.fitting import Candidate, bounded
+from autopar.plans.estimates import Estimates, MicrobatchTimes
+from autopar.plans.memory_refinement import Candidate, bounded
 from autopar.plans.pipeline_orders import ONE_AFTER_THE_OTHER
-from autopar.plans.pipelines import play_pipeline
+from autopar.plans.pipelines import simulate_pipeline
 from autopar.plans.plan import SCHEMA_VERSION, Plan
 from autopar.plans.provenance import CandidateOutcome, Margin, Provenance
-from autopar.plans.requests.request import Asked
+from autopar.plans.requests.request import GraphRequest
 from autopar.plans.structure import Structure
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """What is known of another candidate: none of its plans takes less than `bound_ns`, and `found`
-    is the best of them, if one was planned."""
+    """What is known of another candidate: none of its plans takes less than `bound_ns`, and
+    `finding` is the best of them, if one was planned."""
 
     name: str
     bound_ns: int
-    found: Finding | None = None
+    finding: Finding | None = None
     mesh: Mesh | None = None
     """Where it lies, in one stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The best step that was found for what is `asked`, in `stages` that begin with the modules
-    `starts` and have ranks from `first_ranks` on. As modelled it takes `objective_ns`, and none
-    takes less than `bound_ns`. In one stage its own mesh is one of the `others`. Its ranks
+    """The best step that was found for what is `graph_request`, in `stages` that begin with the
+    modules `starts` and have ranks from `first_ranks` on. As modelled it takes `objective_ns`, and
+    none takes less than `bound_ns`. In one stage its own mesh is one of the `others`. Its ranks
     work in the order of `schedule`, or of the table of `rows`."""
 
-    asked: Asked
+    graph_request: GraphRequest
     stages: tuple[Candidate, ...]
     estimates: Estimates
     objective_ns: int
@@ -122,38 +122,42 @@ class Finding:
         so long as modelled: more, or less, in equal parts for all that it does."""
         stage, estimates = self.stages[number], list(self.estimates.stages)
         times = modelled_ns / max(1, stage.solution.objective)
-        own = estimates[number].turn
-        turn = {name: round(times * getattr(own, name)) for name in TurnTimes.__struct_fields__}
-        estimates[number] = msgspec.structs.replace(estimates[number], turn=TurnTimes(**turn))
+        own = estimates[number].microbatch
+        microbatch = {
+            name: round(times * getattr(own, name)) for name in MicrobatchTimes.__struct_fields__
+        }
+        estimates[number] = msgspec.structs.replace(
+            estimates[number], microbatch=MicrobatchTimes(**microbatch)
+        )
         known = self.estimates
         table = self.structure.actions
-        played = play_pipeline(table, estimates, known.delays, known.shared)
+        played = simulate_pipeline(table, estimates, known.delays, known.shared)
         return played.step_ns - known.step_ns
 
     @property
     def structure(self) -> Structure:
         """What is decided."""
-        graph = self.asked.graph
+        graph = self.graph_request.graph
         where = zip(self.stages, self.starts, self.first_ranks, strict=True)
         return Structure(
             model=graph.name,
             fingerprint=fingerprint(graph),
-            cluster=self.asked.cluster.name,
-            optimizer=self.asked.options.optimizer,
+            cluster=self.graph_request.cluster.name,
+            optimizer=self.graph_request.options.optimizer,
             inputs=describe_inputs(graph),
             stages=tuple(
                 msgspec.structs.replace(each.structure, start=start, first_rank=rank)
                 for each, start, rank in where
             ),
             schedule=self.schedule,
-            table=self.rows,
+            schedule_rows=self.rows,
         )
 
     def plan(
         self, margin: Margin | None = None, candidates: Sequence[CandidateOutcome] = ()
     ) -> Plan:
         """The plan, with what else is known, as this version of autopar writes it."""
-        options, objective = self.asked.options, max(1, self.objective_ns)
+        options, objective = self.graph_request.options, max(1, self.objective_ns)
         provenance = Provenance(
             autopar=__version__,
             torch=str(torch.__version__),
@@ -206,7 +210,7 @@ class StageInStep:
         wider = replace(request, narrowed=narrowed)
         stated = price(wider)
         choice = same_choice(found.problem, found.solution, stated, wider.step)
-        problem = with_moments(wider, stated, dict.fromkeys(found.moments, 0))
+        problem = with_peak_rows(wider, stated, dict.fromkeys(found.peak_candidates, 0))
         problem = replace(problem, usage_limit=found.problem.usage_limit)
         # Of the wider problem nothing is proven.
         solution = bounded(replace(found.solution, choice=choice, basis=None), 0)

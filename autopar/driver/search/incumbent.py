@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.units import format_ns
-from autopar.plans.fitting import Beaten, Candidate
+from autopar.plans.memory_refinement import Beaten, Candidate
 from autopar.plans.provenance import CandidateOutcome, OutcomeKind
 from autopar.plans.requests.request import PlanRequest
 
@@ -26,7 +26,7 @@ REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
 class KnownPlan:
     """The plan of a candidate, once it is known."""
 
-    found: Candidate | None
+    result: Candidate | None
 
 
 class Trail:
@@ -54,8 +54,8 @@ class Trail:
 
     @contextmanager
     def once(self, request: PlanRequest, cutoff: int | None) -> Generator[KnownPlan]:
-        """Within it, what is `found` for a request with such a cutoff is put in, or raised, unless
-        it is there, known from another search of what is asked, or less."""
+        """Within it, the `result` for a request with such a cutoff is put in, or raised, unless it
+        is there, known from another search of what is asked, or less."""
         options = request.options
         key = (
             *(request.mesh.text, request.microbatches, request.loss_chunks, request.tolerance),
@@ -72,8 +72,8 @@ class Trail:
         except (InfeasibleError, Beaten) as error:
             self._known[key] = error
             raise
-        assert here.found is not None
-        self._known[key] = here.found
+        assert here.result is not None
+        self._known[key] = here.result
 
     def skip(self, name: str, threshold: str) -> None:
         """Candidates that are not looked at, for a threshold of the policy or what is known."""
@@ -83,16 +83,16 @@ class Trail:
 
 @dataclass(slots=True)
 class CandidateAttempt(Generic[_T]):
-    """A candidate that is tried: `with search.attempt() as tried`. Within it the plan is to be
-    `found`, which costs less than `needed_ns`, and what it raises says why there is none. Behind it
-    what became of it is known: whether it `is_better` than those before, or refused, or cut off,
-    which it is otherwise; and whether memory binds, so that it `is_tight`."""
+    """A candidate that is tried: `with search.attempt() as tried`. Within it the plan becomes the
+    `result`, which has to cost less than `needed_ns`, and what is raised says why there is none.
+    Behind it the outcome is known: whether it `is_better` than those before, or refused, or else
+    cut off; and whether memory binds, so that it `is_tight`."""
 
     search: CandidateSearch[_T]
     place: int
     name: str
     needed_ns: int | None
-    found: _T | None = None
+    result: _T | None = None
     is_better: bool = False
     is_refused: bool = False
     is_tight: bool = False
@@ -152,34 +152,34 @@ class CandidateSearch(Generic[_T]):
         name, place = tried.name, tried.place
         if isinstance(error, Beaten):
             self.bounds[place], self.was_tight = error.bound, error.is_tight
-            self._note(name, "not better", error.bound, told=f"{error}")
+            self._note(name, "not better", error.bound, message=f"{error}")
             tried.is_tight = error.is_tight
         elif isinstance(error, Exception):
             self.refuse(error, place, name)
             tried.is_refused = True
-        elif tried.found is not None:
-            self._note(name, "planned", self.cost_ns(tried.found))
-            tried.is_better = self.offer(tried.found, place)
-            tried.is_tight = self.is_tight(tried.found)
+        elif tried.result is not None:
+            self._note(name, "planned", self.cost_ns(tried.result))
+            tried.is_better = self.submit(tried.result, place)
+            tried.is_tight = self.is_tight(tried.result)
 
-    def offer(self, found: _T, rank: int | None = None) -> bool:
+    def submit(self, candidate: _T, rank: int | None = None) -> bool:
         """Takes a plan there is. Whether it is better than those before."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
-        self.bounds[place] = self.bound_ns(found)
-        is_better = self.incumbent is None or self._key(found, place) < self._key(
+        self.bounds[place] = self.bound_ns(candidate)
+        is_better = self.incumbent is None or self._key(candidate, place) < self._key(
             self.incumbent, self.rank
         )
         if is_better:
-            self.incumbent, self.rank = found, place
+            self.incumbent, self.rank = candidate, place
         return is_better
 
     def refuse(self, error: Exception, rank: int | None = None, name: str = "") -> None:
         """Why a candidate has no plan."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
         self.failures[place] = error
-        self._note(name, "infeasible", None, f"{error}", told=f"{error}")
+        self._note(name, "infeasible", None, f"{error}", message=f"{error}")
 
-    def in_line(self, places: Iterable[_Place]) -> Iterator[_Place]:
+    def in_sequence(self, places: Iterable[_Place]) -> Iterator[_Place]:
         """Those of `places` that are to be tried, one after the other, each of which takes less
         memory than the one before, and never less time: for as long as memory binds and each is
         better than the one before."""
@@ -188,21 +188,21 @@ class CandidateSearch(Generic[_T]):
             yield each
             tried = self.last
             assert tried is not None
-            if tried.is_refused or (tried.found is None and tried.is_tight and not has_found):
+            if tried.is_refused or (tried.result is None and tried.is_tight and not has_found):
                 continue
             if not (tried.is_better and tried.is_tight):
                 return
             has_found = True
 
-    def climb(self, places: Sequence[_Place], start: int) -> Iterator[_Place]:
-        """Those of `places` that are to be tried, from number `start` on (`climb`)."""
+    def line_search(self, places: Sequence[_Place], start: int) -> Iterator[_Place]:
+        """Those of `places` that are to be tried, from number `start` on (`line_search`)."""
 
         def improved() -> bool:
             tried = self.last
             assert tried is not None
             return tried.is_better or (tried.is_refused and self.incumbent is None)
 
-        return climb(places, start, improved)
+        return line_search(places, start, improved)
 
     def needed_ns(self, rank: int, slack: float | None = None) -> int | None:
         """What a candidate of such a `rank` has to cost less than; None if anything will do."""
@@ -233,18 +233,20 @@ class CandidateSearch(Generic[_T]):
             raise self.failures[min(self.failures)]
         raise StageError("the devices are not shared by as many stages")
 
-    def _key(self, found: _T, rank: int) -> tuple[bool, int, int]:
-        return not self.fits(found), self.cost_ns(found), rank
+    def _key(self, candidate: _T, rank: int) -> tuple[bool, int, int]:
+        return not self.fits(candidate), self.cost_ns(candidate), rank
 
     def _note(
-        self, name: str, result: OutcomeKind, ns: int | None, reason: str = "", told: str = ""
+        self, name: str, result: OutcomeKind, ns: int | None, reason: str = "", message: str = ""
     ) -> None:
         if name:
             self.trail.note(name, result, ns, reason)
-            self.trail(told or f"{name}: {format_ns(ns or 0)}")
+            self.trail(message or f"{name}: {format_ns(ns or 0)}")
 
 
-def climb(line: Sequence[_Place], start: int, improved: Callable[[], bool]) -> Iterator[_Place]:
+def line_search(
+    line: Sequence[_Place], start: int, improved: Callable[[], bool]
+) -> Iterator[_Place]:
     """Those of a `line` that are to be tried, from number `start` on: upwards, until one has not
     `improved` on what was found before, as is asked of each once it is tried; and downwards in the
     same way, unless upwards some did: the best of a line is expected between what is worse."""

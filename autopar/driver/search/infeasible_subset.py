@@ -9,7 +9,7 @@ from typing import Protocol
 from autopar.errors import InfeasibleError, UnsuitedMeshError
 from autopar.ir.mesh import Mesh
 from autopar.ir.units import format_bytes
-from autopar.plans.requests.request import Asked, PlanRequest
+from autopar.plans.requests.request import GraphRequest, PlanRequest
 
 MEMORY_LIMIT = "memory limit"
 BOUNDLESS_BYTES = 1 << 60
@@ -30,11 +30,11 @@ def smallest_infeasible_subset(
     """
     known: list[frozenset[str]] = []
 
-    def fits(kept: frozenset[str]) -> bool:
-        if any(kept <= other for other in known):
+    def fits(origins: frozenset[str]) -> bool:
+        if any(origins <= other for other in known):
             return True
-        if possible(kept):
-            known.append(kept)
+        if possible(origins):
+            known.append(origins)
             return True
         return False
 
@@ -53,14 +53,14 @@ def smallest_infeasible_subset(
     return tuple(limit for limit in limits if limit in needed)
 
 
-def suited(asked: Asked, meshes: Sequence[Mesh]) -> tuple[PlanRequest, ...]:
+def suited(graph_request: GraphRequest, meshes: Sequence[Mesh]) -> tuple[PlanRequest, ...]:
     """What is asked, on each of `meshes` on which all of it makes sense. UnsuitedMeshError if none
     is left."""
     found: list[PlanRequest] = []
     refused: list[UnsuitedMeshError] = []
     for mesh in meshes:
         try:
-            found.append(asked.on(mesh))
+            found.append(graph_request.on(mesh))
         except UnsuitedMeshError as error:
             refused.append(error)
     if not found:
@@ -81,12 +81,12 @@ def explain_infeasible(request: PlanRequest, attempt: Attempt) -> InfeasibleErro
     """Why there is no plan as it is wanted: the smallest set of what is imposed, and of the memory
     limit, that conflicts. Nothing is solved where that is told by the choices that are left."""
     solves = attempt(request, solves=False) is None
-    asked = request.options.asked
+    asked = request.options.imposed
     limits = (*asked, MEMORY_LIMIT) if solves else asked
 
-    def failure(kept: Collection[str]) -> InfeasibleError | None:
-        reduced = request if MEMORY_LIMIT in kept else request.within(BOUNDLESS_BYTES)
-        return attempt(reduced.with_only(kept), solves=solves)
+    def failure(origins: Collection[str]) -> InfeasibleError | None:
+        reduced = request if MEMORY_LIMIT in origins else request.within(BOUNDLESS_BYTES)
+        return attempt(reduced.with_only(origins), solves=solves)
 
     named = smallest_infeasible_subset(limits, lambda kept: failure(kept) is None)
     why = failure(named)

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.compile import Say
-from autopar.cost_model.moments import with_moments
+from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.driver.search.finding import Finding, StageInStep
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import estimates_of
 from autopar.driver.search.weight_layouts import describe, find_roles, signature
-from autopar.ir.moments import ON_HOST
+from autopar.ir.peak_candidates import ON_HOST
 from autopar.ir.problem import Problem, Status
 from autopar.plans.provenance import Margin
 from autopar.solver import solve
@@ -25,7 +25,7 @@ from autopar.solver.exact import MAX_CHOICES
 
 
 @dataclass(slots=True)
-class _Found:
+class _KnownPlans:
     """What is known: no plan of another structure is below any of `bounds`, and the best one in
     hand takes `step_ns` and does otherwise what `text` says."""
 
@@ -33,7 +33,7 @@ class _Found:
     step_ns: int | None = None
     text: str = ""
 
-    def offer(self, step_ns: int, text: str) -> None:
+    def submit(self, step_ns: int, text: str) -> None:
         """The first of equals stays."""
         if self.step_ns is None or step_ns < self.step_ns:
             self.step_ns, self.text = step_ns, text
@@ -53,21 +53,21 @@ def find_margin(best: Finding, trail: Trail) -> Margin | None:
     Of several stages, each in turn has another structure, and the step is simulated again: what
     the others do is not adapted."""
     trail("looking for the best plan of another structure")
-    found, alike = _Found([]), list[_Stage]()
+    found, alike = _KnownPlans([]), list[_Stage]()
     own = [_Stage(StageInStep(best, number), trail) for number in _distinct(best)]
     for other in best.others:
-        if other.found is None:
+        if other.finding is None:
             found.bounds.append(other.bound_ns)
             continue
-        if other.found.meshes == best.meshes:
+        if other.finding.meshes == best.meshes:
             continue
-        if len(best.stages) == len(other.found.stages) == 1:
-            there = _Stage(StageInStep(other.found), trail, f"{other.name}, ")
+        if len(best.stages) == len(other.finding.stages) == 1:
+            there = _Stage(StageInStep(other.finding), trail, f"{other.name}, ")
             if there.signature == own[0].signature:
                 alike.append(there)
                 continue
         found.bounds.append(other.bound_ns)
-        found.offer(_as_beside(best, other.found), other.name)
+        found.submit(_as_beside(best, other.finding), other.name)
     for stage in (*own, *alike):
         stage.look(found)
     return found.margin(best.objective_ns)
@@ -103,13 +103,13 @@ class _Stage:
         """The roles of each class, comparable between meshes."""
         return tuple(signature(roles, self._best.mesh.sizes) for roles in self._chosen)
 
-    def look(self, found: _Found) -> None:
-        """Adds to `found` what is known of the plans."""
+    def look(self, known: _KnownPlans) -> None:
+        """Adds to `known` what is known of the plans."""
         best, policy = self._best, self._best.request.options.policy
-        if found.step_ns is not None and self._place.step_ns(best.solution.bound) >= found.step_ns:
+        if known.step_ns is not None and self._place.step_ns(best.solution.bound) >= known.step_ns:
             return
         if sum(map(len, best.problem.costs)) > MAX_CHOICES:
-            found.bounds.append(self._place.step_ns(best.solution.bound))
+            known.bounds.append(self._place.step_ns(best.solution.bound))
             return
         limit = allowance = best.request.memory_limit_bytes
         counted = best.problem
@@ -124,21 +124,21 @@ class _Stage:
             if solution.status is Status.INFEASIBLE:
                 return
             if attempt == 0:
-                found.bounds.append(self._place.step_ns(solution.bound))
+                known.bounds.append(self._place.step_ns(solution.bound))
             if not solution.choice:
                 return
             choice = solution.choice[: len(stated.keys)]
             held = estimates_of(best, replace(solution, choice=choice))
             excess, share = held.memory.total - limit, best.request.host_memory_bytes
             if excess <= 0 and held.host_bytes <= share:
-                found.offer(
+                known.submit(
                     self._place.step_ns(solution.objective),
                     self._name + self._changes(stated, choice),
                 )
                 return
             allowance -= max(0, excess)
             if held.host_bytes > share:
-                counted = with_moments(best.request, counted, {ON_HOST: 0})
+                counted = with_peak_rows(best.request, counted, {ON_HOST: 0})
 
     def _changes(self, stated: Problem, choice: Sequence[int]) -> str:
         """What another plan does otherwise."""

@@ -10,8 +10,8 @@ from math import inf, log2, prod
 
 from autopar.cluster.mesh_shapes import candidate_meshes, parse_mesh
 from autopar.compile import Say
-from autopar.cost_model.account import account
 from autopar.cost_model.collectives import with_buckets
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.price import limited_classes
 from autopar.driver.search.finding import Finding, Other
 from autopar.driver.search.incumbent import CandidateSearch, Trail
@@ -26,10 +26,10 @@ from autopar.ir.units import format_ns
 from autopar.ir.uses import groups
 from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import StageEstimates, of_one_stage
-from autopar.plans.fitting import Candidate, bounded
+from autopar.plans.memory_refinement import Candidate, bounded
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import AUTO, Options
-from autopar.plans.requests.request import Asked, PlanRequest
+from autopar.plans.requests.request import GraphRequest, PlanRequest
 from autopar.plans.requests.strategies import MAX_AXES
 
 _AXES, _MOST_AXES = 2, 3
@@ -37,23 +37,23 @@ _AXES, _MOST_AXES = 2, 3
 
 
 @contextmanager
-def explaining(asked: Asked, say: Say) -> Generator[None]:
+def explaining(graph_request: GraphRequest, say: Say) -> Generator[None]:
     """Within it, where no mesh has a plan, the error says what is missing on the first mesh and
     what would do, or which of the limits that are asked for conflict."""
     try:
         yield
     except InfeasibleError as why:
-        first = suited(asked, meshes_of(asked.cluster, asked.options))[0]
-        if asked.options.asked:
+        first = suited(graph_request, meshes_of(graph_request.cluster, graph_request.options))[0]
+        if graph_request.options.imposed:
             say("looking for the limits that conflict")
             raise explain_infeasible(first, partial(_failure, say)) from why
-        if any(map(is_end, asked.graph.nodes)):
+        if any(map(is_end, graph_request.graph.nodes)):
             # Of a stage: more devices or a smaller batch are for all stages to have.
             raise
-        raise InfeasibleError(explain_shortage(asked, first, why, say)) from why
+        raise InfeasibleError(explain_shortage(graph_request, first, why, say)) from why
 
 
-def survey(asked: Asked, trail: Trail, *, margin: float = 0.0) -> Finding:
+def survey(graph_request: GraphRequest, trail: Trail, *, margin: float = 0.0) -> Finding:
     """The best plan over all meshes that are admitted, and what is known of the others.
 
     Meshes like the levels of the cluster come first: a good plan in hand cuts off the others as
@@ -62,13 +62,13 @@ def survey(asked: Asked, trail: Trail, *, margin: float = 0.0) -> Finding:
     promise the most come last. Of equally good meshes the first that is listed wins.
     InfeasibleError, that of the first mesh, if none has a plan within the memory limit.
     """
-    looked = _Looked(asked, trail, margin)
-    for place, request, slack in looked.promising():
+    looked = _Looked(graph_request, trail, margin)
+    for place, request, slack in looked.in_order():
         with looked.search.attempt(rank=place, slack=slack) as tried:
             best = looked.search.incumbent
             after = best if best is not None and best.is_tight else None
-            tried.found = best_on_mesh(request, trail, tried.needed_ns, after=after)
-        looked.take(place, request.mesh, tried.found)
+            tried.result = best_on_mesh(request, trail, tried.needed_ns, after=after)
+        looked.take(place, request.mesh, tried.result)
     return looked.finding()
 
 
@@ -76,9 +76,9 @@ class _Looked:
     """What is known of the meshes that were looked at, by their places in the order in which they
     are preferred."""
 
-    def __init__(self, asked: Asked, trail: Trail, margin: float) -> None:
-        self._asked, self._trail = asked, trail
-        self._found: dict[int, tuple[Mesh, Candidate | None]] = {}
+    def __init__(self, graph_request: GraphRequest, trail: Trail, margin: float) -> None:
+        self._request, self._trail = graph_request, trail
+        self._by_rank: dict[int, tuple[Mesh, Candidate | None]] = {}
         self.search = CandidateSearch[Candidate](
             trail,
             cost_ns=lambda found: found.solution.objective,
@@ -86,23 +86,23 @@ class _Looked:
             slack=margin,
         )
 
-    def promising(self) -> Iterator[tuple[int, PlanRequest, float | None]]:
+    def in_order(self) -> Iterator[tuple[int, PlanRequest, float | None]]:
         """The meshes that are to be looked at, each with its place, and with how much better plans
         there have to be than the best so far, or how much worse they may be."""
-        requests = suited(self._asked, meshes_of(self._asked.cluster, self._asked.options))
-        for place in promising(requests):
+        requests = suited(self._request, meshes_of(self._request.cluster, self._request.options))
+        for place in likely_first(requests):
             yield place, requests[place], None
-        least = self._asked.options.policy.refined_devices
-        if self._asked.cluster.num_devices < least:
-            if finer_meshes(self._asked):
+        least = self._request.options.policy.refined_devices
+        if self._request.cluster.num_devices < least:
+            if finer_meshes(self._request):
                 self._trail.skip("meshes of three axes", f"refined_devices {least}")
             return
-        more = [*enumerate(_finer(self._asked), len(requests))]
+        more = [*enumerate(_finer(self._request), len(requests))]
         yield from self._finer(sorted(more, key=lambda each: self.refined_ns(each[1].mesh)))
 
-    def take(self, place: int, mesh: Mesh, found: Candidate | None) -> None:
+    def take(self, place: int, mesh: Mesh, candidate: Candidate | None) -> None:
         """What became of a mesh."""
-        self._found[place] = mesh, found
+        self._by_rank[place] = mesh, candidate
 
     def _finer(
         self, listed: Sequence[tuple[int, PlanRequest]]
@@ -124,7 +124,7 @@ class _Looked:
             yield place, request, -policy.refined_gain
             if self.search.rank != place:
                 self.search.forget(place)
-                del self._found[place]
+                del self._by_rank[place]
         for why, meshes in skipped.items():
             self._trail.skip(f"meshes {'; '.join(meshes)}", why)
 
@@ -146,34 +146,36 @@ class _Looked:
     def refined_ns(self, mesh: Mesh) -> float:
         """The bound of the worse of the two meshes that one of three axes refines, as far as it is
         known."""
-        search, meshes = self.search, {k: mesh.sizes for k, (mesh, _) in self._found.items()}
+        search, meshes = self.search, {k: mesh.sizes for k, (mesh, _) in self._by_rank.items()}
         known = {meshes[place]: float(bound) for place, bound in search.bounds.items()}
         return refined_ns(mesh, known | {meshes[place]: inf for place in search.failures})
 
     def finding(self) -> Finding:
         """All of it. InfeasibleError, that of the first mesh, if none has a plan."""
-        asked, best, bounds = self._asked, self.search.result(), self.search.bounds
+        asked, best, bounds = self._request, self.search.result(), self.search.bounds
         best = replace(best, solution=bounded(best.solution, self.search.least_ns))
         others: list[Other] = []
-        for place, (mesh, found) in sorted(self._found.items()):
+        for place, (mesh, found) in sorted(self._by_rank.items()):
             if place in bounds:
                 alone = None if found is None else in_one_stage(asked, found)
                 others.append(Other(f"mesh {mesh}", bounds[place], alone, mesh))
         return in_one_stage(asked, best, others)
 
 
-def in_one_stage(asked: Asked, found: Candidate, others: Sequence[Other] = ()) -> Finding:
+def in_one_stage(
+    graph_request: GraphRequest, candidate: Candidate, others: Sequence[Other] = ()
+) -> Finding:
     """A plan in one stage, as what a search found."""
-    solution = found.solution
+    solution = candidate.solution
     return Finding(
-        asked,
-        (found,),
-        of_one_stage(found.estimates),
+        graph_request,
+        (candidate,),
+        of_one_stage(candidate.estimates),
         solution.objective,
         solution.bound,
         solution.status.value,
         tuple(others),
-        imposed=found.request.describe_imposed(),
+        imposed=candidate.request.describe_imposed(),
         statistics=solution.statistics,
     )
 
@@ -187,32 +189,32 @@ def refined_ns(mesh: Mesh, known: Mapping[tuple[int, ...], float]) -> float:
     return max((bound for bound in joined if bound is not None), default=inf)
 
 
-def finer_meshes(asked: Asked) -> Sequence[Mesh]:
+def finer_meshes(graph_request: GraphRequest) -> Sequence[Mesh]:
     """Meshes of more axes than are all tried, of which a few are where none is named."""
-    if asked.options.mesh != AUTO:
+    if graph_request.options.mesh != AUTO:
         return ()
-    listed = meshes_of(asked.cluster, asked.options)
-    more = replace(asked.options, mesh=f"{AUTO}:{_MOST_AXES}")
-    return [mesh for mesh in meshes_of(asked.cluster, more) if mesh not in listed]
+    listed = meshes_of(graph_request.cluster, graph_request.options)
+    more = replace(graph_request.options, mesh=f"{AUTO}:{_MOST_AXES}")
+    return [mesh for mesh in meshes_of(graph_request.cluster, more) if mesh not in listed]
 
 
-def _finer(asked: Asked) -> Sequence[PlanRequest]:
+def _finer(graph_request: GraphRequest) -> Sequence[PlanRequest]:
     """What is asked, on `finer_meshes`."""
-    finer = finer_meshes(asked)
+    finer = finer_meshes(graph_request)
     try:
-        return suited(asked, finer) if finer else ()
+        return suited(graph_request, finer) if finer else ()
     except UnsuitedMeshError:
         return ()
 
 
-def promising(requests: Sequence[PlanRequest]) -> list[int]:
+def likely_first(requests: Sequence[PlanRequest]) -> list[int]:
     """The places of `requests`, of the same cluster, in the order they are tried: on the mesh along
     its levels first, then on those that are the most like it."""
 
     def unlikeness(place: int) -> float:
         cluster, mesh = requests[place].cluster, requests[place].mesh
         levels, axes = _inner([level.size for level in cluster.levels]), _inner(mesh.sizes)
-        return _away(axes, levels) + _away(levels, axes)
+        return _farness(axes, levels) + _farness(levels, axes)
 
     return sorted(range(len(requests)), key=lambda place: (unlikeness(place), place))
 
@@ -222,7 +224,7 @@ def _inner(sizes: Sequence[int]) -> list[float]:
     return [log2(prod(sizes[place:])) for place in range(len(sizes) + 1)]
 
 
-def _away(some: Sequence[float], others: Sequence[float]) -> float:
+def _farness(some: Sequence[float], others: Sequence[float]) -> float:
     return sum(min(abs(each - other) for other in others) for each in some)
 
 
@@ -235,7 +237,7 @@ def meshes_of(cluster: Cluster, options: Options) -> Sequence[Mesh]:
     if colon and not (number.isdecimal() and number.isascii()):
         raise ClusterError(f"mesh {options.mesh!r}: write auto:3 for meshes of up to three axes")
     max_axes = int(number) if colon else max(_AXES, MAX_AXES.get(options.strategy, 1))
-    found = candidate_meshes(cluster, max_axes, in_order=bool(options.asked))
+    found = candidate_meshes(cluster, max_axes, in_order=bool(options.imposed))
     return tuple(with_buckets(mesh, cluster.device) for mesh in found)
 
 
@@ -255,7 +257,7 @@ def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError
 def estimates_of(best: Candidate, solution: Solution) -> StageEstimates:
     """What another plan on the mesh of `best` takes and holds, temporaries included."""
     stage = make_stage(best.request, best.problem, solution)
-    return account(best.request, stage).estimates
+    return cost_breakdown(best.request, stage).estimates
 
 
 def summary(plan: Plan) -> str:

@@ -19,7 +19,7 @@ from autopar.driver.search.finding import Finding
 from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail
 from autopar.errors import SolverError
 from autopar.plans.requests.options import AUTO, Options
-from autopar.plans.requests.request import Asked
+from autopar.plans.requests.request import GraphRequest
 
 
 def findings(trail: Trail) -> CandidateSearch[Finding]:
@@ -31,26 +31,30 @@ class Widened:
     """What is found for what is asked, and without something that is left open: `for each in
     widened`, `with widened.attempt() as tried`. A plan that is `known` is to be beaten."""
 
-    def __init__(self, asked: Asked, trail: Trail, known: Finding | None = None) -> None:
-        self._asked, self._trail, self._known = asked, trail, known
+    def __init__(
+        self, graph_request: GraphRequest, trail: Trail, known: Finding | None = None
+    ) -> None:
+        self._request, self._trail, self._known = graph_request, trail, known
         self._search = findings(trail)
         self._above: list[tuple[Finding, ...]] = []
         """What was found for wider requests of each that was tried, the widest first."""
 
-    def __iter__(self) -> Iterator[Asked]:
+    def __iter__(self) -> Iterator[GraphRequest]:
         """What is asked, and each narrower request of one whose plan makes use of what is open."""
-        return self._each(self._asked, ())
+        return self._each(self._request, ())
 
-    def _each(self, asked: Asked, above: tuple[Finding, ...]) -> Iterator[Asked]:
+    def _each(
+        self, graph_request: GraphRequest, above: tuple[Finding, ...]
+    ) -> Iterator[GraphRequest]:
         self._above.append(above)
-        yield asked
+        yield graph_request
         tried = self._search.last
-        found = None if tried is None else tried.found
+        found = None if tried is None else tried.result
         if found is None or found is self._known:
             return
-        for what, options in _narrower(asked.options, found):
+        for what, options in _narrower(graph_request.options, found):
             self._trail(f"{what}: looking for the best plan without")
-            yield from self._each(replace(asked, options=options), (*above, found))
+            yield from self._each(replace(graph_request, options=options), (*above, found))
 
     @contextmanager
     def attempt(self) -> Generator[CandidateAttempt[Finding]]:
@@ -81,17 +85,17 @@ class Widened:
         return best
 
 
-def _narrower(options: Options, found: Finding) -> Iterator[tuple[str, Options]]:
+def _narrower(options: Options, finding: Finding) -> Iterator[tuple[str, Options]]:
     """What is left open that a plan makes use of, and the options without that."""
-    requests = [stage.request for stage in found.stages]
+    requests = [stage.request for stage in finding.stages]
     # What is open also changes which pipelines are planned.
     is_staged = len(requests) > 1
     if options.loss_chunks is None and any(each.loss_chunks > 1 for each in requests):
         yield "chunks of the loss", replace(options, loss_chunks=1)
-    if options.microbatches is None and len(requests) == 1 and found.microbatches > 1:
+    if options.microbatches is None and len(requests) == 1 and finding.microbatches > 1:
         yield "microbatches", replace(options, microbatches=1)
-    is_hosted = is_staged or any(each.hosted for each in requests)
-    if options.residency == "auto" and options.hosted is None and is_hosted:
+    is_on_host = is_staged or any(each.params_on_host for each in requests)
+    if options.residency == "auto" and options.params_on_host is None and is_on_host:
         yield "the host", replace(options, residency="cuda")
     fewer = {f"{AUTO}:3": AUTO, AUTO: f"{AUTO}:2"}.get(options.mesh)
     is_fine = any(len(each.mesh.sizes) > 2 for each in requests)

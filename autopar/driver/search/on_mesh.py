@@ -17,7 +17,7 @@ from autopar.driver.search.open_counts import (
 )
 from autopar.errors import InfeasibleError
 from autopar.ir.passes.losses import heads_of
-from autopar.plans.fitting import Beaten, Candidate, bounded
+from autopar.plans.memory_refinement import Beaten, Candidate, bounded
 from autopar.plans.requests.request import PlanRequest
 
 
@@ -35,31 +35,33 @@ def best_on_mesh(
     `after` which it comes, in which memory binds, and each from the one before."""
     forms = _search(request, trail, cutoff)
     whole: dict[int, Candidate] = {}
-    for in_pieces in _forms(request, forms, trail):
+    for is_chunked in _forms(request, forms, trail):
         with forms.attempt() as form:
             counts = _search(request, trail, form.needed_ns)
             first = forms.incumbent or after
-            for here in counts.in_line(_in_microbatches(request, in_pieces)):
+            for here in counts.in_sequence(_in_microbatches(request, is_chunked)):
                 with counts.attempt() as counted:
                     chunks = _search(here, trail, counted.needed_ns)
                     if counts.failures and counts.incumbent is None:
-                        _check_least(_pieces(here, in_pieces)[-1], trail)
-                    if in_pieces:
+                        _check_least(_in_chunks(here, is_chunked)[-1], trail)
+                    if is_chunked:
                         _check_worth(here, whole, counted.needed_ns)
-                    for each in chunks.in_line(_pieces(here, in_pieces)):
+                    for each in chunks.in_sequence(_in_chunks(here, is_chunked)):
                         with chunks.attempt(name=each.name) as tried:
                             start = chunks.incumbent or counts.incumbent or first
                             if chunks.failures and chunks.incumbent is None:
                                 _check_least(each, trail)
                             with trail.once(each, tried.needed_ns) as known:
-                                if known.found is None:
+                                if known.result is None:
                                     trail(f"solving for {each.name}")
-                                    known.found = best_on(each, trail, tried.needed_ns, after=start)
-                            tried.found = known.found
-                    counted.found = _result(chunks, here)
-                    if not in_pieces:
-                        whole[here.microbatches] = counted.found
-            form.found = _result(counts, request)
+                                    known.result = best_on(
+                                        each, trail, tried.needed_ns, after=start
+                                    )
+                            tried.result = known.result
+                    counted.result = _result(chunks, here)
+                    if not is_chunked:
+                        whole[here.microbatches] = counted.result
+            form.result = _result(counts, request)
     return _result(forms, request)
 
 
@@ -78,20 +80,20 @@ def _forms(request: PlanRequest, forms: CandidateSearch[Candidate], trail: Trail
     yield True
 
 
-def _in_microbatches(request: PlanRequest, in_pieces: bool) -> Iterator[PlanRequest]:
+def _in_microbatches(request: PlanRequest, is_chunked: bool) -> Iterator[PlanRequest]:
     """The same in each number of microbatches, as long as the loss can be so."""
     is_open = request.options.microbatches is None
     for count in possible_counts(request.graph) if is_open else (request.microbatches,):
         here = replace(request, microbatches=count)
-        if not _pieces(here, in_pieces):
+        if not _in_chunks(here, is_chunked):
             return
         yield here
 
 
-def _pieces(request: PlanRequest, in_pieces: bool) -> Sequence[PlanRequest]:
+def _in_chunks(request: PlanRequest, is_chunked: bool) -> Sequence[PlanRequest]:
     """The same with the loss in as many chunks as are asked for, or in several numbers of them, few
     first. What is proven is of those that are tried."""
-    if not in_pieces:
+    if not is_chunked:
         return (request,)
     return [replace(request, loss_chunks=count) for count in chunk_ladder(request)]
 

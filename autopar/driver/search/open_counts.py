@@ -59,10 +59,10 @@ def chunk_count(request: PlanRequest) -> int:
     heads, limit = heads_of(request.graph), request.memory_limit_bytes
     policy = request.options.policy
     parts = request.cluster.num_devices * request.microbatches
-    made = [_made_bytes(head) // parts for head in heads]
+    made = [_head_bytes(head) // parts for head in heads]
     if sum(made) * policy.chunks_worth < limit or not heads:
         return 1
-    rows = max(head.product.outputs[0].shape[0] for head in heads) // parts
+    rows = max(head.matmul.outputs[0].shape[0] for head in heads) // parts
     count = 2
     while max(made) * policy.chunks_smallest > limit * count and rows // count > policy.chunks_rows:
         count *= 2
@@ -83,7 +83,7 @@ def most_saved_bytes(request: PlanRequest) -> int:
     """What chunks save of a device's memory at the most where all devices share the scores: these,
     what the loss makes of them, and their gradient."""
     parts = request.cluster.num_devices * request.microbatches
-    made = (_made_bytes(head, of_loss=2) for head in heads_of(request.graph))
+    made = (_head_bytes(head, of_loss=2) for head in heads_of(request.graph))
     return sum(made) // parts
 
 
@@ -94,7 +94,7 @@ def in_chunks(request: PlanRequest) -> PlanRequest:
     return replace(request, loss_chunks=chunk_count(request)) if is_open else request
 
 
-def _made_bytes(head: Head, of_loss: int = 1) -> int:
+def _head_bytes(head: Head, of_loss: int = 1) -> int:
     """Bytes of the scores, and of so many tensors that the loss makes of them."""
-    scores, loss = head.product.outputs[0], head.loss.outputs[0]
+    scores, loss = head.matmul.outputs[0], head.loss.outputs[0]
     return prod(scores.shape) * (itemsize(scores.dtype) + of_loss * itemsize(loss.dtype))

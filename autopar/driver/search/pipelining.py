@@ -18,57 +18,66 @@ from autopar.cost_model.sends import delays, message_bytes, shared_at_end, tied_
 from autopar.driver.search.finding import Finding
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.narrower import Widened, findings
+from autopar.driver.search.pipeline_candidates import PipelineCandidates
 from autopar.driver.search.pipeline_shapes import PipelineShape, imposed_on
-from autopar.driver.search.promising_shapes import Promising
 from autopar.driver.search.segment_division import Divided
-from autopar.driver.search.segment_ways import SegmentWays
-from autopar.driver.search.stage_plans import AskedOfRank, plan_stages
+from autopar.driver.search.segment_search import SegmentSearch
+from autopar.driver.search.stage_plans import RankRequest, plan_stages
 from autopar.ir.passes.stages import Cut
 from autopar.ir.problem import Status
 from autopar.plans.estimates import Delay, Memory
-from autopar.plans.fitting import Candidate
 from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.memory_refinement import Candidate
 from autopar.plans.passes import StepForm, step_graph
-from autopar.plans.pipelines import play_pipeline
-from autopar.plans.requests.request import Asked, Narrowed
+from autopar.plans.pipelines import simulate_pipeline
+from autopar.plans.requests.request import GraphRequest, Narrowed
 
 
-def search_stages(asked: Asked, trail: Trail, known: Finding | None = None) -> Finding:
+def search_stages(
+    graph_request: GraphRequest, trail: Trail, known: Finding | None = None
+) -> Finding:
     """The plan in several stages with the shortest step among those that are asked for, if it is
     shorter than the one that is `known`; else that. StageError if the model cannot be cut so;
     InfeasibleError if nothing fits in memory."""
-    widened = Widened(asked, trail, known)
+    widened = Widened(graph_request, trail, known)
     for each in widened:
         with widened.attempt() as tried:
             pipelines = findings(trail)
             if known is not None:
-                pipelines.offer(known)
-            promising, ways = Promising(each, pipelines), SegmentWays(each, trail)
+                pipelines.submit(known)
+            promising, ways = PipelineCandidates(each, pipelines), SegmentSearch(each, trail)
             for shape, mesh in promising.to_divide():
                 with promising.dividing(shape) as divided:
                     known_ns = promising.known_ns()
-                    divided.stages = ways.divided(shape.table, known_ns, mesh, shape.sizes)
+                    divided.stages = ways.divided(shape.actions, known_ns, mesh, shape.sizes)
             for shape, stages in promising.to_plan():
                 if stages is None:
                     with promising.dividing(shape) as divided:
-                        divided.stages = ways.divided(shape.table, sizes=shape.sizes)
+                        divided.stages = ways.divided(shape.actions, sizes=shape.sizes)
                     continue
                 with pipelines.attempt(name=shape.name) as planned:
-                    planned.found = _Pipeline(each, shape, stages, trail).planned()
-                promising.take(shape, planned.found)
-            tried.found = promising.result(known)
+                    planned.result = _Pipeline(each, shape, stages, trail).planned()
+                promising.take(shape, planned.result)
+            tried.result = promising.result(known)
     return widened.result()
 
 
 class _Pipeline:
     """One shape, planned."""
 
-    def __init__(self, asked: Asked, shape: PipelineShape, divided: Divided, trail: Trail) -> None:
-        self.asked, self.shape, self.divided, self.trail = asked, shape, divided, trail
-        self.table = shape.table
+    def __init__(
+        self, graph_request: GraphRequest, shape: PipelineShape, divided: Divided, trail: Trail
+    ) -> None:
+        self.graph_request, self.shape, self.divided, self.trail = (
+            graph_request,
+            shape,
+            divided,
+            trail,
+        )
+        self.actions = shape.actions
         sizes = [mesh.num_devices for mesh in divided.meshes]
-        self.clusters = [part_of(asked.cluster, size) for size in sizes]
-        self.firsts = place_parts(asked.cluster, sizes)
+        self.clusters = [part_of(graph_request.cluster, size) for size in sizes]
+        self.firsts = place_parts(graph_request.cluster, sizes)
 
     def planned(self) -> Finding:
         """The plan with the cuts that were chosen.
@@ -82,70 +91,74 @@ class _Pipeline:
             StepForm(self.shape.microbatches, Cut(starts, number))
             for number in range(len(starts) + 1)
         ]
-        graphs = [step_graph(self.asked.graph, form) for form in forms]
+        graphs = [step_graph(self.graph_request.graph, form) for form in forms]
         choices = findings(self.trail)
-        kept_ns = self.asked.options.policy.estimate_kept * self.divided.step_ns
+        kept_ns = self.graph_request.options.policy.estimate_slack * self.divided.step_ns
         for each in (narrowed, dict.fromkeys(narrowed, ())):
             if choices.incumbent is not None and choices.incumbent.step_ns <= kept_ns:
                 break
             if choices.last is not None:
                 self.trail("with other choices than those of segments")
             with choices.attempt() as tried:
-                ranks = [self._asked_of(rank, each) for rank in range(self.shape.ranks)]
-                tried.found = self._finding(
-                    plan_stages(ranks, graphs, self.table, self._held, self.trail)
+                ranks = [self._rank_request(rank, each) for rank in range(self.shape.ranks)]
+                tried.result = self._finding(
+                    plan_stages(ranks, graphs, self.actions, self._held, self.trail)
                 )
         return choices.result()
 
-    def _finding(self, found: Sequence[Candidate]) -> Finding:
+    def _finding(self, candidates: Sequence[Candidate]) -> Finding:
         """Its stages, planned, and their step."""
-        table, starts = self.table, self.divided.starts
-        layouts, cluster = _layouts(found), self.asked.cluster
+        table, starts = self.actions, self.divided.starts
+        layouts, cluster = _layouts(candidates), self.graph_request.cluster
         sends, tied = self._delays(layouts), tied_in(layouts)
-        shared = shared_at_end(self.asked.graph, tied, table.ranks, cluster, self.firsts)
+        shared = shared_at_end(self.graph_request.graph, tied, table.ranks, cluster, self.firsts)
         devices = [layout.mesh.num_devices for layout in layouts]
-        stages, held = [each.estimates for each in found], self._held(found)
+        stages, held = [each.estimates for each in candidates], self._held(candidates)
         estimates = add_up(table, stages, devices, sends, shared, held, cluster)
         # Of some stages the strategy has nothing to say.
-        strategy = self.asked.options.strategy
-        told = next(each for each in found if each.request.options.strategy == strategy).request
+        strategy = self.graph_request.options.strategy
+        told = next(
+            each for each in candidates if each.request.options.strategy == strategy
+        ).request
         objective_ns = self.divided.objective_ns or estimates.step_ns
         return Finding(
-            self.asked,
-            tuple(found),
+            self.graph_request,
+            tuple(candidates),
             estimates,
             objective_ns,
             min(self.divided.bound_ns, self.divided.objective_ns),
             Status.FEASIBLE.value,
             starts=("", *starts),
-            first_ranks=tuple(self.firsts[table.ranks[stage]] for stage in range(len(found))),
+            first_ranks=tuple(self.firsts[table.ranks[stage]] for stage in range(len(candidates))),
             schedule=self.shape.stored,
             rows=self.shape.rows,
-            imposed=(*told.describe_imposed(), *imposed_on(self.asked.options)),
+            imposed=(*told.describe_imposed(), *imposed_on(self.graph_request.options)),
         )
 
     def _delays(self, layouts: Sequence[Layout]) -> Sequence[Delay]:
-        firsts = [self.firsts[self.table.ranks[stage]] for stage in range(len(layouts))]
-        return delays(layouts, firsts, self.asked.cluster)
+        firsts = [self.firsts[self.actions.ranks[stage]] for stage in range(len(layouts))]
+        return delays(layouts, firsts, self.graph_request.cluster)
 
-    def _held(self, found: Sequence[Candidate]) -> tuple[Memory, ...]:
+    def _held(self, candidates: Sequence[Candidate]) -> tuple[Memory, ...]:
         """What a device of each rank holds where its stages are planned so."""
-        layouts, granule = _layouts(found), self.asked.cluster.device.granule_bytes
-        estimates = [each.estimates for each in found]
-        spans = play_pipeline(self.table, estimates, self._delays(layouts), ()).spans
+        layouts, granule = _layouts(candidates), self.graph_request.cluster.device.granule_bytes
+        estimates = [each.estimates for each in candidates]
+        spans = simulate_pipeline(self.actions, estimates, self._delays(layouts), ()).spans
         stages = [
-            StageMemory(layout, each.estimates.memory, each.turn_memory, granule)
-            for layout, each in zip(layouts, found, strict=True)
+            StageMemory(layout, each.estimates.memory, each.microbatch_memory, granule)
+            for layout, each in zip(layouts, candidates, strict=True)
         ]
-        return device_memory(self.table, stages, spans, message_bytes(layouts, granule))
+        return device_memory(self.actions, stages, spans, message_bytes(layouts, granule))
 
-    def _asked_of(self, rank: int, narrowed: Mapping[str, Narrowed]) -> AskedOfRank:
+    def _rank_request(self, rank: int, narrowed: Mapping[str, Narrowed]) -> RankRequest:
         """What is asked of the stages of a rank."""
         mesh = self.divided.meshes[rank].text
-        options = replace(self.asked.options, mesh=mesh, microbatches=self.shape.microbatches)
-        asked = replace(self.asked, cluster=self.clusters[rank], options=options)
-        return AskedOfRank(asked, narrowed[mesh])
+        options = replace(
+            self.graph_request.options, mesh=mesh, microbatches=self.shape.microbatches
+        )
+        asked = replace(self.graph_request, cluster=self.clusters[rank], options=options)
+        return RankRequest(asked, narrowed[mesh])
 
 
-def _layouts(found: Sequence[Candidate]) -> list[Layout]:
-    return [parse_layout(each.request.step, each.structure) for each in found]
+def _layouts(candidates: Sequence[Candidate]) -> list[Layout]:
+    return [parse_layout(each.request.step, each.structure) for each in candidates]

@@ -13,19 +13,19 @@ from autopar.cluster.parts import place_parts
 from autopar.compile import Say
 from autopar.cost_model.sends import gradient_bytes, hop_ns, sent_bytes, shared_at_end
 from autopar.driver.search.infeasible_subset import BOUNDLESS_BYTES
-from autopar.driver.search.segment_plans import SegmentPlans, way_of
+from autopar.driver.search.segment_plans import SegmentPlans, segment_plan_of
 from autopar.driver.search.segments import SampledStep
 from autopar.errors import InfeasibleError, StageError
 from autopar.ir.cutting import CutProblem, Division, RankMeshes
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import Mesh, meshes_text
 from autopar.ir.passes.stages import cut_at
-from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Delay, Shared, StageEstimates, TurnTimes
-from autopar.plans.fitting import Beaten
+from autopar.ir.pipeline import PipelineSchedule
+from autopar.plans.estimates import Delay, MicrobatchTimes, Shared, StageEstimates
 from autopar.plans.layout import parse_layout
-from autopar.plans.pipelines import play_pipeline
-from autopar.plans.requests.request import Asked, Narrowed
+from autopar.plans.memory_refinement import Beaten
+from autopar.plans.pipelines import simulate_pipeline
+from autopar.plans.requests.request import GraphRequest, Narrowed
 from autopar.solver.cutting import divide
 
 
@@ -62,21 +62,26 @@ class Divided:
 
 
 class SegmentDivision:
-    """The segments of what is `asked` for, on the meshes of `plans`, each with a number. Ranks have
-    the meshes that are `given`, or those that are best."""
+    """The segments of what is `graph_request` for, on the meshes of `plans`, each with a number.
+    Ranks have the meshes that are `given`, or those that are best."""
 
     def __init__(
         self,
-        asked: Asked,
+        graph_request: GraphRequest,
         sample: SampledStep,
-        table: ActionTable,
+        actions: PipelineSchedule,
         plans: Sequence[SegmentPlans],
         say: Say,
         given: tuple[int, ...] = (),
     ) -> None:
-        self.asked, self.sample, self.table, self.say = asked, sample, table, say
+        self.graph_request, self.sample, self.actions, self.say = (
+            graph_request,
+            sample,
+            actions,
+            say,
+        )
         self.plans, self.given = plans, given
-        self.limit = asked.memory_limit_bytes
+        self.limit = graph_request.memory_limit_bytes
 
     def divided(self, known_ns: int | None = None) -> Divided:
         """The best stages, with what is planned and, if they do not fit, more that is planned
@@ -88,20 +93,20 @@ class SegmentDivision:
         least_ns = self.boundless().step_ns
         if known_ns is not None and least_ns >= known_ns:
             raise Beaten(str(self.plans[0].mesh), least_ns)
-        policy = self.asked.options.policy
+        policy = self.graph_request.options.policy
         for part in (policy.segments_memory, policy.segments_least_memory):
             for plans in self.plans:
                 plans.plan_within(int(self.limit * part))
             found = self._within()
             if found is not None:
                 return found
-        # Stages may fit that are planned for themselves: more is made again, of more ops.
+        # Stages may fit that are planned for themselves: more is recomputed, of more ops.
         return self.boundless()
 
     def _within(self) -> Divided | None:
         """The best stages within the memory there is, of what is planned; None if none are."""
         try:
-            return self._found(self._problem())
+            return self._divided(self._problem())
         except InfeasibleError as error:
             self.say(f"{meshes_text([plans.mesh for plans in self.plans])}: {error}")
             return None
@@ -110,7 +115,7 @@ class SegmentDivision:
         """The best stages, whatever they hold, of what is planned. StageError if there are none."""
         try:
             boundless = replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)
-            return self._found(boundless, is_within=False)
+            return self._divided(boundless, is_within=False)
         except InfeasibleError:
             ranks = self.given or range(len(self.plans))
             text = meshes_text([self.plans[k].mesh for k in ranks])
@@ -120,22 +125,22 @@ class SegmentDivision:
             ) from None
 
     def _problem(self) -> CutProblem:
-        stages, sorts = range(self.table.num_stages), self.sample.sorts
+        stages, sorts = range(self.actions.num_stages), self.sample.kinds
         return CutProblem(
             tuple(sort.count for sort in sorts),
             tuple(
                 tuple(
-                    way_of(plan, sort.share, mesh)
+                    segment_plan_of(plan, sort.share, mesh)
                     for mesh, plans in enumerate(self.plans)
                     for plan in plans.of_stages[sort.stage]
                 )
                 for sort in sorts
             ),
-            tuple(self.table.ranks[stage] for stage in stages),
-            tuple(self.table.in_flight(stage) for stage in stages),
-            self.table.microbatches,
+            tuple(self.actions.ranks[stage] for stage in stages),
+            tuple(self.actions.in_flight(stage) for stage in stages),
+            self.actions.microbatches,
             self.limit,
-            self.table.is_split,
+            self.actions.is_split,
             self._meshes(),
         )
 
@@ -143,17 +148,19 @@ class SegmentDivision:
         if len(self.plans) == 1:
             return None
         ends = [0]
-        for sort in self.sample.sorts:
+        for sort in self.sample.kinds:
             ends.append(ends[-1] + sort.count)
         alike = {
             tuple(sorted({bisect_right(ends, segment) - 1 for segment in segments}))
             for segments in self.sample.shared.values()
         }
         sizes = tuple(plans.mesh.num_devices for plans in self.plans)
-        return RankMeshes(sizes, self.asked.cluster.num_devices, self.given, tuple(sorted(alike)))
+        return RankMeshes(
+            sizes, self.graph_request.cluster.num_devices, self.given, tuple(sorted(alike))
+        )
 
     def _divide(self, problem: CutProblem) -> Division:
-        cuts = self.asked.options.cuts
+        cuts = self.graph_request.options.cuts
         if not cuts:
             return divide(problem)
         graph, starts = self.sample.graph, [part.start for part in self.sample.parts]
@@ -161,14 +168,16 @@ class SegmentDivision:
         numbers = [sum(start <= op for start in starts[1:]) for op in ops]
         return divide(problem, problem.sizes(numbers))
 
-    def _found(self, problem: CutProblem, *, is_within: bool = True) -> Divided:
+    def _divided(self, problem: CutProblem, *, is_within: bool = True) -> Divided:
         division = self._divide(problem)
-        parts, cuts = self.sample.parts, self.asked.options.cuts
+        parts, cuts = self.sample.parts, self.graph_request.options.cuts
         stages = [self._estimates(taken) for taken in division.taken]
         on = division.meshes(problem)
-        firsts = place_parts(self.asked.cluster, [self.plans[n].mesh.num_devices for n in on])
+        firsts = place_parts(
+            self.graph_request.cluster, [self.plans[n].mesh.num_devices for n in on]
+        )
         sends, shared = self._sends(on, firsts), self._shared(division, on, firsts)
-        played = play_pipeline(self.table, stages, sends, shared)
+        played = simulate_pipeline(self.actions, stages, sends, shared)
         step_ns, busy_ns = played.step_ns, played.busy_ns
         is_proven = not cuts  # Of cuts that are given others are no bound.
         return Divided(
@@ -187,30 +196,36 @@ class SegmentDivision:
     def _estimates(self, taken: Sequence[Sequence[float]]) -> StageEstimates:
         """What a stage takes that has so many segments of each sort in each way."""
         base = self.plans[0].of_stages[0][0].estimates
-        turns = dict.fromkeys((n for n in TurnTimes.__struct_fields__ if n != "action_ns"), 0.0)
-        for sort, numbers in zip(self.sample.sorts, taken, strict=True):
+        microbatches = dict.fromkeys(
+            (n for n in MicrobatchTimes.__struct_fields__ if n != "action_ns"), 0.0
+        )
+        for sort, numbers in zip(self.sample.kinds, taken, strict=True):
             ways = [plan for plans in self.plans for plan in plans.of_stages[sort.stage]]
             for plan, number in zip(ways, numbers, strict=True):
-                for name in turns:
-                    turns[name] += number * sort.share * getattr(plan.estimates.turn, name)
-        found = {name: round(ns) for name, ns in turns.items()}
-        if self.table.num_stages == 1:
+                for name in microbatches:
+                    microbatches[name] += (
+                        number * sort.share * getattr(plan.estimates.microbatch, name)
+                    )
+        found = {name: round(ns) for name, ns in microbatches.items()}
+        if self.actions.num_stages == 1:
             found["action_ns"] = 0  # One stage sends nothing.
-        turn = msgspec.structs.replace(base.turn, **found)
-        return msgspec.structs.replace(base, turn=turn)
+        microbatch = msgspec.structs.replace(base.microbatch, **found)
+        return msgspec.structs.replace(base, microbatch=microbatch)
 
     def _sends(self, on: Sequence[int], firsts: Sequence[int]) -> list[Delay]:
         """What a microbatch takes from each stage to the next, and its gradient back."""
         sent = [self._sent(plans) for plans in self.plans]
-        last = self.table.num_stages - 1
+        last = self.actions.num_stages - 1
         forth = [(s, s + 1, Phase.FORWARD) for s in range(last)]
         back = [(s + 1, s, Phase.BACKWARD) for s in range(last)]
         found: list[Delay] = []
         for source, target, phase in forth + back:
-            a, b = self.table.ranks[source], self.table.ranks[target]
+            a, b = self.actions.ranks[source], self.actions.ranks[target]
             # Of two meshes the one with fewer devices sends or is sent more on each.
             sizes = [max(pair) for pair in zip(sent[on[a]], sent[on[b]], strict=True)]
-            ns = sum(hop_ns(n, firsts[a], firsts[b], firsts, self.asked.cluster) for n in sizes)
+            ns = sum(
+                hop_ns(n, firsts[a], firsts[b], firsts, self.graph_request.cluster) for n in sizes
+            )
             found.append(Delay(source, target, phase.value, sum(sent[on[a]]), ns))
         return found
 
@@ -225,10 +240,10 @@ class SegmentDivision:
         tied: dict[str, tuple[set[int], int]] = {}
         for name, segments in self.sample.tied.items():
             stages = {bisect_right(division.starts, segment) for segment in segments}
-            plans = self.plans[on[self.table.ranks[min(stages)]]]
+            plans = self.plans[on[self.actions.ranks[min(stages)]]]
             for plan, *_ in plans.of_stages:
                 if len(stages) > 1 and name in plan.structure.params:
                     layout = parse_layout(plan.request.step, plan.structure)
                     tied[name] = stages, gradient_bytes(layout, name)
-        asked = self.asked
-        return shared_at_end(asked.graph, tied, self.table.ranks, asked.cluster, firsts)
+        asked = self.graph_request
+        return shared_at_end(asked.graph, tied, self.actions.ranks, asked.cluster, firsts)

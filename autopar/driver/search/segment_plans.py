@@ -7,17 +7,17 @@ from dataclasses import replace
 from math import ceil
 
 from autopar.compile import Say, best_as_stated
-from autopar.cost_model.account import account
+from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.price import price
 from autopar.driver.search.segments import SampledStep
 from autopar.errors import InfeasibleError
-from autopar.ir.cutting import Way
+from autopar.ir.cutting import SegmentPlan
 from autopar.ir.graph import Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.own_ops import is_end
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.ir.problem import Problem
-from autopar.plans.fitting import Beaten, Candidate
+from autopar.plans.memory_refinement import Beaten, Candidate
 from autopar.plans.requests.request import PlanRequest
 
 _Place = tuple[str, int, bool]
@@ -45,11 +45,11 @@ class FreePlans:
         known = self._bounds.get(place, {}).items()
         return max((ns for (n, two), ns in known if n <= count and two <= is_split), default=0)
 
-    def add(self, place: _Place, form: _Form, bound_ns: int, found: Candidate | None) -> None:
-        """Takes what is `found`, or known of it."""
+    def add(self, place: _Place, form: _Form, bound_ns: int, candidate: Candidate | None) -> None:
+        """Takes what is `candidate`, or known of it."""
         self._bounds.setdefault(place, {})[form] = bound_ns
-        if found is not None:
-            self._plans[place, form] = found
+        if candidate is not None:
+            self._plans[place, form] = candidate
 
 
 class SegmentPlans:
@@ -59,19 +59,19 @@ class SegmentPlans:
     def __init__(
         self,
         sample: SampledStep,
-        table: ActionTable,
+        actions: PipelineSchedule,
         requests: Sequence[PlanRequest],
         free: FreePlans,
         say: Say,
     ) -> None:
-        self.sample, self.table, self.say = sample, table, say
+        self.sample, self.actions, self.say = sample, actions, say
         self.requests = [
             replace(r.opened(), tolerance=r.options.policy.segments_tolerance) for r in requests
         ]
         self.free = free
         self.stated: dict[int, Problem] = {}
         self.of_stages: list[list[Candidate]] = [[] for _ in requests]
-        ranks = len(table.rows)
+        ranks = len(actions.rows)
         self.each = [max(1.0, sample.often(k) / ranks) for k in range(len(requests))]
         """How often a rank takes what each of the stages takes."""
 
@@ -90,7 +90,7 @@ class SegmentPlans:
     def _without_limit(self, stage: int, cutoff: int | None) -> Candidate:
         """The plan of a stage, whatever it holds. Other orders have the same, and hold another
         number of microbatches meanwhile."""
-        request, table = self.requests[stage], self.table
+        request, table = self.requests[stage], self.actions
         place = request.mesh.text, stage, table.microbatches == 1
         form = table.microbatches, table.is_split
         least = cutoff if stage == self.sample.busiest else None
@@ -108,7 +108,7 @@ class SegmentPlans:
         now = replace(found.request, in_flight=request.in_flight, others=request.others)
         if now == found.request:
             return found
-        return replace(found, request=now, estimates=account(now, found.structure).estimates)
+        return replace(found, request=now, estimates=cost_breakdown(now, found.structure).estimates)
 
     def plan_within(self, limit_bytes: int) -> None:
         """Plans within so much memory, if it and the host's were shared by segments alone, where
@@ -140,7 +140,7 @@ class SegmentPlans:
         """The choices of ops that any of the plans has."""
         labels: dict[str, dict[str, None]] = {}
         for plan in (plan for plans in self.of_stages for plan in plans):
-            # What is made again has to be settled for each stage.
+            # What is recomputed has to be settled for each stage.
             own = {n.key for n in plan.request.graph.with_role(Role.OP) if not is_end(n)}
             for key, label in plan.structure.ops.items():
                 if key in own:
@@ -148,17 +148,20 @@ class SegmentPlans:
         yield from ((key, tuple(sorted(found))) for key, found in sorted(labels.items()))
 
 
-def way_of(plan: Candidate, share: float, mesh: int) -> Way:
+def segment_plan_of(plan: Candidate, share: float, mesh: int) -> SegmentPlan:
     """What a segment takes that has such a share of what is planned on mesh number `mesh`."""
-    estimates, turn = plan.estimates, plan.estimates.turn
-    memory, time_ns = estimates.memory, turn.forward_ns + turn.backward_ns + turn.weights_ns
-    last_ns = turn.last_forward_ns + turn.last_backward_ns + turn.last_weights_ns
+    estimates, microbatch = plan.estimates, plan.estimates.microbatch
+    memory, time_ns = (
+        estimates.memory,
+        microbatch.forward_ns + microbatch.backward_ns + microbatch.weights_ns,
+    )
+    last_ns = microbatch.last_forward_ns + microbatch.last_backward_ns + microbatch.last_weights_ns
     static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
-    return Way(
+    return SegmentPlan(
         ceil(share * time_ns),
         ceil(share * static),
-        ceil(share * (memory.kept + memory.saved) / plan.request.in_flight),
-        ceil(share * (max(0, last_ns - time_ns) + turn.update_ns)),
-        ceil(share * turn.forward_ns),
+        ceil(share * (memory.unsharded + memory.saved) / plan.request.in_flight),
+        ceil(share * (max(0, last_ns - time_ns) + microbatch.update_ns)),
+        ceil(share * microbatch.forward_ns),
         mesh,
     )

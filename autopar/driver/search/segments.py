@@ -15,9 +15,9 @@ from itertools import accumulate, groupby
 from autopar.errors import StageError
 from autopar.ir.blocks import place_of
 from autopar.ir.graph import Graph, Node, Phase, Role
-from autopar.ir.passes.stage_homes import belongs_nowhere, forward_readers, is_of_parameters
+from autopar.ir.passes.stage_assignment import belongs_nowhere, forward_readers, is_of_parameters
 from autopar.ir.passes.stages import first_ops, in_stages
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.plans.requests.matching import general
 from autopar.plans.requests.policy import Policy
 from autopar.rules.work import flops
@@ -78,7 +78,7 @@ def _changes(graph: Graph) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sort:
+class SegmentKind:
     """`count` equal segments that follow one another; each takes `share` of what stage number
     `stage` takes."""
 
@@ -88,13 +88,13 @@ class Sort:
 
 
 class SampledStep:
-    """A step in microbatches: its `parts`, the `sorts` of them in order, and a few of each sort as
+    """A step in microbatches: its `parts`, the `kinds` of them in order, and a few of each sort as
     `stages`. Where no stage can begin, none of the `parts` does. StageError if it can be cut
     nowhere."""
 
     def __init__(self, graph: Graph, policy: Policy) -> None:
         self.graph, self.parts, self.policy = graph, segments(graph), policy
-        self.sorts: tuple[Sort, ...] = ()
+        self.kinds: tuple[SegmentKind, ...] = ()
         self.stages: list[Graph] = []
         try:
             self._sample()
@@ -110,7 +110,7 @@ class SampledStep:
         runs = [len([*run]) for _, run in groupby(self._kinds())]
         ends = accumulate(runs)
         groups = [range(end - count, end) for end, count in zip(ends, runs, strict=True)]
-        self.sorts, planned = self._sorts(groups)
+        self.kinds, planned = self._kinds_of(groups)
         starts = {at for part in planned for at in (part.start, part.stop)}
         cuts = sorted(starts - {0, len(self.parts)})
         stages = in_stages(self.graph, [self.parts[at].start for at in cuts])
@@ -142,12 +142,14 @@ class SampledStep:
             found[at] += flops(node, self.graph)
         return found
 
-    def _sorts(self, groups: Sequence[range]) -> tuple[tuple[Sort, ...], list[range]]:
+    def _kinds_of(self, groups: Sequence[range]) -> tuple[tuple[SegmentKind, ...], list[range]]:
         """The sorts, and the segments that are planned as stages."""
         if len(groups) <= self.policy.segments_stages:
-            planned = [group[: self.policy.segments_of_sort] for group in groups]
+            planned = [group[: self.policy.segments_of_kind] for group in groups]
             pairs = zip(groups, planned, strict=True)
-            return tuple(Sort(len(g), k, 1 / len(p)) for k, (g, p) in enumerate(pairs)), planned
+            return tuple(
+                SegmentKind(len(g), k, 1 / len(p)) for k, (g, p) in enumerate(pairs)
+            ), planned
         total, so_far = sum(self.work), 0.0
         bundles: dict[int, list[range]] = {}
         for group in groups:
@@ -156,7 +158,7 @@ class SampledStep:
         planned = [range(found[0].start, found[-1].stop) for found in bundles.values()]
         done = [sum(self.work[k] for k in part) for part in planned]
         return tuple(
-            Sort(len(g), k, self.work[g.start] / done[k])
+            SegmentKind(len(g), k, self.work[g.start] / done[k])
             for k, found in enumerate(bundles.values())
             for g in found
         ), planned
@@ -181,20 +183,20 @@ class SampledStep:
     def busiest(self) -> int:
         """The stage whose sorts do most of the work."""
         done, first = [0.0] * len(self.stages), 0
-        for sort in self.sorts:
+        for sort in self.kinds:
             done[sort.stage] += sum(self.work[first : first + sort.count])
             first += sort.count
         return done.index(max(done))
 
     def often(self, stage: int) -> float:
         """How often what a stage takes is taken by all segments of its sorts."""
-        return sum(sort.count * sort.share for sort in self.sorts if sort.stage == stage)
+        return sum(sort.count * sort.share for sort in self.kinds if sort.stage == stage)
 
-    def least_often(self, stage: int, table: ActionTable) -> float:
+    def least_often(self, stage: int, actions: PipelineSchedule) -> float:
         """How many times as long as `stage` takes for all microbatches a step takes at least, if
         what it does once is little beside that: what all its segments take, shared evenly."""
-        ranks = len(table.rows)
-        once = ranks / table.num_stages / table.microbatches
+        ranks = len(actions.rows)
+        once = ranks / actions.num_stages / actions.microbatches
         return self.often(stage) * ((1 - once) / ranks + once)
 
 

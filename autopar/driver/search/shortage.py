@@ -1,7 +1,7 @@
 """Where no plan is within the memory limit: what is missing, and the plan that holds least.
 
-All is found by trying. The leanest plan on the mesh, on more devices, and of a smaller batch is one
-small problem each, in which every choice is one of those that hold least.
+All is found by trying. The smallest-memory plan on the mesh, on more devices, and of a smaller
+batch is one small problem each, in which every choice is one of those that hold least.
 """
 
 from __future__ import annotations
@@ -28,65 +28,65 @@ from autopar.ir.passes.microbatches import trains
 from autopar.ir.problem import FORBIDDEN, IntArray, Label, Problem
 from autopar.ir.units import format_bytes
 from autopar.plans.estimates import StageEstimates
-from autopar.plans.fitting import Candidate
-from autopar.plans.requests.request import Asked, PlanRequest
+from autopar.plans.memory_refinement import Candidate
+from autopar.plans.requests.request import GraphRequest, PlanRequest
 from autopar.report.costs import HOLDER_TITLES
 from autopar.report.names import tensor_name
 from autopar.solver.memory import total_usages
 
-# The leanest plan on a mesh, found without a search: which choices hold least is known.
+# The smallest-memory plan on a mesh, found without a search: which choices hold least is known.
 
 
-def leanest(request: PlanRequest, say: Say, stated: Problem | None = None) -> Candidate:
+def smallest_memory(request: PlanRequest, say: Say, stated: Problem | None = None) -> Candidate:
     """The best of the plans that hold least when forward ends, whatever their peak; if those have
     more on the host than their share, of the plans with nothing there. `stated` is the problem that
-    is open about what is made again, if there is one already. InfeasibleError if what is imposed,
+    is open about what is recomputed, if there is one already. InfeasibleError if what is imposed,
     or the host, leaves no plan at all."""
     request = request.opened().within(BOUNDLESS_BYTES)
     problem = replace(stated or price(request), usage_limit=None)
     try:
-        return best_on(request, say, None, _leanest_of(problem))
+        return best_on(request, say, None, _smallest_memory_problem(problem))
     except InfeasibleError:
         on_device = _on_device(problem)
         if on_device is problem:
             raise
-        return best_on(request, say, None, _leanest_of(on_device))
+        return best_on(request, say, None, _smallest_memory_problem(on_device))
 
 
 def _on_device(problem: Problem) -> Problem:
     """`problem` with nothing on the host; itself where nothing might be, or something has to be."""
-    is_hosted = [np.array([_is_hosted(label) for label in labels]) for labels in problem.labels]
-    if not any(map(np.any, is_hosted)) or any(map(np.all, is_hosted)):
+    is_on_host = [np.array([_is_on_host(label) for label in labels]) for labels in problem.labels]
+    if not any(map(np.any, is_on_host)) or any(map(np.all, is_on_host)):
         return problem
-    pairs = zip(problem.costs, is_hosted, strict=True)
+    pairs = zip(problem.costs, is_on_host, strict=True)
     costs = tuple(np.where(hosted, FORBIDDEN, cost) for cost, hosted in pairs)
     return replace(problem, costs=costs)
 
 
-def _is_hosted(label: Label) -> bool:
+def _is_on_host(label: Label) -> bool:
     match label:
         case Saved():
             return label.offloaded
         case ParamChoice():
-            return bool(label.hosted)
+            return bool(label.num_on_host)
         case _:
             return False
 
 
-def _leanest_of(problem: Problem) -> Problem:
+def _smallest_memory_problem(problem: Problem) -> Problem:
     triples = zip(problem.costs, total_usages(problem), problem.labels, strict=True)
-    return replace(problem, costs=tuple(_only_leanest(*each) for each in triples))
+    return replace(problem, costs=tuple(_only_smallest(*each) for each in triples))
 
 
-def _only_leanest(costs: IntArray, sizes: IntArray, labels: Sequence[Label]) -> IntArray:
+def _only_smallest(costs: IntArray, sizes: IntArray, labels: Sequence[Label]) -> IntArray:
     """The costs of a node with all forbidden but what holds least. What copies alone read is saved,
-    since nothing could be made again without it."""
+    since nothing could be recomputed without it."""
     is_copy = any(isinstance(label, Choice) for label in labels)
     is_open = (costs < FORBIDDEN) & np.array([is_copy or label != Saved() for label in labels])
     return np.where(is_open & (sizes == sizes[is_open].min(initial=FORBIDDEN)), costs, FORBIDDEN)
 
 
-_Found = TypeVar("_Found")
+_Answer = TypeVar("_Answer")
 
 _TRIES = 3
 """How many numbers of devices, and batches, are tried: what need be held is known to a factor."""
@@ -97,23 +97,25 @@ _MAX_DEVICES = 1 << 20
 _NAMED = 3
 
 
-def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, say: Say) -> str:
-    """Why there is no plan for `request`, a mesh of what is `asked`: what the leanest plan found
-    lacks, of the device's memory or of its share of the host's, and what would do. The text of
-    `why` if it is not memory that is missing."""
+def explain_shortage(
+    graph_request: GraphRequest, request: PlanRequest, why: InfeasibleError, say: Say
+) -> str:
+    """Why there is no plan for `request`, a mesh of what is `graph_request`: what the
+    smallest-memory plan found lacks, of the device's memory or of its share of the host's, and what
+    would do. The text of `why` if it is not memory that is missing."""
     say("looking for what would do")
     limit, share = request.memory_limit_bytes, request.host_memory_bytes
-    roomy = _leanest(request.within(limit, BOUNDLESS_BYTES), say)
+    roomy = _smallest_memory(request.within(limit, BOUNDLESS_BYTES), say)
     if roomy is None:
         return str(why)
-    found = roomy if _on_host(roomy) <= share else _leanest(request, say)
+    found = roomy if _on_host(roomy) <= share else _smallest_memory(request, say)
     if found is not None and _peak(found) <= limit:
         return str(why)
     peak = limit if found is None else _peak(found)
     remedies = (
         *([f"--memory-limit {_at_least(peak)}"] if found is not None else ()),
         *_more_host_memory(request, say),
-        *_more_devices(asked, request, peak, say),
+        *_more_devices(graph_request, request, peak, say),
         *_with_residency(request, say),
         *_microbatches(request, say),
         *_smaller_batch(request, (found or roomy).estimates, say),
@@ -122,9 +124,9 @@ def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, s
     if found is None:
         missing = _missing(_on_host(roomy), " in its host's memory", "its share", share)
     return (
-        f"mesh {request.mesh or 'of one device'}: the leanest plan found {missing}. It holds "
-        f"{_holders((found or roomy).estimates)}. "
-        f"What would do: {'; '.join(remedies)}{_looked_for(asked)}"
+        f"mesh {request.mesh or 'of one device'}: the smallest-memory plan found {missing}. It "
+        f"holds {_holders((found or roomy).estimates)}. "
+        f"What would do: {'; '.join(remedies)}{_looked_for(graph_request)}"
     )
 
 
@@ -135,20 +137,20 @@ def _missing(held: int, where: str, limit_is: str, limit: int) -> str:
     )
 
 
-def _leanest(request: PlanRequest, say: Say) -> Candidate | None:
+def _smallest_memory(request: PlanRequest, say: Say) -> Candidate | None:
     """None where there is no plan on the mesh at all, or none is found in time."""
     try:
-        return leanest(in_chunks(request), say)
+        return smallest_memory(in_chunks(request), say)
     except AutoparError:
         return None
 
 
-def _peak(found: Candidate) -> int:
-    return found.estimates.memory.total
+def _peak(candidate: Candidate) -> int:
+    return candidate.estimates.memory.total
 
 
-def _on_host(found: Candidate) -> int:
-    return found.estimates.host_bytes
+def _on_host(candidate: Candidate) -> int:
+    return candidate.estimates.host_bytes
 
 
 def _more_host_memory(request: PlanRequest, say: Say) -> Iterator[str]:
@@ -178,22 +180,24 @@ def _holders(estimates: StageEstimates) -> str:
     return ", ".join(parts)
 
 
-def _more_devices(asked: Asked, request: PlanRequest, peak: int, say: Say) -> Iterator[str]:
-    """The fewest devices, if any are found, that hold the leanest plan: the slowest axis of the
-    mesh is made longer by a power of two."""
+def _more_devices(
+    graph_request: GraphRequest, request: PlanRequest, peak: int, say: Say
+) -> Iterator[str]:
+    """The fewest devices, if any are found, that hold the smallest-memory plan: the slowest axis of
+    the mesh is made longer by a power of two."""
     limit = request.memory_limit_bytes
     times = 1 << max(1, ceil(log2(peak / limit)))
     for factor in (times << k for k in range(_TRIES)):
         devices = request.cluster.num_devices * factor
         if devices > _MAX_DEVICES:
             return
-        found = _leanest(_on_more(asked, request, factor), say)
+        found = _smallest_memory(_on_more(graph_request, request, factor), say)
         if found is not None and _peak(found) <= limit:
             yield f"{devices} of these devices (mesh {found.mesh}: {format_bytes(_peak(found))})"
             return
 
 
-def _on_more(asked: Asked, request: PlanRequest, factor: int) -> PlanRequest:
+def _on_more(graph_request: GraphRequest, request: PlanRequest, factor: int) -> PlanRequest:
     outer, *inner = request.cluster.levels
     levels = (replace(outer, size=outer.size * factor), *inner)
     cluster = replace(request.cluster, levels=levels)
@@ -204,28 +208,28 @@ def _on_more(asked: Asked, request: PlanRequest, factor: int) -> PlanRequest:
         axes[slowest] *= factor
         text = ",".join(f"{name}={size}" for name, size in axes.items())
     mesh = with_buckets(parse_mesh(text, cluster), cluster.device)
-    return replace(asked, cluster=cluster).on(mesh)
+    return replace(graph_request, cluster=cluster).on(mesh)
 
 
 def _with_residency(request: PlanRequest, say: Say) -> Iterator[str]:
-    """Parameters on the host, if the leanest plan is within the limit then."""
+    """Parameters on the host, if the smallest-memory plan is within the limit then."""
     options = request.options
-    if options.residency == "cuda" and options.hosted is None:
-        found = _leanest(replace(request, options=replace(options, residency="auto")), say)
+    if options.residency == "cuda" and options.params_on_host is None:
+        found = _smallest_memory(replace(request, options=replace(options, residency="auto")), say)
         is_new = found is not None and _on_host(found) > 0
         if found is not None and is_new and _peak(found) <= request.memory_limit_bytes:
             yield f"--memory-residency auto ({format_bytes(_peak(found))})"
 
 
 def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
-    """The fewest microbatches, if any are found, whose leanest plan is within the limit: more of
-    them never hold more."""
+    """The fewest microbatches, if any are found, whose smallest-memory plan is within the limit:
+    more of them never hold more."""
     if request.options.microbatches_if_needed:
         return
     counts = [n for n in possible_counts(request.graph) if n > request.microbatches]
 
     def within_the_limit(count: int) -> Candidate | None:
-        found = _leanest(replace(request, microbatches=count), say)
+        found = _smallest_memory(replace(request, microbatches=count), say)
         return found if found and _peak(found) <= request.memory_limit_bytes else None
 
     for few in (counts[:FEW_COUNTS], counts[FEW_COUNTS:]):
@@ -236,11 +240,11 @@ def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
 
 
 def fewest(
-    counts: Sequence[int], attempt: Callable[[int], _Found | None]
-) -> tuple[int, _Found] | None:
+    counts: Sequence[int], attempt: Callable[[int], _Answer | None]
+) -> tuple[int, _Answer] | None:
     """The first of `counts`, ascending, for which an attempt finds something, with that; None if
     not even the last does. What one does, all larger ones do."""
-    found: tuple[int, _Found] | None = None
+    found: tuple[int, _Answer] | None = None
     while counts:
         middle = len(counts) - 1 if found is None else len(counts) // 2
         here = attempt(counts[middle])
@@ -253,19 +257,23 @@ def fewest(
     return found
 
 
-def _looked_for(asked: Asked) -> str:
+def _looked_for(graph_request: GraphRequest) -> str:
     """What nobody asked for and was looked for before there is this error."""
-    options, found = asked.options, list[str]()
-    if options.microbatches_if_needed and len(possible_counts(asked.graph)) > 1:
+    options, found = graph_request.options, list[str]()
+    if options.microbatches_if_needed and len(possible_counts(graph_request.graph)) > 1:
         found.append("microbatches")
-    if options.stages_if_needed and trains(asked.graph) and asked.cluster.num_devices > 1:
+    if (
+        options.stages_if_needed
+        and trains(graph_request.graph)
+        and graph_request.cluster.num_devices > 1
+    ):
         found.append("stages")
     return f". Looked for as well: {' and '.join(found)}, and none fit" if found else ""
 
 
 def _smaller_batch(request: PlanRequest, estimates: StageEstimates, say: Say) -> Iterator[str]:
-    """The largest batch, if any is found, whose leanest plan is within the limit: a part of this
-    one."""
+    """The largest batch, if any is found, whose smallest-memory plan is within the limit: a part of
+    this one."""
     memory, limit = estimates.memory, request.memory_limit_bytes
     shrinks = memory.saved + memory.transient
     room = limit - (memory.total - shrinks)
@@ -276,7 +284,7 @@ def _smaller_batch(request: PlanRequest, estimates: StageEstimates, say: Say) ->
         graph = with_smaller_batch(request.graph, factor)
         if graph is None:
             return
-        found = _leanest(replace(request, graph=graph), say)
+        found = _smallest_memory(replace(request, graph=graph), say)
         if found is not None and _peak(found) <= limit:
             before, after = (_batch(each) for each in (request.graph, graph))
             yield f"a batch of {after} instead of {before} ({format_bytes(_peak(found))})"

@@ -10,24 +10,24 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from autopar.compile import Say
-from autopar.cost_model.account import account
-from autopar.cost_model.residency import why_not_hosted
+from autopar.cost_model.cost_breakdown import cost_breakdown
+from autopar.cost_model.residency import why_not_on_host
 from autopar.driver.search.device_limits import DeviceSharing, SharedMemory, StageBytes
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import explaining, meshes_of, survey
 from autopar.driver.search.on_mesh import best_on_mesh
-from autopar.driver.search.shortage import leanest
+from autopar.driver.search.shortage import smallest_memory
 from autopar.errors import InfeasibleError, UnsuitedMeshError
 from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import Graph, Role
-from autopar.ir.offloading import can_be_hosted
+from autopar.ir.offloading import can_be_on_host
 from autopar.ir.own_ops import RECEIVE, SEND, is_end
-from autopar.ir.pipeline import ActionTable, Waiting
+from autopar.ir.pipeline import PipelineSchedule, Waiting
 from autopar.ir.sharding import Sharding
 from autopar.plans.estimates import Memory
-from autopar.plans.fitting import Candidate
+from autopar.plans.memory_refinement import Candidate
 from autopar.plans.requests.matching import general, matches
-from autopar.plans.requests.request import Asked, Narrowed, PlanRequest, with_host_share
+from autopar.plans.requests.request import GraphRequest, Narrowed, PlanRequest, with_host_share
 from autopar.plans.requests.strategies import expand_strategy
 from autopar.plans.structure import Stage
 
@@ -36,42 +36,42 @@ HeldOnDevices = Callable[[Sequence[Candidate]], Sequence[Memory]]
 
 
 @dataclass(frozen=True, slots=True)
-class AskedOfRank:
+class RankRequest:
     """What is asked of the stages of one rank: a part of the cluster, and the mesh in `options`,
     with choices that are `narrowed` where possible."""
 
-    asked: Asked
+    graph_request: GraphRequest
     narrowed: Narrowed
 
 
 def plan_stages(
-    ranks: Sequence[AskedOfRank],
+    ranks: Sequence[RankRequest],
     graphs: Sequence[Graph],
-    table: ActionTable,
+    actions: PipelineSchedule,
     held: HeldOnDevices,
     say: Say,
 ) -> list[Candidate]:
-    """The plan of each of `graphs`, as it is asked of its rank. Devices hold what waits in `table`,
-    those of a rank that of all its stages, as `held` says, which have no more on the host together
-    than its share. Stages that differ from another in nothing but the names of their parameters are
-    planned as that one. InfeasibleError if they do not fit in memory."""
-    planner = _Planner(ranks, graphs, table, held, say)
-    can_be, options = _tied(graphs), ranks[0].asked.options
+    """The plan of each of `graphs`, as it is asked of its rank. Devices hold what waits in
+    `actions`, those of a rank that of all its stages, as `held` says, which have no more on the
+    host together than its share. Stages that differ from another in nothing but the names of their
+    parameters are planned as that one. InfeasibleError if they do not fit in memory."""
+    planner = _Planner(ranks, graphs, actions, held, say)
+    can_be, options = _tied(graphs), ranks[0].graph_request.options
     hosted = {name: False for name, can in can_be.items() if not can}
-    is_open = options.residency == "auto" and options.hosted is None
-    has_host = is_open and not why_not_hosted(options.optimizer, ranks[0].asked.cluster)
+    is_open = options.residency == "auto" and options.params_on_host is None
+    has_host = is_open and not why_not_on_host(options.optimizer, ranks[0].graph_request.cluster)
     tries = (hosted, can_be) if has_host and any(can_be.values()) else (hosted,)
     found: Sequence[Candidate] = ()
-    for known_hosted in tries:
+    for known_on_host in tries:
         sharing = planner.sharing()
         try:
             for limits, shares in sharing:
                 with sharing.planning() as tried:
-                    tried.plans = planner.plan_within(limits, shares, known_hosted)
+                    tried.plans = planner.plan_within(limits, shares, known_on_host)
             found = sharing.plans
             break
         except InfeasibleError as error:
-            if known_hosted is tries[-1]:
+            if known_on_host is tries[-1]:
                 raise
             # A stage with room keeps a tied weight on the device, where another has none for it.
             say(f"{error}; with tied weights on the host")
@@ -83,7 +83,7 @@ def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
     host."""
     count = Counter(name for graph in graphs for name in _params(graph))
     can_be = Counter(
-        name for graph in graphs for found in can_be_hosted(graph).values() for name in found
+        name for graph in graphs for found in can_be_on_host(graph).values() for name in found
     )
     return {name: can_be[name] == stages for name, stages in count.items() if stages > 1}
 
@@ -93,39 +93,39 @@ class _Planner:
 
     def __init__(
         self,
-        ranks: Sequence[AskedOfRank],
+        ranks: Sequence[RankRequest],
         graphs: Sequence[Graph],
-        table: ActionTable,
+        actions: PipelineSchedule,
         held: HeldOnDevices,
         say: Say,
     ) -> None:
-        self.of_stages = [ranks[table.ranks[stage]] for stage in range(len(graphs))]
-        self.limits = [rank.asked.memory_limit_bytes for rank in ranks]
-        self.shares = [rank.asked.cluster.host.memory_bytes for rank in ranks]
-        self.graphs, self.table, self.held, self.say = graphs, table, held, say
-        self.waiting = [table.others(stage) for stage in range(len(graphs))]
+        self.of_stages = [ranks[actions.ranks[stage]] for stage in range(len(graphs))]
+        self.limits = [rank.graph_request.memory_limit_bytes for rank in ranks]
+        self.shares = [rank.graph_request.cluster.host.memory_bytes for rank in ranks]
+        self.graphs, self.actions, self.held, self.say = graphs, actions, held, say
+        self.waiting = [actions.others(stage) for stage in range(len(graphs))]
         self.known: dict[object, Candidate] = {}
         self.lean: dict[int, Candidate] = {}
-        """The leanest plans of stages that share their memory."""
+        """The smallest-memory plans of stages that share their memory."""
         all_others = [each for others in self.waiting for each in others]
         self.most = Waiting(*(max(n) for n in zip(*all_others, strict=True)))
-        self.policy = ranks[0].asked.options.policy
+        self.policy = ranks[0].graph_request.options.policy
         self.unit = max(1, -(-self.most.backward // self.policy.stages_in_flight))
 
     def sharing(self) -> DeviceSharing:
         """How the stages of each rank share its memory, and its host's."""
         self.lean = {}
 
-        def least(stage: int, found: Candidate) -> int:
-            self.lean[stage] = leanest(found.request, self.say)
+        def least(stage: int, candidate: Candidate) -> int:
+            self.lean[stage] = smallest_memory(candidate.request, self.say)
             return self.lean[stage].estimates.memory.total
 
-        def held(found: Sequence[Candidate]) -> list[int]:
-            return [memory.total for memory in self.held(found)]
+        def held(candidates: Sequence[Candidate]) -> list[int]:
+            return [memory.total for memory in self.held(candidates)]
 
-        def on_host(found: Sequence[Candidate]) -> list[int]:
-            stages = map(self.table.stages_of, range(len(self.limits)))
-            return [sum(found[stage].estimates.host_bytes for stage in own) for own in stages]
+        def on_host(candidates: Sequence[Candidate]) -> list[int]:
+            stages = map(self.actions.stages_of, range(len(self.limits)))
+            return [sum(candidates[stage].estimates.host_bytes for stage in own) for own in stages]
 
         device = SharedMemory(
             "memory limit", self.limits, held, lambda each: each.estimates.memory.total, least,
@@ -136,36 +136,36 @@ class _Planner:
             lambda each: each.estimates.host_bytes, None,
             "Raise --memory-host, use more devices, or more --microbatches",
         )  # fmt: skip
-        return DeviceSharing(self.table, (device, host), self.say, self.policy.sharing_rounds)
+        return DeviceSharing(self.actions, (device, host), self.say, self.policy.sharing_rounds)
 
-    def of_device(self, stage: int, found: Candidate) -> Candidate:
+    def of_device(self, stage: int, candidate: Candidate) -> Candidate:
         """A plan that says how much memory its device has, for all of its stages."""
-        limit = self.limits[self.table.ranks[stage]]
-        estimates = msgspec.structs.replace(found.estimates, memory_limit=limit)
-        return replace(found, estimates=estimates)
+        limit = self.limits[self.actions.ranks[stage]]
+        estimates = msgspec.structs.replace(candidate.estimates, memory_limit=limit)
+        return replace(candidate, estimates=estimates)
 
     def plan_within(
-        self, limits: StageBytes, shares: StageBytes, hosted: Mapping[str, bool]
+        self, limits: StageBytes, shares: StageBytes, on_host: Mapping[str, bool]
     ) -> list[Candidate]:
         """The plans of all stages, each within so many bytes of its device and of the host, where
-        it is known of some parameters whether they are `hosted`."""
+        it is known of some parameters whether they are `num_on_host`."""
         graphs, say = self.graphs, self.say
         laid = _LaidOut({}, {})
         found: dict[int, Candidate] = {}
         for stage, strategy in _strategies(self.of_stages, graphs).items():
-            graph, mesh = graphs[stage], self.of_stages[stage].asked.options.mesh
+            graph, mesh = graphs[stage], self.of_stages[stage].graph_request.options.mesh
             settled = tuple(sorted(laid.settled(graph, mesh)))
-            stored, known_hosted = laid.stored(graph), {**laid.hosted(), **hosted}
-            here = self._asked_of(stage, strategy, limits[stage], shares[stage])
-            here = here.of_part(graph, stored, known_hosted)
+            stored, known_on_host = laid.stored(graph), {**laid.on_host(), **on_host}
+            here = self._rank_request(stage, strategy, limits[stage], shares[stage])
+            here = here.of_part(graph, stored, known_on_host)
             others = tuple(map(self._rounded, self.waiting[stage]))
             key = (
                 *(_signature(graph), here.cluster, mesh, limits[stage], others, settled),
-                *(tuple(stored.items()), here.known_hosted),
+                *(tuple(stored.items()), here.known_on_host),
             )
             if key not in self.known:
                 say(f"planning stage {stage} of {len(graphs)}")
-                wanted = here.while_waiting(others, is_split=self.table.is_split)
+                wanted = here.while_waiting(others, is_split=self.actions.is_split)
                 wanted = replace(wanted, tolerance=self.policy.stages_tolerance)
                 try:
                     for request in _narrowed(wanted, settled, self.of_stages[stage].narrowed):
@@ -184,14 +184,16 @@ class _Planner:
                     if lean is None or stored or lean.estimates.memory.total > limits[stage]:
                         raise
                     self.known[key] = lean
-            now = here.while_waiting(self.waiting[stage], is_split=self.table.is_split)
+            now = here.while_waiting(self.waiting[stage], is_split=self.actions.is_split)
             found[stage] = _while_waiting(now, _renamed(self.known[key], graph))
             laid.add(graph, found[stage].structure, mesh)
         return [found[stage] for stage in range(len(graphs))]
 
-    def _asked_of(self, stage: int, strategy: str, limit_bytes: int, share_bytes: int) -> Asked:
+    def _rank_request(
+        self, stage: int, strategy: str, limit_bytes: int, share_bytes: int
+    ) -> GraphRequest:
         """What is asked of a stage that may hold so much on its device, and on the host."""
-        asked = self.of_stages[stage].asked
+        asked = self.of_stages[stage].graph_request
         options = replace(asked.options, memory_limit_bytes=limit_bytes, strategy=strategy)
         return replace(asked, options=options, cluster=with_host_share(asked.cluster, share_bytes))
 
@@ -201,17 +203,17 @@ class _Planner:
         return Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
 
 
-def _strategies(of_stages: Sequence[AskedOfRank], graphs: Sequence[Graph]) -> dict[int, str]:
+def _strategies(of_stages: Sequence[RankRequest], graphs: Sequence[Graph]) -> dict[int, str]:
     """The strategy of each stage, those first for whose tied weights it asks for something: other
     stages have them as these do. It is none where it has nothing to say. UnsuitedMeshError if that
     is so of all."""
-    strategy = of_stages[0].asked.options.strategy
+    strategy = of_stages[0].graph_request.options.strategy
     if not strategy:
         return dict.fromkeys(range(len(graphs)), "")
     tied = _tied(graphs)
     first, suited = list[int](), list[int]()
     for stage, graph in enumerate(graphs):
-        asked = of_stages[stage].asked
+        asked = of_stages[stage].graph_request
         (mesh,) = meshes_of(asked.cluster, asked.options)
         try:
             demands = expand_strategy(strategy, graph, mesh)
@@ -233,20 +235,26 @@ def _params(graph: Graph) -> list[str]:
     return [node.target for node in graph.with_role(Role.PARAM)]
 
 
-def _while_waiting(asked: Asked, found: Candidate) -> Candidate:
-    """The same plan with as many other microbatches as are `asked` for."""
-    request = replace(found.request, in_flight=asked.in_flight, others=asked.others)
-    if request == found.request:
-        return found
-    return replace(found, request=request, estimates=account(request, found.structure).estimates)
+def _while_waiting(graph_request: GraphRequest, candidate: Candidate) -> Candidate:
+    """The same plan with as many other microbatches as are `graph_request` for."""
+    request = replace(
+        candidate.request, in_flight=graph_request.in_flight, others=graph_request.others
+    )
+    if request == candidate.request:
+        return candidate
+    return replace(
+        candidate, request=request, estimates=cost_breakdown(request, candidate.structure).estimates
+    )
 
 
-def _narrowed(asked: Asked, settled: Narrowed, narrowed: Narrowed) -> Iterator[PlanRequest]:
+def _narrowed(
+    graph_request: GraphRequest, settled: Narrowed, narrowed: Narrowed
+) -> Iterator[PlanRequest]:
     """The same with choices that are `narrowed`, where nothing is asked for that may contradict
     them."""
-    if not asked.options.asked:
-        (mesh,) = meshes_of(asked.cluster, asked.options)
-        yield replace(asked, narrowed=(*settled, *narrowed)).on(mesh)
+    if not graph_request.options.imposed:
+        (mesh,) = meshes_of(graph_request.cluster, graph_request.options)
+        yield replace(graph_request, narrowed=(*settled, *narrowed)).on(mesh)
 
 
 _End = tuple[str, str, str]
@@ -273,9 +281,9 @@ class _LaidOut:
         names = (name for name in _params(graph) if name in self.params)
         return {name: self.params[name].storage for name in names}
 
-    def hosted(self) -> dict[str, bool]:
+    def on_host(self) -> dict[str, bool]:
         """Which parameters are on the host."""
-        return {name: bool(choice.hosted) for name, choice in self.params.items()}
+        return {name: bool(choice.num_on_host) for name, choice in self.params.items()}
 
     def add(self, graph: Graph, structure: Stage, mesh: str) -> None:
         """Takes the plan of a stage."""
@@ -297,15 +305,15 @@ def _signature(graph: Graph) -> object:
     )
 
 
-def _renamed(found: Candidate, graph: Graph) -> Candidate:
+def _renamed(candidate: Candidate, graph: Graph) -> Candidate:
     """The plan of another stage, for the parameters of this one, whose `_signature` is the same."""
-    own = found.request.graph
+    own = candidate.request.graph
     if own is graph:
-        return found
+        return candidate
     names = {
         a.target: b.target
         for a, b in zip(own.with_role(Role.PARAM), graph.with_role(Role.PARAM), strict=True)
     }
-    params = {names[name]: param for name, param in found.structure.params.items()}
-    structure = msgspec.structs.replace(found.structure, params=params)
-    return replace(found, request=replace(found.request, graph=graph), structure=structure)
+    params = {names[name]: param for name, param in candidate.structure.params.items()}
+    structure = msgspec.structs.replace(candidate.structure, params=params)
+    return replace(candidate, request=replace(candidate.request, graph=graph), structure=structure)

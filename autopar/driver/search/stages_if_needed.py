@@ -18,10 +18,10 @@ from autopar.ir.units import format_ns
 from autopar.plans.estimates import LARGE_WAIT
 from autopar.plans.provenance import FRAGILE, IN_STAGES
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.request import Asked
+from autopar.plans.requests.request import GraphRequest
 
 
-def best_of_all(asked: Asked, trail: Trail) -> Finding:
+def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
     """The best plan, in as many stages as are asked for. Where nobody has said how many: in one
     stage, in microbatches only if it does not fit in memory else, or in several: where their number
     is open, if that takes less; where nobody asks for stages, if one does not fit, or is hindered
@@ -30,12 +30,16 @@ def best_of_all(asked: Asked, trail: Trail) -> Finding:
     What is looked at where nobody asks for stages is looked at where their number is open: to ask
     for more never gives a longer step.
     """
-    if asked.options.is_staged and not asked.options.is_number_of_stages_open:
-        return search_stages(asked, trail)
-    is_asked = asked.options.stages is None
-    one = replace(asked, options=_of_one_stage(asked.options)) if is_asked else asked
+    if graph_request.options.is_staged and not graph_request.options.is_number_of_stages_open:
+        return search_stages(graph_request, trail)
+    is_asked = graph_request.options.stages is None
+    one = (
+        replace(graph_request, options=_of_one_stage(graph_request.options))
+        if is_asked
+        else graph_request
+    )
     is_open = is_asked or one.options.stages_if_needed
-    is_open = is_open and trains(asked.graph) and asked.cluster.num_devices > 1
+    is_open = is_open and trains(graph_request.graph) and graph_request.cluster.num_devices > 1
     # With a margin, meshes are not cut off before they are known to make the plan no fragile one.
     margin = FRAGILE if one.options.margin else 0.0
     widened = Widened(one, trail)
@@ -43,27 +47,27 @@ def best_of_all(asked: Asked, trail: Trail) -> Finding:
         for each in widened:
             with widened.attempt() as tried:
                 try:
-                    tried.found = survey(each, trail, margin=margin)
+                    tried.result = survey(each, trail, margin=margin)
                 except InfeasibleError as why:
-                    tried.found = survey(_in_more_parts(each, why, trail), trail, margin=margin)
+                    tried.result = survey(_in_more_parts(each, why, trail), trail, margin=margin)
         plain = widened.result()
     except (InfeasibleError, ClusterError) as why:
         if is_open:
             trail(f"{why}; looking for stages, each of which holds its own part")
-            staged = _in_stages(asked, trail)
+            staged = _in_stages(graph_request, trail)
             if isinstance(staged, Finding):
                 return staged
         with explaining(one, trail):
             raise
     if is_open and not is_asked and not is_hindered(plain):
-        trail.skip("several stages", f"hindered_ns {asked.options.policy.hindered_ns}")
+        trail.skip("several stages", f"hindered_ns {graph_request.options.policy.hindered_ns}")
         return plain
     if not is_open:
         return plain
     if not is_asked:
         trail("devices wait, or do the same work, for long; looking for stages, which send less")
-    staged = _in_stages(asked, trail, plain)
-    worth = 1 if is_asked else 1 - asked.options.policy.prices_err
+    staged = _in_stages(graph_request, trail, plain)
+    worth = 1 if is_asked else 1 - graph_request.options.policy.prices_err
     told = staged if isinstance(staged, str) else f"the best take {format_ns(staged.step_ns)}"
     if isinstance(staged, str) or staged.step_ns >= worth * plain.step_ns:
         statistics = {**plain.statistics, IN_STAGES: told}
@@ -79,30 +83,36 @@ def _of_one_stage(options: Options) -> Options:
     return replace(options, stages=1, microbatches=count, microbatches_if_needed=unsaid)
 
 
-def is_hindered(found: Finding) -> bool:
+def is_hindered(finding: Finding) -> bool:
     """Whether a plan in one stage loses much of its step, for long enough: beyond what its ops take
     where each is shared in the way that is best for it alone, and nothing is sent."""
-    lost_ns = found.step_ns - sum(int(costs.min()) for costs in found.only.problem.costs)
-    return lost_ns > max(LARGE_WAIT * found.step_ns, found.asked.options.policy.hindered_ns)
+    lost_ns = finding.step_ns - sum(int(costs.min()) for costs in finding.only.problem.costs)
+    return lost_ns > max(
+        LARGE_WAIT * finding.step_ns, finding.graph_request.options.policy.hindered_ns
+    )
 
 
-def _in_more_parts(asked: Asked, why: InfeasibleError, trail: Trail) -> Asked:
+def _in_more_parts(graph_request: GraphRequest, why: InfeasibleError, trail: Trail) -> GraphRequest:
     """The same in as many microbatches as it takes, where nobody has said how many; else it raises
     `why` there is no plan."""
-    options = asked.options
-    if not options.microbatches_if_needed or len(possible_counts(asked.graph)) == 1:
+    options = graph_request.options
+    if not options.microbatches_if_needed or len(possible_counts(graph_request.graph)) == 1:
         raise why
     trail(f"{why}; looking for microbatches, which take less memory")
-    return replace(asked, options=replace(options, microbatches=None))
+    return replace(graph_request, options=replace(options, microbatches=None))
 
 
-def _in_stages(asked: Asked, trail: Trail, plain: Finding | None = None) -> Finding | str:
+def _in_stages(
+    graph_request: GraphRequest, trail: Trail, plain: Finding | None = None
+) -> Finding | str:
     """The best plan in several stages, if there is one and the `plain` one is not as good; else why
     there is not."""
-    count = asked.options.microbatches if asked.options.stages is None else None
-    options = replace(asked.options, stages=None, microbatches=count, stages_if_needed=False)
+    count = graph_request.options.microbatches if graph_request.options.stages is None else None
+    options = replace(
+        graph_request.options, stages=None, microbatches=count, stages_if_needed=False
+    )
     try:
-        found = search_stages(replace(asked, options=options), trail, plain)
+        found = search_stages(replace(graph_request, options=options), trail, plain)
     except (ClusterError, InfeasibleError, StageError, SolverError) as error:
         trail(f"{error}")
         return "what they take is not known" if isinstance(error, SolverError) else "none is better"

@@ -29,7 +29,7 @@ from math import prod
 import numpy as np
 
 from autopar.ir.choices import Choice, ParamChoice, shardings
-from autopar.ir.contractions import IN, Products, find_products
+from autopar.ir.contractions import IN, MatmulRoles, find_matmuls
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
 from autopar.ir.problem import FORBIDDEN, BoolArray, Edge, Label, Problem, Usage
 from autopar.plans.requests.matching import general
@@ -43,7 +43,7 @@ _COUNTED = Fraction(99, 100)
 WHOLE, GATHERED, COLUMN, ROW = "replicated", "gathered", "by columns", "by rows"
 
 SAME = "same"
-_WAYS = (SAME, "another choice of the op", "another storage")
+_DIFFERENCES = (SAME, "another choice of the op", "another storage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,17 @@ class Roles:
             zip(self.classes, chosen, sizes, strict=True), len(problem.keys)
         ):
             for way, (key, same) in enumerate(_same(problem, weights, roles), 1):
-                cost = np.zeros((len(_WAYS), len(same)), np.int64)
+                cost = np.zeros((len(_DIFFERENCES), len(same)), np.int64)
                 cost[way, same] = FORBIDDEN
                 edges.append(Edge(place, problem.keys.index(key), cost))
             held = limit + 1 if size > room else size * limit // room
-            costs.append(np.zeros(len(_WAYS), np.int64))
+            costs.append(np.zeros(len(_DIFFERENCES), np.int64))
             usages.append((Usage(after, after + 1, np.array([held, 0, 0])),))
         more = len(self.classes)
         return replace(
             problem,
             keys=(*problem.keys, *(f"role:{weights.key}" for weights in self.classes)),
-            labels=(*problem.labels, *(_WAYS,) * more),
+            labels=(*problem.labels, *(_DIFFERENCES,) * more),
             costs=tuple(costs),
             usages=tuple(usages),
             edges=tuple(edges),
@@ -142,7 +142,7 @@ def _stored(choice: Label) -> tuple[str, ...]:
 
 def find_roles(graph: Graph, problem: Problem) -> Roles:
     """The roles of the weights of `graph` on the mesh that `problem` was stated for."""
-    products = find_products(graph)
+    products = find_matmuls(graph)
     users = _users(graph, products)
     classes: list[Weights] = []
     by_key = _by_key(graph)
@@ -198,17 +198,17 @@ def _by_key(graph: Graph) -> dict[str, list[Node]]:
     return found
 
 
-def _users(graph: Graph, products: Products) -> dict[str, tuple[str, int]]:
+def _users(graph: Graph, matmuls: MatmulRoles) -> dict[str, tuple[str, int]]:
     """(key, argument) of the first forward product with each weight, or else of the first op."""
     found: dict[str, tuple[str, int]] = {}
     for node in graph.with_role(Role.OP):
-        if node.phase is not Phase.FORWARD or node.view or Ref(node.index) in products.derived:
+        if node.phase is not Phase.FORWARD or node.view or Ref(node.index) in matmuls.derived:
             continue
         for arg, ref in enumerate(node.inputs):
-            name = products.derived.get(ref)
+            name = matmuls.derived.get(ref)
             if name is not None:
                 first, _ = found.setdefault(name, (node.key, arg))
-                if node.key in products.roles and first not in products.roles:
+                if node.key in matmuls.roles and first not in matmuls.roles:
                     found[name] = node.key, arg
     return found
 

@@ -69,7 +69,7 @@ def stored_places(structure: Structure, groups: AllGroups | None) -> dict[str, P
     }
 
 
-def check_homes(compiled: Compiled, groups: StageGroups) -> None:
+def check_holders(compiled: Compiled, groups: StageGroups) -> None:
     """PlanMismatchError if a stage of a later program reads a parameter that others have."""
     pairs = zip(compiled.plan.structure.stages, compiled.layouts, strict=True)
     for stage, layout in pairs:
@@ -117,6 +117,6 @@ def bound_step(
     names: Mapping[str, str] = {} if groups is None else groups.names
     coordinate = () if groups is None else groups.coordinate
     program = bind(compiled.program, names, mesh, coordinate, world.device)
-    graphs = runnable(program, backend, meter, world.meeting)
+    graphs = runnable(program, backend, meter, world.pre_step_check)
     places = detached_places(traced.graph, program, groups)
     return make_step(program, graphs, meter, places=places, **shown)

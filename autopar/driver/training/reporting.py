@@ -1,4 +1,4 @@
-"""`autopar.report`: what a run took, beside what its plan predicted."""
+"""`autopar.run_report`: what a run took, beside what its plan predicted."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autopar.plans.run_record import RUN_VERSION, PredictedStep, RunRecord
 from autopar.report.run import RunReport
 from autopar.runtime.module.module import CompiledModule, runner_of
 
-_ASKED = "AUTOPAR_REPORT"
+_VARIABLE = "AUTOPAR_REPORT"
 _PRINTED = ("1", "true", "yes")
 _numbers = count(1)
 
 
-def report(model: nn.Module) -> RunReport:
+def run_report(model: nn.Module) -> RunReport:
     """What steps of a compiled model took on this rank, beside what its plan predicted: medians of
     the last 64, of the program that ran most, without its first step. Printed, it is one table;
     `write(path)` keeps it for `autopar profile --learn`.
@@ -27,7 +27,7 @@ def report(model: nn.Module) -> RunReport:
     AutoparError if the model is not compiled, or if no step but the first was taken.
     """
     if not isinstance(model, CompiledModule):
-        raise AutoparError("autopar.report takes the model that autopar.compile returned")
+        raise AutoparError("autopar.run_report takes the model that autopar.compile returned")
     runner = runner_of(model)
     executable = max(runner.programs, key=lambda each: each.meter.num_steps, default=None)
     measured = executable.meter.measured() if executable else None
@@ -62,14 +62,14 @@ def report(model: nn.Module) -> RunReport:
 def report_at_exit(model: CompiledModule) -> None:
     """On rank 0, if `AUTOPAR_REPORT` is set: print the report of `model` when the process ends; if
     it is a path, keep it there too, that of a second model beside it with `.2` behind."""
-    asked = os.environ.get(_ASKED, "")
+    asked = os.environ.get(_VARIABLE, "")
     if asked in ("", "0") or runner_of(model).world.rank:
         return
     number = next(_numbers)
 
     def tell() -> None:
         try:
-            found = report(model)
+            found = run_report(model)
             sys.stderr.write(f"{found}\n")
             if asked.lower() not in _PRINTED:
                 found.write(asked if number == 1 else f"{asked}.{number}")

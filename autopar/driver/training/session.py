@@ -15,13 +15,13 @@ from torch import nn
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import Compiled, ModelCall, compile_call
-from autopar.driver.asking import answer, ask_for, check_outputs, planned_gradients
+from autopar.driver.planning import answer, check_outputs, make_call_request, planned_gradients
 from autopar.driver.search.meshes import summary
 from autopar.driver.search.open_counts import dividing
 from autopar.driver.training.binding import (
     AllGroups,
     bound_step,
-    check_homes,
+    check_holders,
     check_stored,
     make_all_groups,
     stored_places,
@@ -37,9 +37,9 @@ from autopar.errors import (
 )
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
-from autopar.ir.input_sharding import with_handed
+from autopar.ir.input_sharding import with_input_shardings
 from autopar.ir.mesh import Cluster
-from autopar.ir.sharding import Handed, Sharding
+from autopar.ir.sharding import InputSharding, Sharding
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
 from autopar.plans.layout import starts_in
@@ -50,12 +50,12 @@ from autopar.plans.requests.strategies import STORAGE
 from autopar.plans.structure import Structure
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.module import params
-from autopar.runtime.module.made import Executable, Signature, external_tensors
+from autopar.runtime.module.executable import Executable, Signature, external_tensors
 from autopar.runtime.process.agreement import Agreement, make_agreement
 from autopar.runtime.process.digests import BATCH, digest_params, digest_values, modes
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import ParamPlace, World
-from autopar.runtime.program.binding import input_pieces, results, row_results, sequence_results
+from autopar.runtime.program.binding import results, row_results, sequence_results, sharded_inputs
 from autopar.runtime.program.externals import share_constants, share_externals
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
@@ -110,7 +110,7 @@ class ModelFamily:
     """How the first program stores each parameter; the others must do the same."""
     places: Mapping[str, ParamPlace] = field(default_factory=dict[str, ParamPlace])
     """Where that is."""
-    hosted: tuple[str, ...] = ()
+    params_on_host: tuple[str, ...] = ()
     """The parameters that live on the host."""
     structure: Structure | None = None
     """The decisions for the first program."""
@@ -195,7 +195,7 @@ class Builder:
 
     def _adopt(self, agreement: Agreement) -> None:
         """Parameters that are new to the model."""
-        new = params.newcomers(self.model, self.world, self.family.places)
+        new = params.added_params(self.model, self.world, self.family.places)
         with agreement.telling(_NEW):
             names = [name for name, _ in self.model.named_parameters()]
             unknown = [n for n in names if n in new or n not in self.family.places]
@@ -224,7 +224,7 @@ class Builder:
         def wanted(position: int, name: str) -> bool | None:
             return name in differentiable or planned(position, name)
 
-        handed = {} if self._is_staged else _handed(signature)
+        handed = {} if self._is_staged else _input_shardings(signature)
         return ModelCall(self.model, args, kwargs, self.request.options, wanted, handed)
 
     @property
@@ -252,7 +252,7 @@ class Builder:
     ) -> Plan:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
         asked = self.request.options
-        if call.handed:
+        if call.input_shardings:
             # Stages take inputs whole.
             asked = replace(asked, stages_if_needed=False)
         least = asked
@@ -264,17 +264,17 @@ class Builder:
 
         def planned(options: Options) -> bytes:
             if not self.family.is_first:
-                options = replace(options, hosted=self.family.hosted)
+                options = replace(options, params_on_host=self.family.params_on_host)
             if not (self.family.is_first and torch.is_grad_enabled()):
                 options = dividing(options, traced.graph)
-            return answer(ask_for(call, traced, cluster, options), progress).to_bytes()
+            return answer(make_call_request(call, traced, cluster, options), progress).to_bytes()
 
         def work() -> bytes:
             try:
                 return planned(asked if groups is None else asked.joined(least))
             except (ConstraintError, InfeasibleError) as error:
                 others = least if groups is not None else _stored_so(asked, error)
-                if others is None or not asked.asked:
+                if others is None or not asked.imposed:
                     raise
                 warnings.warn(NotImposedWarning(str(error)), stacklevel=2)
                 return planned(others)
@@ -323,7 +323,7 @@ class Builder:
             places = {}
         else:
             if isinstance(groups, StageGroups):
-                check_homes(compiled, groups)
+                check_holders(compiled, groups)
                 places = self.family.places
         meter = Meter(world.device)
         return Executable(
@@ -334,10 +334,10 @@ class Builder:
             groups=groups,
             places=places,
             # In a pipeline, whose stages all look at whole inputs, no rank is handed a piece.
-            pieces=input_pieces(traced.graph, plan.structure.stages[0].mesh),
+            sharded_inputs=sharded_inputs(traced.graph, plan.structure.stages[0].mesh),
             results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
             in_spec=traced.in_spec,
-            rows=row_results(with_handed(traced.graph, _handed(signature))),
+            rows=row_results(with_input_shardings(traced.graph, _input_shardings(signature))),
             sequences=sequence_results(traced.graph),
             out_spec=traced.out_spec,
             names=tuple(leaf.name for leaf in traced.outputs),
@@ -357,7 +357,7 @@ class Builder:
             if param.residency != "external"
         }
         if family.is_first:
-            family.hosted = tuple(n for n, choice in choices.items() if choice.hosted)
+            family.params_on_host = tuple(n for n, choice in choices.items() if choice.num_on_host)
             family.structure = structure
         else:
             models = [self.model]
@@ -367,9 +367,11 @@ class Builder:
         family.places = {**places, **family.places}
         for model in models:
             if self.world.size == 1:
-                params.bring_to_host(model, self.family.hosted)
+                params.bring_to_host(model, self.family.params_on_host)
             else:
-                params.shard_parameters(model, places, self.request.sources, self.family.hosted)
+                params.shard_parameters(
+                    model, places, self.request.sources, self.family.params_on_host
+                )
 
     def _random(self, agreement: Agreement, programs: Iterable[Program]) -> DefaultRandom | None:
         if not any(draws(program.forward) for program in programs):
@@ -381,18 +383,18 @@ class Builder:
         return self.random
 
 
-def _stored_so(asked: Options, error: AutoparError) -> Options | None:
+def _stored_so(options: Options, error: AutoparError) -> Options | None:
     """What is asked, of a first batch that cannot be cut as a strategy wants it: parameters are
     stored as it has them, for all batches, and what is done with this one is open. None where that
     is not what is wrong, or the strategy leaves open how parameters are stored."""
-    lines = STORAGE.get(asked.strategy)
+    lines = STORAGE.get(options.strategy)
     if lines is None or not isinstance(error, UndividedBatchError):
         return None
     return replace(
-        asked, strategy="", constraints=(*asked.constraints, *map(Constraint.parse, lines))
+        options, strategy="", constraints=(*options.constraints, *map(Constraint.parse, lines))
     )
 
 
-def _handed(signature: Signature) -> dict[str, Handed]:
+def _input_shardings(signature: Signature) -> dict[str, InputSharding]:
     """What ranks are handed of inputs, by their positions."""
-    return {str(i): each for i, each in enumerate(signature.handed) if each is not None}
+    return {str(i): each for i, each in enumerate(signature.input_shardings) if each is not None}

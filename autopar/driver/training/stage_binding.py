@@ -16,25 +16,25 @@ from autopar.compile import Compiled
 from autopar.ir.graph import OUTPUT_ROLES, Phase, Role, TensorType
 from autopar.ir.own_ops import RECEIVE, SEND
 from autopar.ir.passes.stages import StageLink, link_of
-from autopar.ir.redistribute import OnMesh, PieceBox, holders, parcels
+from autopar.ir.redistribute import OnMesh, ShardBox, holders, shard_pieces
 from autopar.runtime.dtensor_private import local_slices
 from autopar.runtime.process.own_group import own_group
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import World
 from autopar.runtime.program.binding import detached_places, runnable
 from autopar.runtime.program.function import Step
-from autopar.runtime.program.mail import RANDOM, Channels, Passage, PeerPart, RankLinks
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.pipelined import (
     CopiedGradient,
     Leaving,
-    RandomTurns,
-    RankOfLine,
+    RandomMicrobatches,
+    RankSchedule,
     make_pipelined_step,
 )
-from autopar.runtime.program.program import TURN_INPUT, Program
+from autopar.runtime.program.program import MICROBATCH_INPUT, Program
 from autopar.runtime.program.random import DefaultRandom, draws
 from autopar.runtime.program.sharded_ops import Place
+from autopar.runtime.program.stage_messages import RANDOM, Channels, PeerPart, RankLinks, SendPlan
 
 
 def make_step_in_stages(
@@ -76,7 +76,7 @@ class StageBinder:
         self.structure, self.graph = structure, compiled.traced.graph
         self.first_ranks = tuple(stage.first_rank for stage in structure.stages)
         self.meshes = tuple(stage.mesh for stage in structure.stages)
-        self.table = structure.actions
+        self.actions = structure.actions
         self.here = tuple(
             k for k, (first, mesh) in enumerate(zip(self.first_ranks, self.meshes, strict=True))
             if first <= world.rank < first + mesh.num_devices
@@ -86,25 +86,27 @@ class StageBinder:
 
     def step(self, shown: Mapping[str, Any]) -> Step:
         """The step of this rank."""
-        return make_pipelined_step(self.line(), self.meter.timed, places=self._places(), **shown)
+        return make_pipelined_step(
+            self.rank_schedule(), self.meter.timed, places=self._places(), **shown
+        )
 
-    def line(self) -> RankOfLine:
+    def rank_schedule(self) -> RankSchedule:
         """The pipeline as this rank knows it."""
         links = {link for link, _ in self.ends} | {*(self.random.links if self.random else ())}
-        self.table.check({(link.source, link.target, link.phase) for link in links})
+        self.actions.check({(link.source, link.target, link.phase) for link in links})
         route = self._route()
         channels: Channels | None = None
         if self.groups is not None:
             channels = self.groups.channels
             self.groups.channels.open(route.pairs)
         programs = {stage: self._bound(stage) for stage in self.here}
-        meeting = self.world.meeting
+        pre_step_check = self.world.pre_step_check
         graphs = {
-            stage: runnable(program, self.backend, self.meter, meeting, f" of stage {stage}")
+            stage: runnable(program, self.backend, self.meter, pre_step_check, f" of stage {stage}")
             for stage, program in programs.items()
         }
-        return RankOfLine(
-            table=self.table,
+        return RankSchedule(
+            actions=self.actions,
             route=route,
             channels=channels,
             programs=programs,
@@ -120,7 +122,7 @@ class StageBinder:
             },
             is_proportional=all(each.is_proportional for each in self.compiled.programs),
             device=self.world.device,
-            meeting=meeting,
+            pre_step_check=pre_step_check,
         )
 
     def _bound(self, stage: int) -> Program:
@@ -143,8 +145,8 @@ class StageBinder:
                 yield (link_of(node, stage), node.op), _End(stage, tensor, holding)
 
     def _route(self) -> RankLinks:
-        outgoing: list[Passage] = []
-        incoming: list[Passage] = []
+        outgoing: list[SendPlan] = []
+        incoming: list[SendPlan] = []
         # The stages' graphs share them.
         atoms = self.compiled.layouts[0].graph.atoms
         for link in sorted(link for link, op in self.ends if op == RECEIVE):
@@ -158,25 +160,25 @@ class StageBinder:
                 box = target.holding.box(target.tensor, atoms, device)
                 legs = [
                     PeerPart(first + each.source, _within(box, each.box))
-                    for each in parcels(held, box, device)
+                    for each in shard_pieces(held, box, device)
                 ]
-                incoming.append(_passage(link, target.tensor, box, legs))
+                incoming.append(_send_plan(link, target.tensor, box, legs))
             if source.stage in self.here:
                 mine = self.world.rank - first
                 box = source.holding.box(source.tensor, atoms, mine)
                 legs = [
                     PeerPart(other + device, _within(box, each.box))
                     for device in range(target.holding.mesh.num_devices)
-                    for each in parcels(
+                    for each in shard_pieces(
                         held, target.holding.box(target.tensor, atoms, device), device
                     )
                     if each.source == mine
                 ]
-                outgoing.append(_passage(link, source.tensor, box, legs))
-        for passages, passage in self._random_passages():
-            (outgoing if passages == "out" else incoming).append(passage)
+                outgoing.append(_send_plan(link, source.tensor, box, legs))
+        for send_plans, send_plan in self._random_send_plans():
+            (outgoing if send_plans == "out" else incoming).append(send_plan)
         row_of = {
-            first + device: self.table.ranks[stage]
+            first + device: self.actions.ranks[stage]
             for stage, first in enumerate(self.first_ranks)
             for device in range(self.meshes[stage].num_devices)
         }
@@ -184,14 +186,14 @@ class StageBinder:
         ordered = (sorted(each, key=lambda p: p.link) for each in (outgoing, incoming))
         return RankLinks(self.world.rank, row_of, *map(tuple, ordered))
 
-    def _random(self) -> RandomTurns | None:
+    def _random(self) -> RandomMicrobatches | None:
         stages = tuple(k for k, each in enumerate(self.compiled.programs) if draws(each.forward))
         if not stages:
             return None
         links = tuple(StageLink(a, b, Phase.FORWARD, RANDOM) for a, b in pairwise(stages))
-        return RandomTurns(stages, links, self.first_ranks[stages[-1]])
+        return RandomMicrobatches(stages, links, self.first_ranks[stages[-1]])
 
-    def _random_passages(self) -> Iterator[tuple[str, Passage]]:
+    def _random_send_plans(self) -> Iterator[tuple[str, SendPlan]]:
         if self.random is None:
             return
         size = DefaultRandom(self.world.device).now().numel()
@@ -204,12 +206,12 @@ class StageBinder:
             taken = tuple(PeerPart(other, every) for other, target in pairs if target == rank)
             for way, stage, parts in (("out", link.source, given), ("in", link.target, taken)):
                 if stage in self.here:
-                    yield way, Passage(link, (size,), (size,), torch.uint8, parts)
+                    yield way, SendPlan(link, (size,), (size,), torch.uint8, parts)
 
     def _inputs(self) -> tuple[str, ...]:
         """What all stages take of the model and the call: all ranks look alike at what changes."""
         names = dict[str, None]()
-        own = {TURN_INPUT}
+        own = {MICROBATCH_INPUT}
         for program in self.compiled.programs:
             own |= {found.name for found in program.sums}
             for part in program.parts:
@@ -236,17 +238,17 @@ class StageBinder:
         names = (name for each in programs for name in each.gradients)
         for name in dict.fromkeys(names):
             target = name.partition(":")[2]
-            yield self._leaving(name, types[target], None, hosted=target in self._hosted)
+            yield self._leaving(name, types[target], None, on_host=target in self._on_host)
 
     @property
-    def _hosted(self) -> set[str]:
+    def _on_host(self) -> set[str]:
         params = self.structure.params
-        return {name for name, param in params.items() if param.choice.hosted}
+        return {name for name, param in params.items() if param.choice.num_on_host}
 
     def _leaving(
-        self, name: str, tensor: TensorType, source: int | None, *, hosted: bool = False
+        self, name: str, tensor: TensorType, source: int | None, *, on_host: bool = False
     ) -> Leaving:
-        device = torch.device("cpu") if hosted else self.world.device
+        device = torch.device("cpu") if on_host else self.world.device
         return Leaving(name, tensor.shape, getattr(torch, tensor.dtype), device, source)
 
     def _copies(self) -> Iterator[tuple[str, CopiedGradient]]:
@@ -279,16 +281,16 @@ class StageBinder:
         return found
 
 
-def _within(box: PieceBox, part: PieceBox) -> tuple[slice, ...]:
+def _within(box: ShardBox, part: ShardBox) -> tuple[slice, ...]:
     """A part of what is in `box`, counted from where that begins."""
     return tuple(slice(a - first, b - first) for (first, _), (a, b) in zip(box, part, strict=True))
 
 
-def _passage(
-    link: StageLink, tensor: TensorType, box: PieceBox, legs: Sequence[PeerPart]
-) -> Passage:
+def _send_plan(
+    link: StageLink, tensor: TensorType, box: ShardBox, legs: Sequence[PeerPart]
+) -> SendPlan:
     lengths = iter(end - start for start, end in box)
     parts = [[next(lengths) for _ in dim] for dim in tensor.parts]
     split = tuple(size for dim in parts for size in dim)
     dtype: torch.dtype = getattr(torch, tensor.dtype)
-    return Passage(link, tuple(map(prod, parts)), split, dtype, tuple(legs))
+    return SendPlan(link, tuple(map(prod, parts)), split, dtype, tuple(legs))

@@ -105,22 +105,22 @@ class _Writer:
         return len(self.nodes) - 1
 
     def _put_loss(self, head: Head) -> None:
-        loss, scores = head.loss, head.product.outputs[0]
+        loss, scores = head.loss, head.matmul.outputs[0]
         if Ref(loss.index, 1) in self.read:
             count = transplanted(count_of(loss), len(self.nodes), self.place.__getitem__)
             self.place[Ref(loss.index, 1)] = Ref(self._put(count))
         rows = TensorType(loss.outputs[0].dtype, scores.shape[:1], scores.parts[:1])
-        read = (Ref(head.product.index),) if head.is_read else (head.x, head.w)
+        read = (Ref(head.matmul.index),) if head.is_read else (head.x, head.w)
         here = self._write(
             _SCORES if head.is_read else _LINEAR, loss, head,
             [*map(self.place.__getitem__, (*read, loss.inputs[1]))],
             (loss.outputs[0], rows), loss.args[4],
         )  # fmt: skip
         self.place[Ref(loss.index)] = Ref(here)
-        self.place[Ref(head.product.index, 1)] = Ref(here, 1)
+        self.place[Ref(head.matmul.index, 1)] = Ref(here, 1)
 
     def _put_backward(self, head: Head) -> None:
-        backward, product = head.backward, Ref(head.product.index)
+        backward, product = head.backward, Ref(head.matmul.index)
         read = (product,) if head.is_read else ()
         given = *read, head.x, head.w, backward.inputs[2], replace(product, output=1)
         here = self._write(
@@ -137,11 +137,11 @@ class _Writer:
         source: Node,
         head: Head,
         read: Sequence[Ref],
-        made: tuple[TensorType, ...],
+        outputs: tuple[TensorType, ...],
         ignored: Arg,
     ) -> int:
         """Puts the op of `form` where `source` stood; it uses the weight of the head's module."""
-        module = head.product.key.partition(":")[0]
+        module = head.matmul.key.partition(":")[0]
         word = form.op.split(".")[1]
         key = f"{module}:{source.phase.value}:{word}"
         number = self.keys[key] = self.keys.get(key, -1) + 1
@@ -155,10 +155,10 @@ class _Writer:
                 args=(*read, ignored, self.chunks),
                 kwargs=(),
                 inputs=tuple(read),
-                outputs=made,
-                module=head.product.module,
+                outputs=outputs,
+                module=head.matmul.module,
                 key=f"{key}.{number}",
-                factors=tuple(_factors(form, types, made)),
+                factors=tuple(_factors(form, types, outputs)),
                 partial=((len(read) - 1,),) if source is head.backward else (),
                 mean=False,
             )

@@ -33,14 +33,14 @@ _Users = Mapping[Ref, Sequence[Node]]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`scores` [N, V] are made of `x` [N, D] and `w` [V, D]; `product`, `loss` and `backward` are
+    """`scores` [N, V] are made of `x` [N, D] and `w` [V, D]; `matmul`, `loss` and `backward` are
     the ops. `of_x` is the gradient of x; that of w is each of `of_w`. `unread` are the ops of whose
     results nothing else is made than the loss and these gradients, the product among them unless
     something else reads the scores."""
 
     x: Ref
     w: Ref
-    product: Node
+    matmul: Node
     loss: Node
     backward: Node
     of_x: Ref
@@ -50,7 +50,7 @@ class Head:
     @property
     def is_read(self) -> bool:
         """Whether something else reads the scores."""
-        return self.product.index not in self.unread
+        return self.matmul.index not in self.unread
 
 
 @per_graph
@@ -146,9 +146,9 @@ class _Finder:
         shapes = (tensor.shape for tensor in (*self.graph.input_types(node), *node.outputs))
         return node.op in _SAME and len(set(shapes)) == 1
 
-    def _check_types(self, product: Node, softmax: Node, w: Ref) -> None:
+    def _check_types(self, matmul: Node, softmax: Node, w: Ref) -> None:
         """The dims of all tensors are made of the same atoms; classes are not told apart."""
-        x, scores, logs = product.inputs[0], product.outputs[0], softmax.outputs[0]
+        x, scores, logs = matmul.inputs[0], matmul.outputs[0], softmax.outputs[0]
         left, right, target = map(self.graph.type_of, (x, w, self.loss.inputs[1]))
         _check(logs.shape == scores.shape and target.dtype == "int64")
         _check(scores.parts == (left.parts[0], right.parts[0]) and left.dtype == right.dtype)
@@ -201,9 +201,9 @@ class _Finder:
             else:
                 _check(reader.op == _PRODUCT)
                 _check(self._turned_source(reader.inputs[0]) == self._source(x))
-                turns = self.users.get(Ref(reader.index), ())
-                _check(all(turn.op == _TURN for turn in turns))
-                of_w.append(tuple(Ref(turn.index) for turn in turns))
+                microbatches = self.users.get(Ref(reader.index), ())
+                _check(all(microbatch.op == _TURN for microbatch in microbatches))
+                of_w.append(tuple(Ref(microbatch.index) for microbatch in microbatches))
         _check(len(of_x) == len(of_w) == 1)
         return of_x[0], of_w[0]
 

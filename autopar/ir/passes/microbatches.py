@@ -6,10 +6,11 @@ What is told of an op's factors therefore tells what it does in turns too, and a
 over the whole batch, ignored tokens left out, stays that: what it is divided by is computed of all
 targets in every turn.
 
-What the graph has more than the one it is made of: `TURN` cuts out of a tensor of the whole batch
-what a turn works on, and `SHARE` is a turn's share of what is added to a sum; `ACCUMULATE` adds up
-what turns make, in memory of its own; `COLLECT` puts their parts of a result together. Sample `i`
-of the batch is in turn `i` modulo their number, so that a rank's samples stay next to each other.
+What the graph has more than the one it is made of: `MICROBATCH` cuts out of a tensor of the whole
+batch what a turn works on, and `SHARE` is a turn's share of what is added to a sum; `ACCUMULATE`
+adds up what turns make, in memory of its own; `COLLECT` puts their parts of a result together.
+Sample `i` of the batch is in turn `i` modulo their number, so that a rank's samples stay next to
+each other.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from autopar.ir.graph import (
     per_graph,
     transplanted,
 )
-from autopar.ir.own_ops import ACCUMULATE, COLLECT, SHARE, TURN
+from autopar.ir.own_ops import ACCUMULATE, COLLECT, MICROBATCH, SHARE
 from autopar.ir.passes.losses import count_of
-from autopar.ir.passes.turn_states import TurnStates
+from autopar.ir.passes.microbatch_states import MicrobatchStates
 from autopar.ir.sharding import P, Placement, R
 from autopar.ir.uses import Group
 
 _LOSSES = {"aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"}
 
 
-def in_microbatches(graph: Graph, turns: int) -> Graph:
+def in_microbatches(graph: Graph, microbatches: int) -> Graph:
     """A pass: takes a whole step, gives the one that works on its batch in so many turns; one that
     does already stays as it is. Keys of ops and the order of `graph` are kept. MicrobatchError,
     naming what needs the whole batch, if it cannot be."""
-    if turns == graph.turns:
+    if microbatches == graph.microbatches:
         return graph
-    _check(graph, turns)
-    return in_other_microbatches(_in_fewest(graph), graph, turns)
+    _check(graph, microbatches)
+    return in_other_microbatches(_in_fewest(graph), graph, microbatches)
 
 
 @per_graph
@@ -63,13 +64,15 @@ def _in_fewest(graph: Graph) -> Graph:
     return _Splitter(_with_counts(graph), fewest).run()
 
 
-def in_other_microbatches(graph: Graph, whole: Graph, turns: int) -> Graph:
+def in_other_microbatches(graph: Graph, whole: Graph, microbatches: int) -> Graph:
     """A `graph` in microbatches of the step `whole`, or a stage of one, in another number of them,
     above one, which divides the batch: as it would have been made, but for its extents."""
-    batch, turn_atom = batch_atoms(whole), len(whole.atoms)
-    if turns == graph.turns:
+    batch, microbatch_atom = batch_atoms(whole), len(whole.atoms)
+    if microbatches == graph.microbatches:
         return graph
-    sizes = {atom: whole.atoms[atom].size // turns for atom in batch} | {turn_atom: turns}
+    sizes = {atom: whole.atoms[atom].size // microbatches for atom in batch} | {
+        microbatch_atom: microbatches
+    }
     atoms = tuple(
         replace(atom, size=sizes.get(number, atom.size)) for number, atom in enumerate(graph.atoms)
     )
@@ -84,7 +87,7 @@ def in_other_microbatches(graph: Graph, whole: Graph, turns: int) -> Graph:
         return replace(tensor, shape=tuple(extent_of(*pair) for pair in pairs))
 
     nodes = tuple(replace(node, outputs=tuple(map(resized, node.outputs))) for node in graph.nodes)
-    return replace(graph, nodes=nodes, atoms=atoms, turns=turns)
+    return replace(graph, nodes=nodes, atoms=atoms, microbatches=microbatches)
 
 
 def trains(graph: Graph) -> bool:
@@ -96,7 +99,7 @@ def times(graph: Graph, group: Group) -> int:
     """How often what a group's tensor goes through happens in a step: in every turn, or once where
     it leaves the graph and nothing else."""
     roles = (graph.nodes[use.node].role for use in group.uses)
-    return 1 if all(role in OUTPUT_ROLES for role in roles) else graph.turns
+    return 1 if all(role in OUTPUT_ROLES for role in roles) else graph.microbatches
 
 
 def _with_counts(graph: Graph) -> Graph:
@@ -116,13 +119,15 @@ def _with_counts(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _check(graph: Graph, turns: int) -> None:
+def _check(graph: Graph, microbatches: int) -> None:
     batch = batch_atoms(graph)
     if not batch:
         raise MicrobatchError("no microbatches: no input has a batch, a dim 0 that it is led by")
     for size in sorted({graph.atoms[atom].size for atom in batch}):
-        if size % turns:
-            raise MicrobatchError(f"a batch of {size} is not divided by {turns} microbatches")
+        if size % microbatches:
+            raise MicrobatchError(
+                f"a batch of {size} is not divided by {microbatches} microbatches"
+            )
     values = [node.target for node in graph.with_role(Role.VALUE)]
     if values:
         raise MicrobatchError(
@@ -132,12 +137,12 @@ def _check(graph: Graph, turns: int) -> None:
 
 
 class _Splitter:
-    def __init__(self, graph: Graph, turns: int) -> None:
-        self.graph, self.turns = graph, turns
+    def __init__(self, graph: Graph, microbatches: int) -> None:
+        self.graph, self.microbatches = graph, microbatches
         self.batch = batch_atoms(graph)
-        found = TurnStates(graph, self.batch)
+        found = MicrobatchStates(graph, self.batch)
         self.states, self.wants = found.states, found.wants
-        self.turn_atom = len(graph.atoms)
+        self.microbatch_atom = len(graph.atoms)
         self.nodes: list[Node] = []
         self.place: dict[Ref, Ref] = {}
         self.cut: dict[tuple[Ref, Placement, Phase], Ref] = {}
@@ -156,12 +161,14 @@ class _Splitter:
                 if ref in leaving:
                     self._send_out(ref, leaving[ref])
         atoms = [
-            replace(atom, size=atom.size // self.turns) if number in self.batch else atom
+            replace(atom, size=atom.size // self.microbatches) if number in self.batch else atom
             for number, atom in enumerate(self.graph.atoms)
         ]
-        atoms.append(Atom(self.turns, "turn", in_param=False))
-        found = replace(self.graph, nodes=tuple(self.nodes), atoms=tuple(atoms), turns=self.turns)
-        return _told_apart(found)
+        atoms.append(Atom(self.microbatches, "turn", in_param=False))
+        found = replace(
+            self.graph, nodes=tuple(self.nodes), atoms=tuple(atoms), microbatches=self.microbatches
+        )
+        return _with_distinct_keys(found)
 
     def _put(self, node: Node) -> None:
         """The node, which works on what a turn has."""
@@ -195,9 +202,9 @@ class _Splitter:
         """A factor where tensors of the whole batch have the turns as parts of their own."""
 
         def slots(
-            found: Sequence[Slot | None], tensors: Sequence[tuple[TensorType, Placement]]
+            given: Sequence[Slot | None], tensors: Sequence[tuple[TensorType, Placement]]
         ) -> tuple[Slot | None, ...]:
-            pairs = zip(found, tensors, strict=True)
+            pairs = zip(given, tensors, strict=True)
             return tuple(s if s is None else self._slot(*tensor, s) for s, tensor in pairs)
 
         return replace(
@@ -226,9 +233,9 @@ class _Splitter:
             found: list[int] = []
             for k, atom in enumerate(atoms):
                 is_whole = self._is_whole(atom, state, (dim, k))
-                found += (atom, self.turn_atom) if is_whole else (atom,)
+                found += (atom, self.microbatch_atom) if is_whole else (atom,)
                 if atom in self.batch and not is_whole:
-                    shape[dim] //= self.turns
+                    shape[dim] //= self.microbatches
             parts.append(tuple(found))
         return TensorType(tensor.dtype, tuple(shape), tuple(parts))
 
@@ -236,7 +243,7 @@ class _Splitter:
         """What this turn has of a tensor of the whole batch."""
         key = ref, state, phase
         if key not in self.cut:
-            op = SHARE if state == P else TURN
+            op = SHARE if state == P else MICROBATCH
             self.cut[key] = self._own(op, ref, phase, self.place[ref], R, state)
         return self.cut[key]
 
@@ -256,9 +263,9 @@ class _Splitter:
         self.gathered[ref] = self._own(op, ref, maker.phase, self.place[ref], state, typed)
 
     def _own(
-        self, op: str, ref: Ref, phase: Phase, read: Ref, state: Placement, made: Placement
+        self, op: str, ref: Ref, phase: Phase, read: Ref, state: Placement, placement: Placement
     ) -> Ref:
-        """Put a node of ours, which brings what was `ref` and is `state` now into `made`."""
+        """Put a node of ours, which brings what was `ref` and is `state` now into `placement`."""
         tensor, maker = self.graph.type_of(ref), self.graph.nodes[ref.node]
         index, word = len(self.nodes), op.split(".")[1]
         slots = (slot for slot, _ in tensor.slots())
@@ -267,7 +274,7 @@ class _Splitter:
                 _LETTERS[k],
                 tensor.parts[slot[0]][slot[1]],
                 (self._slot(tensor, state, slot),),
-                (self._slot(tensor, made, slot),),
+                (self._slot(tensor, placement, slot),),
             )
             for k, slot in enumerate(slots)
         )
@@ -284,9 +291,9 @@ class _Splitter:
                 phase,
                 args=(read,),
                 inputs=(read,),
-                outputs=(self._typed(tensor, made),),
+                outputs=(self._typed(tensor, placement),),
                 module=maker.module,
-                key=f"{module.partition(':')[0]}:{phase.value}:{word}.{which}.{made}",
+                key=f"{module.partition(':')[0]}:{phase.value}:{word}.{which}.{placement}",
                 factors=tuple(factors),
                 partial=((0,),),
                 source_line=maker.source_line,
@@ -295,7 +302,7 @@ class _Splitter:
         return Ref(index)
 
 
-def _told_apart(graph: Graph) -> Graph:
+def _with_distinct_keys(graph: Graph) -> Graph:
     """`graph`, in which ops of one key have equal tensors: the first of several identical layers
     may be handed what the whole batch has, others what a turn has."""
     kinds: dict[str, dict[object, str]] = defaultdict(dict)

@@ -1,18 +1,18 @@
-"""What backward makes again, instead of having it saved by forward: the step as another graph.
+"""What backward recomputes, instead of having it saved by forward: the step as another graph.
 
-An op of the forward phase that is made again has a copy in the backward phase, in front of the
+An op of the forward phase that is recomputed has a copy in the backward phase, in front of the
 first op there that reads what it makes; all of backward reads that. Inputs of the copy are made
 again in turn, or are saved, or are there anyway as parameters and inputs of the model are. Copies
 are ops like all others: they are laid out, priced, scheduled and written as such, and may be
 computed under another sharding than their originals.
 
-Whether something is made again is a choice of the problem that decides all else. It is stated of a
-graph in which everything that can be made again has an *optional* copy.
+Whether something is recomputed is a choice of the problem that decides all else. It is stated of a
+graph in which everything that can be recomputed has an *optional* copy.
 
 Random numbers are drawn again from the state of the generator that they were drawn from, which is
 saved (`draws`), so that they are the same; those that depend on tensors of the step are saved. So
 is what an op makes of a buffer that forward changes. What one block hands to the next is saved too:
-made again, it would need all blocks before it, which would be held together.
+recomputed, it would need all blocks before it, which would be held together.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from autopar.ir.uses import root_of
 _ONCE = frozenset({SEND, RECEIVE}) | CHUNKED
 
 
-def with_again(graph: Graph, keys: Collection[str] | None) -> Graph:
-    """A pass: takes a step, gives the one in which backward makes again what ops with these keys
+def with_recompute(graph: Graph, keys: Collection[str] | None) -> Graph:
+    """A pass: takes a step, gives the one in which backward recomputes what ops with these keys
     make and it reads; where `keys` is None, one with an optional copy of everything that can be
-    made again and that backward reads, or needs for that. All nodes are kept, copies are added.
-    ValueError if something cannot be made again."""
+    recomputed and that backward reads, or needs for that. All nodes are kept, copies are added.
+    ValueError if something cannot be recomputed."""
     possible = _candidates(graph)
     unknown = sorted(set(keys or ()) - possible)
     if unknown:
-        raise ValueError(f"{unknown[0]} cannot be made again")
+        raise ValueError(f"{unknown[0]} cannot be recomputed")
     wanted, word = (possible, OPTION) if keys is None else (frozenset(keys), COPY)
     return _Copier(with_states(graph, wanted), wanted, word).run() if wanted else graph
 
 
 @per_graph
 def _candidates(graph: Graph) -> frozenset[str]:
-    """The keys of ops of the forward phase that can be made again, all of them. Casts of parameters
+    """The keys of ops of the forward phase that can be recomputed, all of them. Casts of parameters
     are none: they are made where they are read as it is. Nor is what another stage sends, a loss
     worked on in chunks, which makes scores again itself, or what reads a buffer or parameter that
     forward changes: backward would find the new value. Nor random numbers that might come out
@@ -79,14 +79,14 @@ def _candidates(graph: Graph) -> frozenset[str]:
 
 @per_graph
 def as_written(graph: Graph) -> tuple[str, ...]:
-    """The keys of ops that backward makes again because the model wraps them in checkpoints: of
-    what can be made again, all classes whose every op is in one, and that backward needs."""
+    """The keys of ops that backward recomputes because the model wraps them in checkpoints: of
+    what can be recomputed, all classes whose every op is in one, and that backward needs."""
     members: dict[str, list[Node]] = {}
     for node in graph.with_role(Role.OP):
         if node.key in _candidates(graph) and node.phase is Phase.FORWARD:
             members.setdefault(node.key, []).append(node)
     written = {k for k, found in members.items() if all(n.checkpoint == "whole" for n in found)}
-    copied = {node.key for node in with_again(graph, written).nodes}
+    copied = {node.key for node in with_recompute(graph, written).nodes}
     return tuple(sorted(key for key in written if with_word(key, COPY) in copied))
 
 
@@ -100,8 +100,8 @@ class _Copier:
         """Where the copy of a node stands."""
         self.chosen: set[int] = set()
         for node in graph.nodes:
-            made_again = node.inputs[0].node in self.chosen if node.view else node.key in keys
-            if made_again and node.role is Role.OP and node.phase is Phase.FORWARD:
+            recomputed = node.inputs[0].node in self.chosen if node.view else node.key in keys
+            if recomputed and node.role is Role.OP and node.phase is Phase.FORWARD:
                 self.chosen.add(node.index)
 
     def run(self) -> Graph:
@@ -113,7 +113,7 @@ class _Copier:
         return replace(self.graph, nodes=tuple(self.nodes))
 
     def _copy_for(self, reader: Node) -> None:
-        """Copies of all that `reader` needs and that is made again, in the order of the graph."""
+        """Copies of all that `reader` needs and that is recomputed, in the order of the graph."""
         missing, found = [reader.index], set[int]()
         while missing:
             for ref in self.graph.nodes[missing.pop()].inputs:

@@ -123,8 +123,8 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class _Rounder:
-    def __init__(self, graph: Graph, wanted: Collection[Ref], dtype: str) -> None:
-        self.graph, self.wanted, self.dtype = graph, wanted, dtype
+    def __init__(self, graph: Graph, refs: Collection[Ref], dtype: str) -> None:
+        self.graph, self.refs, self.dtype = graph, refs, dtype
         self.nodes: list[Node] = []
         self.place: dict[int, int] = {}
         """Where a node stands now."""
@@ -140,12 +140,12 @@ class _Rounder:
         used: dict[Ref, list[int]] = defaultdict(list)
         for group in groups(self.graph):
             places = [use.node for use in group.uses]
-            if group.root in self.wanted and group.phase is Phase.BACKWARD:
+            if group.root in self.refs and group.phase is Phase.BACKWARD:
                 first[group.root] = min(places)
-            elif group.root in self.wanted:
+            elif group.root in self.refs:
                 used[group.root] += places
         found: dict[int, list[Ref]] = defaultdict(list)
-        for root in sorted(self.wanted):
+        for root in sorted(self.refs):
             before = (place for place in used[root] if place < first[root])
             found[max(before, default=root.node)].append(root)
         return found
@@ -179,7 +179,7 @@ class _Rounder:
         `module`, and views of that."""
         node = self.graph.nodes[ref.node]
         root, _ = root_of(self.graph, ref)
-        if root not in self.wanted or node.phase is Phase.BACKWARD:
+        if root not in self.refs or node.phase is Phase.BACKWARD:
             return self._placed(ref)
         if ref not in self.restored:
             if ref == root:

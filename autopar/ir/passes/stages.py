@@ -29,8 +29,8 @@ from autopar.ir.graph import (
     per_graph,
     transplanted,
 )
-from autopar.ir.own_ops import RECEIVE, SEND, TURN, is_end
-from autopar.ir.passes.stage_homes import Assignment, assign, forward_readers
+from autopar.ir.own_ops import MICROBATCH, RECEIVE, SEND, is_end
+from autopar.ir.passes.stage_assignment import Assignment, assign, forward_readers
 from autopar.ir.uses import root_of
 
 
@@ -108,25 +108,25 @@ def in_stages(graph: Graph, cuts: Sequence[int]) -> tuple[Graph, ...]:
     of forward. StageError, saying what is in the way, if it cannot be cut so."""
     if any(a >= b for a, b in pairwise(cuts)):
         raise StageError("stages are listed in the order in which the model computes them")
-    graph = _with_turns_of_forward(graph, cuts)
+    graph = _with_microbatches_of_forward(graph, cuts)
     return _Cutter(graph, assign(graph, cuts), len(cuts) + 1).run()
 
 
-def _with_turns_of_forward(graph: Graph, cuts: Sequence[int]) -> Graph:
+def _with_microbatches_of_forward(graph: Graph, cuts: Sequence[int]) -> Graph:
     """`graph` whose backward reads what a turn has of a tensor of the whole batch, such as noise
     that a loss is compared with, as forward has cut it, where stages read that which do not make
     it: they are sent no more."""
-    turns = [
+    microbatches = [
         node
         for node in graph.with_role(Role.OP)
-        if node.op == TURN and graph.nodes[node.inputs[0].node].role is Role.OP
+        if node.op == MICROBATCH and graph.nodes[node.inputs[0].node].role is Role.OP
     ]
-    if not turns:
+    if not microbatches:
         return graph
     readers = forward_readers(graph, cuts)
     cut: dict[tuple[Ref, TensorType], Ref] = {}
     other: dict[Ref, Ref] = {}
-    for node in turns:
+    for node in microbatches:
         kind = node.inputs[0], node.outputs[0]
         if node.phase is Phase.FORWARD:
             cut[kind] = Ref(node.index)
@@ -145,9 +145,9 @@ def _modules(name: str) -> list[str]:
 
 
 class _Cutter:
-    def __init__(self, graph: Graph, homes: Assignment, count: int) -> None:
-        self.graph, self.homes, self.count = graph, homes, count
-        self.kept: list[set[int]] = []
+    def __init__(self, graph: Graph, assignment: Assignment, count: int) -> None:
+        self.graph, self.assignment, self.count = graph, assignment, count
+        self.own: list[set[int]] = []
         """The nodes of each stage."""
         self.sent: dict[tuple[Ref, int], int] = {}
         """What is sent to a stage, with the stage that sends it."""
@@ -165,7 +165,9 @@ class _Cutter:
                 unread.append(node)
                 continue
             for module in _modules(node.target):
-                stages.setdefault(module, min(self.homes.readers.get(node.index, ()), default=0))
+                stages.setdefault(
+                    module, min(self.assignment.readers.get(node.index, ()), default=0)
+                )
         for node in unread:
             known = (stages[module] for module in _modules(node.target) if module in stages)
             yield node.index, next(known, 0)
@@ -173,22 +175,24 @@ class _Cutter:
     def run(self) -> tuple[Graph, ...]:
         # Every rank is handed the model's inputs, whatever it reads of them.
         inputs = {node.index for node in self.graph.with_role(Role.INPUT)}
-        self.kept = [set(inputs) for _ in range(self.count)]
+        self.own = [set(inputs) for _ in range(self.count)]
         for index, stage in self._unread():
-            self.kept[stage].add(index)
+            self.own[stage].add(index)
         for node in self.graph.with_role(*OUTPUT_ROLES):
             for stage in self._leaves_from(node):
-                self.kept[stage].add(node.index)
+                self.own[stage].add(node.index)
                 self._need(node, stage)
         # What draws random numbers draws them even if nobody reads what it makes.
         for node in filter(lambda node: node.random, self.graph.nodes):
-            for stage in self.homes.of[node.index]:
-                self.kept[stage].add(node.index)
+            for stage in self.assignment.of[node.index]:
+                self.own[stage].add(node.index)
                 self._need(node, stage)
         while self.needs:
             self._bring(*self.needs.pop())
         for stage in range(self.count):
-            if not any(self.homes.home(self.graph.nodes[n]) == stage for n in self.kept[stage]):
+            if not any(
+                self.assignment.stage_of(self.graph.nodes[n]) == stage for n in self.own[stage]
+            ):
                 raise StageError(f"stage {stage} would have nothing to compute")
         graphs = tuple(self._build(stage) for stage in range(self.count))
         _check_owners(graphs)
@@ -196,7 +200,7 @@ class _Cutter:
 
     def _leaves_from(self, node: Node) -> frozenset[int]:
         """The stages from which something leaves the step."""
-        return self.homes.of.get(node.inputs[0].node, frozenset((self.count - 1,)))
+        return self.assignment.of.get(node.inputs[0].node, frozenset((self.count - 1,)))
 
     def _need(self, node: Node, stage: int) -> None:
         """What a stage needs to compute a node: of a sum that is shared, its own terms."""
@@ -204,21 +208,21 @@ class _Cutter:
 
     def _read(self, node: Node, stage: int) -> list[Ref]:
         """What a stage reads to compute a node."""
-        if len(self.homes.of.get(node.index, ())) <= 1:
+        if len(self.assignment.of.get(node.index, ())) <= 1:
             return list(node.inputs)
-        return [ref for ref in node.inputs if stage in self.homes.of.get(ref.node, (stage,))]
+        return [ref for ref in node.inputs if stage in self.assignment.of.get(ref.node, (stage,))]
 
     def _bring(self, ref: Ref, stage: int) -> None:
         """A stage has `ref`: it computes it, or is sent it."""
         node = self.graph.nodes[ref.node]
-        homes = self.homes.of.get(ref.node, frozenset((stage,)))
-        if node.index in self.kept[stage] or (ref, stage) in self.sent:
+        assignment = self.assignment.of.get(ref.node, frozenset((stage,)))
+        if node.index in self.own[stage] or (ref, stage) in self.sent:
             return
-        if stage in homes or (node.view and self._is_cheaper_whole(ref)):
-            self.kept[stage].add(node.index)
+        if stage in assignment or (node.view and self._is_cheaper_whole(ref)):
+            self.own[stage].add(node.index)
             self._need(node, stage)
             return
-        (home,) = homes
+        (home,) = assignment
         self.sent[ref, stage] = home
         self.needs.append((ref, home))
 
@@ -245,7 +249,7 @@ class _Cutter:
             for ref in refs:
                 if ref in coming:
                     place[ref] = put(_receive(self.graph, ref, self.sent[ref, stage]))
-            if node.index not in self.kept[stage]:
+            if node.index not in self.own[stage]:
                 continue
             terms = self._read(node, stage)
             if len(terms) < len(node.inputs):
@@ -333,7 +337,7 @@ def _check_owners(graphs: Sequence[Graph]) -> None:
 # Ops of the second part come behind all others; within each part they keep their order. A stage
 # that sends no gradient has all its backward in the second part.
 #
-# What backward makes again is an op like any: it is where it is needed, in the first part if both
+# What backward recomputes is an op like any: it is where it is needed, in the first part if both
 # need it.
 
 

@@ -31,8 +31,8 @@ from autopar.ir.sharding import Placement, R, Sharding
 STRATEGIES = ("ddp", "fsdp", "megatron", "2d", "2.5d", "3d")
 
 _KINDS = (
-    "param", "kept", "input", "output", "module", "saved", "ops", "batched", "casts", "unbatched",
-    "product",
+    "param", "for_backward", "input", "output", "module", "saved", "ops", "batched", "casts",
+    "unbatched", "matmul",
 )  # fmt: skip
 """What a pattern can speak of: the storage of parameters, what is kept of them for backward, inputs
 and outputs of the model, what a module returns, activations saved for backward; the ops of modules,
@@ -70,7 +70,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedPlacement:
+class PlacementSpec:
     """One of `alternatives` must hold, all of its demands together. `complete`: axes that are not
     named replicate. `positional` is a sharding with one placement per axis of the mesh instead."""
 
@@ -95,16 +95,16 @@ class WantedPlacement:
         )
 
     @staticmethod
-    def parse(text: str) -> WantedPlacement:
+    def parse(text: str) -> PlacementSpec:
         """The inverse of `str`; ValueError, saying what there may be, on anything else."""
         text = text.strip()
         if text in ("R", "replicated"):
-            return WantedPlacement(complete=True)
+            return PlacementSpec(complete=True)
         if text.startswith("[") and text.endswith("]"):
             if " on " in text:
-                return WantedPlacement((_demands(text[1:-1]),), complete=True)
-            return WantedPlacement(positional=Sharding.parse(text))
-        return WantedPlacement(tuple(map(_demands, re.split(r"\s+or\s+", text))))
+                return PlacementSpec((_demands(text[1:-1]),), complete=True)
+            return PlacementSpec(positional=Sharding.parse(text))
+        return PlacementSpec(tuple(map(_demands, re.split(r"\s+or\s+", text))))
 
 
 def _demands(text: str) -> tuple[Demand, ...]:
@@ -122,21 +122,21 @@ def _demand(text: str) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What `kind` of thing, of which names, must be as `wanted` says. An empty kind is told by what
-    the pattern matches. `origin` is what the user wrote, and could take back."""
+    """What `kind` of thing, of which names, must be as `placement` says. An empty kind is told by
+    what the pattern matches. `origin` is what the user wrote, and could take back."""
 
     kind: str
     pattern: str
-    wanted: WantedPlacement
+    placement: PlacementSpec
     origin: str
 
     def __str__(self) -> str:
-        return f"{self.kind}{':' * bool(self.kind)}{self.pattern} = {self.wanted}"
+        return f"{self.kind}{':' * bool(self.kind)}{self.pattern} = {self.placement}"
 
     @property
     def is_forbidden(self) -> bool:
         """Whether it says what must not be, of all that the pattern covers."""
-        demands = [demand for some in self.wanted.alternatives for demand in some]
+        demands = [demand for some in self.placement.alternatives for demand in some]
         return not self.kind and bool(demands) and all(demand.excluded for demand in demands)
 
     @staticmethod
@@ -148,7 +148,7 @@ class Constraint:
             raise ConstraintError(f"{origin}: {text!r} is not PATTERN=SHARDING ({_EXAMPLE})")
         kind, pattern = _split_kind(name, origin)
         try:
-            found = WantedPlacement.parse(wanted)
+            found = PlacementSpec.parse(wanted)
         except ValueError as error:
             raise ConstraintError(f"{origin}: {error}") from None
         check_kind(kind, found, origin)
@@ -166,11 +166,11 @@ def _split_kind(name: str, origin: str) -> tuple[str, str]:
     return kind, pattern
 
 
-def check_kind(kind: str, wanted: WantedPlacement, origin: str) -> None:
+def check_kind(kind: str, spec: PlacementSpec, origin: str) -> None:
     """ConstraintError if the kind of thing cannot be what is wanted."""
-    if len(wanted.alternatives) > 1 and kind not in OP_KINDS:
+    if len(spec.alternatives) > 1 and kind not in OP_KINDS:
         raise ConstraintError(f"{origin}: {kind or 'it'} cannot be one of several")
-    for demand in (demand for demands in wanted.alternatives for demand in demands):
+    for demand in (demand for demands in spec.alternatives for demand in demands):
         placement = demand.placement
         if kind in OP_KINDS:
             allowed = demand.what in ("S", "batch", "in", "out", R)
@@ -181,10 +181,8 @@ def check_kind(kind: str, wanted: WantedPlacement, origin: str) -> None:
             allowed = demand.what in words if placement is None else _whole(placement)
         if not allowed:
             raise ConstraintError(f"{origin}: {kind or 'it'} cannot be {demand}")
-    if wanted.positional is not None and (
-        kind in OP_KINDS or not all(map(_whole, wanted.positional))
-    ):
-        raise ConstraintError(f"{origin}: {kind or 'it'} cannot be {wanted.positional}")
+    if spec.positional is not None and (kind in OP_KINDS or not all(map(_whole, spec.positional))):
+        raise ConstraintError(f"{origin}: {kind or 'it'} cannot be {spec.positional}")
 
 
 def _whole(placement: Placement) -> bool:
@@ -210,7 +208,7 @@ def parse_forbidden(forbidden: Forbidden) -> tuple[Constraint, ...]:
     return tuple(map(_forbidden, _lines(lines, "forbid", wanted)))
 
 
-def _lines(given: Any, name: str, wanted: str) -> tuple[str, ...]:
+def _lines(given: Any, name: str, expected: str) -> tuple[str, ...]:
     """The texts of a list, or the one that there is. ConstraintError on anything else."""
     if given is None:
         return ()
@@ -220,7 +218,7 @@ def _lines(given: Any, name: str, wanted: str) -> tuple[str, ...]:
     lines = list(cast("Iterable[Any]", given)) if several else [given]
     for line in lines:
         if not isinstance(line, str):
-            raise ConstraintError(f"{name}: {line!r} is no text; give texts, or {wanted}")
+            raise ConstraintError(f"{name}: {line!r} is no text; give texts, or {expected}")
     return tuple(lines)
 
 
@@ -230,9 +228,7 @@ def _forbidden(line: str) -> Constraint:
     if not (_AXIS.fullmatch(axis) and name):
         raise ConstraintError(f"{origin}: this is not AXIS:PATTERN, for example tp:lm_head")
     kind, pattern = _split_kind(name, origin)
-    return Constraint(
-        kind, pattern, WantedPlacement(((Demand("S", axis, excluded=True),),)), origin
-    )
+    return Constraint(kind, pattern, PlacementSpec(((Demand("S", axis, excluded=True),),)), origin)
 
 
 def check_strategy(strategy: str | None) -> str:
@@ -284,7 +280,7 @@ def on_mesh(constraint: Constraint, mesh: Mesh) -> tuple[Tests, ...]:
 
     UnsuitedMeshError if the mesh lacks an axis that something is to be sharded on.
     """
-    wanted, names = constraint.wanted, mesh.names
+    wanted, names = constraint.placement, mesh.names
     if wanted.positional is not None:
         if len(wanted.positional.placements) != len(names):
             raise UnsuitedMeshError(
@@ -311,7 +307,7 @@ def _tests(constraint: Constraint, demands: Sequence[Demand], mesh: Mesh) -> Tes
         for axis, name in enumerate(mesh.names):
             if demand.axis in (EVERY_AXIS, name):
                 found.setdefault(axis, []).append(Test(axis, demand.what, demand.excluded))
-    if constraint.wanted.complete:
+    if constraint.placement.complete:
         for axis in range(len(mesh.names)):
             found.setdefault(axis, [Test(axis, R)])
     return tuple(test for axis in sorted(found) for test in found[axis])

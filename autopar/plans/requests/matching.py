@@ -60,7 +60,7 @@ def names(graph: Graph, kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def settle(
+def resolve_constraints(
     graph: Graph, constraints: Sequence[Constraint], aliases: Mapping[str, str] = _NONE
 ) -> tuple[Constraint, ...]:
     """`constraints`, each with its kind: a pin without one is of parameters, or else of modules.
@@ -73,11 +73,11 @@ def settle(
     return tuple(
         settled
         for constraint in constraints
-        for settled in _settle(graph.name, constraint, known, aliases)
+        for settled in _resolve(graph.name, constraint, known, aliases)
     )
 
 
-def _settle(
+def _resolve(
     model: str,
     constraint: Constraint,
     known: Callable[[str], tuple[str, ...]],
@@ -109,7 +109,7 @@ def _settle(
     if constraint.kind or forbids:
         yield constraint
     else:
-        check_kind(hits[0], constraint.wanted, constraint.origin)
+        check_kind(hits[0], constraint.placement, constraint.origin)
         yield replace(constraint, kind=hits[0])
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from autopar.errors import AutoparError
 from autopar.ir.mesh import MESH_OF_RANK, Device
-from autopar.ir.pipeline import ActionTable, is_action
+from autopar.ir.pipeline import PipelineSchedule, is_action
 from autopar.ir.sharding import Sharding
 from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES
 from autopar.plans.requests.constraints import (
     Constraint,
-    WantedPlacement,
+    PlacementSpec,
 )
 from autopar.plans.requests.matching import matches
 from autopar.plans.requests.plan_options import PlanOptions
@@ -75,13 +75,13 @@ class Options:
     losses in `loss_chunks` of a rank's rows, None for 1, or more where that is better and memory
     binds.
     Parameters, with what belongs to them, live where `residency`, one of `RESIDENCIES`, says;
-    those that are `hosted` do already, if that is not None, and only they. What backward makes
-    again is `planned`, or what the model wraps in checkpoints ("as written"). What is saved of
-    float32 is rounded to `saved_dtype`, one of `SAVED_DTYPES`.
+    those that are `params_on_host` do already, if that is not None, and only they. What backward
+    makes again is `planned`, or what the model wraps in checkpoints ("as written"). What is saved
+    of float32 is rounded to `saved_dtype`, one of `SAVED_DTYPES`.
     The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
     are given; they work on microbatches as `schedule` says: one of
     `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if it is one of `IN_CHUNKS`,
-    "auto", or a table as text (`table`). Where nobody has said how many there are to be, there is
+    "auto", or a table as text (`actions`). Where nobody has said how many there are to be, there is
     one microbatch, and one stage, unless that does not fit in memory (`microbatches_if_needed`,
     `stages_if_needed`); there are several stages too if one waits for communication above all.
     """
@@ -99,7 +99,7 @@ class Options:
     microbatches: int | None = 1
     loss_chunks: int | None = None
     residency: str = "cuda"
-    hosted: tuple[str, ...] | None = None
+    params_on_host: tuple[str, ...] | None = None
     checkpoint: str = "planned"
     stages: int | None = 1
     cuts: tuple[str, ...] = ()
@@ -115,9 +115,9 @@ class Options:
     """What all of it was read from."""
 
     @property
-    def table(self) -> ActionTable | None:
+    def actions(self) -> PipelineSchedule | None:
         """The table of actions that `schedule` is, if it is one."""
-        return ActionTable.parse(self.schedule) if is_table(self.schedule) else None
+        return PipelineSchedule.parse(self.schedule) if is_written_out(self.schedule) else None
 
     @property
     def is_mesh_open(self) -> bool:
@@ -139,7 +139,7 @@ class Options:
     def is_number_of_stages_open(self) -> bool:
         """Whether there may be one stage, or as many as are best."""
         return self.stages is None and not (
-            self.cuts or self.rank_meshes or is_table(self.schedule)
+            self.cuts or self.rank_meshes or is_written_out(self.schedule)
         )
 
     def fuses(self, device: Device) -> bool:
@@ -155,7 +155,7 @@ class Options:
         return _is_named(self.unread_outputs, position, name)
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def imposed(self) -> tuple[str, ...]:
         """What the user imposes, each as it was written, once."""
         origins = dict.fromkeys(constraint.origin for constraint in self.constraints)
         return (*origins, *([f"strategy {self.strategy}"] if self.strategy else []))
@@ -169,7 +169,7 @@ class Options:
         """The same for another call of a model whose parameters lie as the stages of `structure`,
         the plan of an earlier one, have them; in one stage if it has one. Where nobody asked for
         stages, nobody said how many microbatches they have."""
-        schedule = "\n".join(structure.table) or structure.schedule
+        schedule = "\n".join(structure.schedule_rows) or structure.schedule
         cuts = tuple(stage.start for stage in structure.stages[1:])
         count = None if self.stages_if_needed and cuts else self.microbatches
         return replace(
@@ -185,7 +185,7 @@ class Options:
     ) -> Options:
         """Nothing imposed but `mesh`, and parameters as they are stored already."""
         constraints = tuple(
-            Constraint("param", name, WantedPlacement(positional=sharding), origin)
+            Constraint("param", name, PlacementSpec(positional=sharding), origin)
             for name, sharding in storage.items()
         )
         return replace(
@@ -205,7 +205,7 @@ def is_named(schedule: str) -> bool:
     return schedule in ("auto", *SCHEDULES)
 
 
-def is_table(schedule: str) -> bool:
+def is_written_out(schedule: str) -> bool:
     """Whether what is asked for is a table of actions."""
     first, *_ = schedule.replace(",", " ").split() or [""]
     return is_action(first)

@@ -2,7 +2,7 @@
 
 The flags of `autopar plan`, the keys of a recipe and the table in docs/options.md are made of it.
 The keywords of `compile`, `plan` and `frontier` are held equal to it by a test. The file of a plan
-has it, so that a plan can be made again from its file.
+has it, so that a plan can be recomputed from its file.
 """
 
 from __future__ import annotations

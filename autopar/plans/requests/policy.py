@@ -53,20 +53,20 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (`benchmarks.emulated`) those estimated to win 14 % took 3 to 9 % longer, and those estimated to
     win 15 % or more won."""
 
-    turns_per_rank: int = 4
+    microbatches_per_rank: int = 4
     """In how many microbatches for each rank pipelines are considered first: with fewer, ranks wait
     for a fifth of the step or more, and hold more."""
     launched_most: float = 0.1
     """In microbatches so small that launching them alone takes longer than this part of a step in
     one stage, pipelines are not considered first."""
-    fewer_turns_gain: float = 1.5
+    fewer_microbatches_gain: float = 1.5
     """By how much less ranks may work in fewer microbatches, where launches count and adding up
     gradients: in four stages 8 layers of Llama, 128 wide, keep a CPU busy for 402 ms in 16 of them,
     for 255 in 8 and for 178 in 4."""
     estimate_near: float = 1.03
     """The most that what is planned is estimated to take, in terms of the best that fits: what
     segments take is known to some parts in a hundred."""
-    estimate_kept: float = 1.1
+    estimate_slack: float = 1.1
     """Up to so many times its estimate a pipeline is as expected, and is not planned again with
     other choices: mostly it is within 3 %; where memory binds hard, 13 were seen."""
     pipelines_planned: int = 3
@@ -78,7 +78,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ranks may differ in how many devices they have where those that do not are idle for this part
     of what the busiest works: that is about how well known it is what stages take."""
 
-    segments_of_sort: int = 3
+    segments_of_kind: int = 3
     """How many segments of a kind make a stage, so that most of what is between two is seen."""
     segments_stages: int = 24
     """How many such stages there are at most: with more kinds, some are taken together, and what

@@ -15,7 +15,7 @@ from autopar.cluster.mesh_shapes import read_mesh
 from autopar.errors import ArgumentError, AutoparError, StageError
 from autopar.ir.files import read_at_most
 from autopar.ir.mesh import MESH_OF_RANK
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import PipelineSchedule
 from autopar.ir.units import parse_bytes, parse_seconds
 from autopar.plans.pipeline_orders import SCHEDULES
 from autopar.plans.requests.constraints import (
@@ -32,7 +32,7 @@ from autopar.plans.requests.options import (
     Options,
     check_backend,
     is_named,
-    is_table,
+    is_written_out,
 )
 from autopar.plans.requests.plan_options import (
     GROUPS,
@@ -71,7 +71,7 @@ def make_options(**given: Any) -> Options:
     elsewhere, where nobody says; `stages` 1, or more if that waits and no mesh, number of
     microbatches or constraint is given; a table as `schedule` settles both. AutoparError on what
     cannot be, or not together."""
-    return settle_options(read_options(**given))
+    return resolve_options(read_options(**given))
 
 
 def unsaid_open(read: PlanOptions) -> PlanOptions:
@@ -81,7 +81,7 @@ def unsaid_open(read: PlanOptions) -> PlanOptions:
     return replace(read, microbatches=count, pipeline=replace(read.pipeline, stages=stages))
 
 
-def settle_options(given: PlanOptions) -> Options:
+def resolve_options(given: PlanOptions) -> Options:
     """As `make_options` does what was read."""
     memory, pipeline, imposed = given.memory, given.pipeline, given.constraints
     constraints = (*parse_pins(imposed.pins), *parse_forbidden(imposed.forbid))
@@ -98,8 +98,8 @@ def settle_options(given: PlanOptions) -> Options:
         )
     count = _count("microbatches", usual if microbatches is None else microbatches)
     is_free = axes == "auto" and microbatches in (None, "auto") and imposed.is_empty
-    if is_table(order):
-        num_stages, count = _as_in(ActionTable.parse(order), num_stages, microbatches, cuts)
+    if is_written_out(order):
+        num_stages, count = _as_in(PipelineSchedule.parse(order), num_stages, microbatches, cuts)
     elif order != "auto" and num_stages == 1 and not cuts:
         raise ArgumentError(
             f"pipeline.schedule={order!r}: that is of stages; say how many, or auto"
@@ -196,10 +196,10 @@ def read_schedule(given: str | os.PathLike[str]) -> str:
     text = os.fspath(given)
     if is_named(text):
         return text
-    if not is_table(text):
+    if not is_written_out(text):
         text = _schedule_file(text)
     try:
-        return str(ActionTable.parse(text))
+        return str(PipelineSchedule.parse(text))
     except StageError as error:
         raise ArgumentError(f"pipeline.schedule: {error}") from None
 
@@ -217,10 +217,13 @@ def _schedule_file(path: str) -> str:
 
 
 def _as_in(
-    table: ActionTable, stages: int | None, microbatches: int | str | None, cuts: Sequence[str]
+    actions: PipelineSchedule,
+    stages: int | None,
+    microbatches: int | str | None,
+    cuts: Sequence[str],
 ) -> tuple[int, int]:
     """How many stages and microbatches there are, which the user may have said as well."""
-    num_stages, count = table.num_stages, table.microbatches
+    num_stages, count = actions.num_stages, actions.microbatches
     if num_stages == 1:
         raise ArgumentError("pipeline.schedule: the table has one stage, which is no pipeline")
     asked = None if microbatches is None else _count("microbatches", microbatches)

@@ -17,7 +17,7 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.input_sharding import describe_inputs
 from autopar.ir.mesh import Cluster, Mesh
-from autopar.ir.offloading import can_be_hosted
+from autopar.ir.offloading import can_be_on_host
 from autopar.ir.passes.loss_chunks import SUITED
 from autopar.ir.passes.losses import heads_of, other_losses
 from autopar.ir.passes.microbatches import trains
@@ -27,7 +27,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.units import exact_bytes
 from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.requests.constraints import Constraint, MeshConstraint, on_mesh
-from autopar.plans.requests.matching import general, matches, settle
+from autopar.plans.requests.matching import general, matches, resolve_constraints
 from autopar.plans.requests.options import STORED, Options
 from autopar.plans.requests.strategies import expand_strategy, left_free
 
@@ -43,9 +43,9 @@ _PACKAGES = ("torch", "highspy", "pulp", "numpy", "numba", "networkx", "msgspec"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GraphRequest:
     """A graph, and what is asked of a plan for it; `constraints` are those of `options`, speaking
-    of what the graph has. Made by `ask`."""
+    of what the graph has. Made by `make_graph_request`."""
 
     graph: Graph
     cluster: Cluster
@@ -55,12 +55,12 @@ class Asked:
     """Of how many microbatches a device holds what they have saved, at most at once."""
     others: tuple[Waiting, ...] = ()
     """Where backward comes in two parts, how many of them wait for each meanwhile
-    (`ActionTable.others`)."""
+    (`PipelineSchedule.others`)."""
     narrowed: Narrowed = ()
     """As far as that is settled beside what is asked for."""
     tolerance: float = 0.0
     """By which part a plan may take longer than another."""
-    known_hosted: tuple[tuple[str, bool], ...] = ()
+    known_on_host: tuple[tuple[str, bool], ...] = ()
     """Of some parameters whether they live on the host, which is settled by other parts of the
     model."""
 
@@ -69,43 +69,44 @@ class Asked:
         """What each device may hold."""
         return self.options.memory_limit_bytes or self.cluster.device.memory_bytes
 
-    def while_waiting(self, others: tuple[Waiting, ...], *, is_split: bool) -> Asked:
+    def while_waiting(self, others: tuple[Waiting, ...], *, is_split: bool) -> GraphRequest:
         """The same of a stage that works on a microbatch while so many others wait, where backward
         comes in two parts if it `is_split`."""
         in_flight = 1 + max(each.backward for each in others)
         return replace(self, in_flight=in_flight, others=others if is_split else ())
 
     def of_part(
-        self, graph: Graph, stored: Mapping[str, Sharding], hosted: Mapping[str, bool]
-    ) -> Asked:
+        self, graph: Graph, stored: Mapping[str, Sharding], known_on_host: Mapping[str, bool]
+    ) -> GraphRequest:
         """The same of a part of the graph, of whose parameters alone constraints speak. Of some it
-        is known from other parts how they are `stored`, or whether they are `hosted`."""
+        is known from other parts how they are `stored`, or whether they are `known_on_host`."""
         params = [node for node in graph.with_role(Role.PARAM) if not node.external]
         own = {node.target for node in params}
-        known = tuple((name, is_so) for name, is_so in hosted.items() if name in own)
+        known = tuple((name, is_so) for name, is_so in known_on_host.items() if name in own)
         mine = tuple(
             each
             for each in self.constraints
             if each.kind != "param" or any(matches(each.pattern, name) for name in own)
         )
-        here = replace(self, graph=graph, constraints=mine, known_hosted=known)
+        here = replace(self, graph=graph, constraints=mine, known_on_host=known)
         if not stored:
             return here
         # What is planned as one is stored as one.
         by_key = {n.key: stored[n.target] for n in params if n.target in stored}
         pinned = {n.target: by_key[n.key] for n in params if n.key in by_key}
         alike = self.options.for_stored(self.options.mesh, pinned, _TIED)
-        constraints = (*settle(graph, alike.constraints), *mine)
+        constraints = (*resolve_constraints(graph, alike.constraints), *mine)
         return replace(here, options=self.options.joined(alike), constraints=constraints)
 
-    def standing_for(self, graph: Graph, mesh: Mesh) -> Asked:
+    def standing_for(self, graph: Graph, mesh: Mesh) -> GraphRequest:
         """The same of segments, as `graph` has them, that stand on `mesh` for those of all stages,
         which may have meshes of their own: of shardings by position those of as many axes are
         wanted, and parameters that are planned as one as the first of them is stored."""
         fitting = [
             each
             for each in self.constraints
-            if each.wanted.positional is None or len(each.wanted.positional.placements) == len(mesh)
+            if each.placement.positional is None
+            or len(each.placement.positional.placements) == len(mesh)
         ]
         keys = {node.target: node.key for node in graph.with_role(Role.PARAM)}
         first: dict[str, Constraint] = {}
@@ -127,14 +128,16 @@ class Asked:
             mesh,
             self.options,
             imposed,
-            microbatches=self.options.microbatches or 1 if trains(self.graph) else self.graph.turns,
+            microbatches=self.options.microbatches or 1
+            if trains(self.graph)
+            else self.graph.microbatches,
             loss_chunks=self.options.loss_chunks or 1 if heads_of(self.graph) else 1,
             in_flight=self.in_flight,
             others=self.others,
             narrowed=self.narrowed,
             tolerance=self.tolerance,
-            known_hosted=self.known_hosted,
-        ).as_asked()
+            known_on_host=self.known_on_host,
+        ).without_savings()
 
     def digest(self) -> str:
         """A hash of everything that decides the plan, down to the source of autopar and the
@@ -146,7 +149,7 @@ class Asked:
             repr(self.cluster),
             repr(self.options),
             repr(self.constraints),
-            repr(_made_again(self.graph, self.options)),
+            repr(_recomputed(self.graph, self.options)),
             *_versions(),
             source_digest(Path(__file__).parents[1]),
         )
@@ -155,27 +158,27 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """A plan is wanted for `graph` on `mesh`, which is laid over `cluster`, as `options` say.
-    `imposed` is all that constraints and strategy take away there. Made by `Asked.on`."""
+    `imposed` is all that constraints and strategy take away there. Made by `GraphRequest.on`."""
 
     graph: Graph
     cluster: Cluster
     mesh: Mesh
     options: Options
     imposed: tuple[MeshConstraint, ...]
-    again: tuple[str, ...] | None = ()
-    """The keys of ops that backward makes again; None where that is to be decided."""
+    recompute: tuple[str, ...] | None = ()
+    """The keys of ops that backward recomputes; None where that is to be decided."""
     offloaded: tuple[str, ...] = ()
     """The keys of activations that are offloaded."""
     microbatches: int = 1
     loss_chunks: int = 1
-    hosted: frozenset[str] | None = frozenset()
+    params_on_host: frozenset[str] | None = frozenset()
     """The parameters that live on the host; None where that is to be decided."""
     in_flight: int = 1
     others: tuple[Waiting, ...] = ()
     narrowed: Narrowed = ()
     tolerance: float = 0.0
-    known_hosted: tuple[tuple[str, bool], ...] = ()
-    """As `Asked` has these."""
+    known_on_host: tuple[tuple[str, bool], ...] = ()
+    """As `GraphRequest` has these."""
 
     @property
     def name(self) -> str:
@@ -184,26 +187,28 @@ class PlanRequest:
         parts = f" in {count} microbatches" if count > 1 else ""
         return f"mesh {mesh}{parts}" + (f", the loss in {chunks} chunks" if chunks > 1 else "")
 
-    def as_asked(self) -> PlanRequest:
+    def without_savings(self) -> PlanRequest:
         """The same where nothing is decided that saves memory, but for what is asked for."""
         graph, options = self.graph, self.options
-        known = dict(self.known_hosted)
-        again, free = _made_again(graph, options), _hosted(graph, options) - known.keys()
-        hosted = free | {name for name, is_hosted in known.items() if is_hosted}
-        return replace(self, again=again, offloaded=(), hosted=hosted)
+        known = dict(self.known_on_host)
+        again, free = _recomputed(graph, options), _on_host(graph, options) - known.keys()
+        hosted = free | {name for name, is_on_host in known.items() if is_on_host}
+        return replace(self, recompute=again, offloaded=(), params_on_host=hosted)
 
     def opened(self) -> PlanRequest:
-        """The same where all is to be decided that saves memory: what is made again, or offloaded,
+        """The same where all is to be decided that saves memory: what is recomputed, or offloaded,
         and where parameters live unless that is given."""
         options = self.options
-        again = None if options.checkpoint == "planned" else self.again
-        is_open = options.residency == "auto" and options.hosted is None
-        return replace(self, again=again, hosted=None if is_open else self.hosted)
+        again = None if options.checkpoint == "planned" else self.recompute
+        is_open = options.residency == "auto" and options.params_on_host is None
+        return replace(
+            self, recompute=again, params_on_host=None if is_open else self.params_on_host
+        )
 
     @property
     def is_open(self) -> bool:
         """Whether any of that is to be decided."""
-        return self.again is None or self.hosted is None
+        return self.recompute is None or self.params_on_host is None
 
     @property
     def step(self) -> Graph:
@@ -214,7 +219,7 @@ class PlanRequest:
                 microbatches=self.microbatches,
                 loss_chunks=self.loss_chunks,
                 saved_dtype=self.options.saved_dtype,
-                recompute=None if self.again is None else frozenset(self.again),
+                recompute=None if self.recompute is None else frozenset(self.recompute),
                 is_split=self.is_split,
             ),
         )
@@ -246,9 +251,11 @@ class PlanRequest:
         options = replace(self.options, memory_limit_bytes=limit_bytes)
         return replace(self, options=options, cluster=cluster)
 
-    def with_only(self, kept: Collection[str]) -> PlanRequest:
-        """The same without what the user asked for and is not `kept` (`Options.asked`)."""
-        return replace(self, imposed=tuple(i for i in self.imposed if i.constraint.origin in kept))
+    def with_only(self, origins: Collection[str]) -> PlanRequest:
+        """The same without what the user asked for and is not `origins` (`Options.imposed`)."""
+        return replace(
+            self, imposed=tuple(i for i in self.imposed if i.constraint.origin in origins)
+        )
 
     def describe_imposed(self) -> tuple[str, ...]:
         """What the user asked for, as a plan records it: a strategy with what it came to, and the
@@ -271,37 +278,38 @@ class PlanRequest:
             named = ", ".join(dict.fromkeys(map(general, free)))
             lines.append(f"strategy {options.strategy}: no rule for {named}: the solver's")
         more = (f"{name} {value}" for name, value, usual in others if value != usual)
-        return (*(line for line in options.asked if line != _TIED), *lines, *more)
+        return (*(line for line in options.imposed if line != _TIED), *lines, *more)
 
 
-def _made_again(graph: Graph, options: Options) -> tuple[str, ...]:
-    """What backward makes again because the model asks for that."""
+def _recomputed(graph: Graph, options: Options) -> tuple[str, ...]:
+    """What backward recomputes because the model asks for that."""
     return as_written(graph) if options.checkpoint == "as written" else ()
 
 
-def _hosted(graph: Graph, options: Options) -> frozenset[str]:
+def _on_host(graph: Graph, options: Options) -> frozenset[str]:
     """The parameters that live on the host, as far as that is known."""
-    if options.hosted is not None:
-        return frozenset(options.hosted) & {n.target for n in graph.with_role(Role.PARAM)}
+    if options.params_on_host is not None:
+        return frozenset(options.params_on_host) & {n.target for n in graph.with_role(Role.PARAM)}
     if options.residency != "cpu":
         return frozenset()
-    return frozenset(name for found in can_be_hosted(graph).values() for name in found)
+    return frozenset(name for found in can_be_on_host(graph).values() for name in found)
 
 
-def ask(
+def make_graph_request(
     graph: Graph,
     cluster: Cluster,
     options: Options,
     aliases: Mapping[str, str] = MappingProxyType({}),
-) -> Asked:
+) -> GraphRequest:
     """What `options` ask of a plan for `graph`, whose inputs and outputs may be named as in
-    `aliases` (`matching.settle`). ConstraintError if they speak of what is not there."""
-    constraints = settle(graph, options.constraints, aliases)
+    `aliases` (`matching.resolve_constraints`). ConstraintError if they speak of what is not
+    there."""
+    constraints = resolve_constraints(graph, options.constraints, aliases)
     cluster = _with_host_memory(cluster, options)
     if options.checkpoint == "as written":
         _check_regions(graph)
     _check_loss(graph, options)
-    return Asked(graph, cluster, options, constraints)
+    return GraphRequest(graph, cluster, options, constraints)
 
 
 def _with_host_memory(cluster: Cluster, options: Options) -> Cluster:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from autopar.errors import UndividedBatchError, UnsuitedMeshError
-from autopar.ir.contractions import IN, OUT, Products, batch_atoms, find_products
+from autopar.ir.contractions import IN, OUT, MatmulRoles, batch_atoms, find_matmuls
 from autopar.ir.graph import Atom, Graph, Node, Ref, Role, Slot
 from autopar.ir.mesh import Axis, Mesh
 from autopar.plans.requests.constraints import Constraint
@@ -52,7 +52,7 @@ def _ddp(graph: Graph, mesh: Mesh) -> Iterator[str]:
 def _fsdp(graph: Graph, mesh: Mesh) -> Iterator[str]:
     _check_batch("fsdp", graph, mesh, mesh.axes)
     yield "param:* = S on *"
-    yield "kept:* = S on *"
+    yield "for_backward:* = S on *"
     yield "batched:* = batch on *"
     yield "unbatched:* = R on *"
 
@@ -60,12 +60,12 @@ def _fsdp(graph: Graph, mesh: Mesh) -> Iterator[str]:
 def _megatron(graph: Graph, mesh: Mesh) -> Iterator[str]:
     *outer, inner = mesh.axes
     _check_batch("megatron", graph, mesh, outer)
-    found = find_products(graph)
-    cut, free = _settled("megatron", graph, found, mesh)
+    found = find_matmuls(graph)
+    cut, free = _weight_storage("megatron", graph, found, mesh)
     _check_weights("megatron", cut, mesh, inner, found, free)
     yield from (f"batched:* = batch on {axis.name}" for axis in outer)
     yield f"batched:* = not batch on {inner.name}"
-    yield f"product:* = out on {inner.name} or in on {inner.name}"
+    yield f"matmul:* = out on {inner.name} or in on {inner.name}"
     yield from _lines(graph, cut, "param")
     unmoved = f"unmoved on {inner.name}"
     if free:
@@ -98,12 +98,12 @@ def _summa(
 ) -> Iterator[str]:
     rows, columns = grid
     _check_batch(strategy, graph, mesh, (rows, *depth))
-    found = find_products(graph)
-    blocks, free = _settled(strategy, graph, found, mesh)
+    found = find_matmuls(graph)
+    blocks, free = _weight_storage(strategy, graph, found, mesh)
     _check_weights(strategy, blocks, mesh, columns, found, free)
     yield from (f"batched:* = batch on {axis.name}" for axis in (*depth, rows))
     yield f"batched:* = not batch on {columns.name}"
-    yield f"product:* = out on {columns.name}"
+    yield f"matmul:* = out on {columns.name}"
     yield from _lines(graph, blocks, "param")
     yield from _lines(graph, blocks, "kept")
     yield "ops:* = S on *"
@@ -115,12 +115,12 @@ def _three(graph: Graph, mesh: Mesh) -> Iterator[str]:
         raise _unsuited("3d", mesh, "three axes of the same size, such as 2x2x2")
     first, second, third = mesh.axes
     _check_batch("3d", graph, mesh, (first,))
-    found = find_products(graph)
-    cut, free = _settled("3d", graph, found, mesh)
+    found = find_matmuls(graph)
+    cut, free = _weight_storage("3d", graph, found, mesh)
     _check_weights("3d", cut, mesh, third, found, free)
     one, other = second.name, third.name
     yield f"batched:* = batch on {first.name}"
-    yield f"product:* = out on {one}, in on {other} or in on {one}, out on {other}"
+    yield f"matmul:* = out on {one}, in on {other} or in on {one}, out on {other}"
     yield from _lines(graph, cut, "param")
     yield "ops:* = S on *"
 
@@ -135,11 +135,11 @@ _LINES = {
 }
 
 
-def _lines(graph: Graph, wanted: Mapping[str, str], kind: str) -> Iterator[str]:
+def _lines(graph: Graph, shardings: Mapping[str, str], kind: str) -> Iterator[str]:
     """A line per parameter, or one for all whose names differ in numbers, where it says the same of
     all that its pattern matches."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, text in wanted.items():
+    for name, text in shardings.items():
         groups.setdefault((general(name), text), []).append(name)
     for (pattern, text), members in groups.items():
         reached = [name for name in names(graph, kind) if matches(pattern, name)]
@@ -180,7 +180,7 @@ def _quoted(line: str) -> str:
 
 STORAGE: Mapping[str, tuple[str, ...]] = {
     "ddp": ("param:* = R",),
-    "fsdp": ("param:* = S on *", "kept:* = S on *"),
+    "fsdp": ("param:* = S on *", "for_backward:* = S on *"),
 }
 """How a strategy has parameters, whatever is done with them."""
 
@@ -190,10 +190,10 @@ def _check_weights(
     cut: Collection[str],
     mesh: Mesh,
     axis: Axis,
-    found: Products,
+    matmuls: MatmulRoles,
     free: Collection[str],
 ) -> None:
-    if not cut and not free and found.weights:
+    if not cut and not free and matmuls.weights:
         raise UnsuitedMeshError(
             f"strategy {strategy}: no layer has a weight whose features divide by {axis.size}, "
             f"the size of axis {axis.name} of mesh {mesh}"
@@ -202,24 +202,24 @@ def _check_weights(
 
 def left_free(strategy: str, graph: Graph, mesh: Mesh) -> tuple[str, ...]:
     """The parameters that `strategy` has no rule for, of which it asks nothing on `mesh`."""
-    if not mesh.axes or strategy not in _WANTED:
+    if not mesh.axes or strategy not in _PLACEMENTS:
         return ()
-    return tuple(_settled(strategy, graph, find_products(graph), mesh)[1])
+    return tuple(_weight_storage(strategy, graph, find_matmuls(graph), mesh)[1])
 
 
-def _settled(
-    strategy: str, graph: Graph, found: Products, mesh: Mesh
+def _weight_storage(
+    strategy: str, graph: Graph, matmuls: MatmulRoles, mesh: Mesh
 ) -> tuple[Mapping[str, str], Collection[str]]:
     """How a strategy wants weights to be stored, by name, and the parameters that it has no rule
     for, in order: those used by an op that cannot work on shards of them, those of which no
     outermost part of a dim divides, but another one, and those planned as one with others, of which
     it would ask otherwise."""
-    wanted, axes = _WANTED[strategy](graph, found, mesh)
+    wanted, axes = _PLACEMENTS[strategy](graph, matmuls, mesh)
     nodes = [node for node in graph.with_role(Role.PARAM) if not node.external]
     weights = {node.target for node in nodes if len(node.outputs[0].shape) > 1}
     free = {
         name
-        for ref, name in found.derived.items()
+        for ref, name in matmuls.derived.items()
         if name in weights
         for node in _users(graph, ref)
         if not _can_shard(node, ref)
@@ -235,37 +235,37 @@ def _settled(
     return {name: text for name, text in wanted.items() if name not in others}, others
 
 
-_Wanted = tuple[dict[str, str], Sequence[Axis]]
+_WeightPlacements = tuple[dict[str, str], Sequence[Axis]]
 """How weights are to be stored, by name, and the axes that cut what is computed with them."""
 
 
-def _in_columns_or_rows(graph: Graph, found: Products, mesh: Mesh) -> _Wanted:
+def _in_columns_or_rows(graph: Graph, matmuls: MatmulRoles, mesh: Mesh) -> _WeightPlacements:
     inner = mesh.axes[-1]
-    cut = _divided(graph, found, (IN, OUT), inner.size)
+    cut = _divided(graph, matmuls, (IN, OUT), inner.size)
     return dict.fromkeys(cut, f"S on {inner.name}"), [inner]
 
 
-def _in_blocks(graph: Graph, found: Products, mesh: Mesh) -> _Wanted:
+def _in_blocks(graph: Graph, matmuls: MatmulRoles, mesh: Mesh) -> _WeightPlacements:
     grid = mesh.axes if len(mesh.axes) == 2 else _grid(mesh.axes)
     assert grid is not None
     rows, columns = grid
     whole = "".join(f", R on {axis.name}" for axis in mesh.axes if axis not in grid)
     blocks = {
         name: f"{where}{whole}"
-        for name in _divided(graph, found, (OUT,), columns.size)
-        if (where := _block(graph, found, name, rows, columns))
+        for name in _divided(graph, matmuls, (OUT,), columns.size)
+        if (where := _block(graph, matmuls, name, rows, columns))
     }
     return blocks, [columns]
 
 
-def _in_cubes(graph: Graph, found: Products, mesh: Mesh) -> _Wanted:
+def _in_cubes(graph: Graph, matmuls: MatmulRoles, mesh: Mesh) -> _WeightPlacements:
     axes = mesh.axes[1:]
-    by_out = _divided(graph, found, (OUT,), axes[0].size)
-    cut = [name for name in _divided(graph, found, (IN,), axes[0].size) if name in by_out]
+    by_out = _divided(graph, matmuls, (OUT,), axes[0].size)
+    cut = [name for name in _divided(graph, matmuls, (IN,), axes[0].size) if name in by_out]
     return dict.fromkeys(cut, "S on *"), axes
 
 
-_WANTED = {
+_PLACEMENTS = {
     "megatron": _in_columns_or_rows, "2d": _in_blocks, "2.5d": _in_blocks, "3d": _in_cubes,
 }  # fmt: skip
 
@@ -290,14 +290,14 @@ def _leads(graph: Graph, node: Node, size: int) -> bool:
     return any(divides[0] for divides in found if divides) or not any(map(any, found))
 
 
-def _divided(graph: Graph, found: Products, roles: Sequence[str], size: int) -> list[str]:
+def _divided(graph: Graph, matmuls: MatmulRoles, roles: Sequence[str], size: int) -> list[str]:
     """The weights that have a dim of one of `roles` that `size` divides."""
     return [
         node.target
         for node in graph.with_role(Role.PARAM)
         if any(
             role in roles and _divides(graph.atoms, node.outputs[0].parts, slot, size)
-            for slot, role in found.weights.get(node.target, {}).items()
+            for slot, role in matmuls.weights.get(node.target, {}).items()
         )
     ]
 
@@ -306,10 +306,10 @@ def _divides(atoms: Sequence[Atom], parts: Sequence[Sequence[int]], slot: Slot, 
     return atoms[parts[slot[0]][slot[1]]].size % size == 0
 
 
-def _block(graph: Graph, found: Products, name: str, rows: Axis, columns: Axis) -> str:
+def _block(graph: Graph, matmuls: MatmulRoles, name: str, rows: Axis, columns: Axis) -> str:
     """Where a weight lies on a grid: input features on its rows, output features on its columns;
     empty if it does not divide so."""
-    roles = found.weights[name]
+    roles = matmuls.weights[name]
     node = next(n for n in graph.with_role(Role.PARAM) if n.target == name)
     parts = node.outputs[0].parts
 

@@ -77,7 +77,7 @@ class Gathers:
         self,
         graph: Graph,
         routes: Routes,
-        asked: Iterable[tuple[int, tuple[Group, Sharding]]],
+        gathered: Iterable[tuple[int, tuple[Group, Sharding]]],
         first_with: Callable[[int], int],
     ) -> None:
         self.buckets: list[Bucket] = []
@@ -86,7 +86,7 @@ class Gathers:
         casts = casts_of(graph)
         gathers = [
             (block, group, [arc for arc in path if arc.collective.kind == "all_gather"])
-            for block, (group, state) in asked
+            for block, (group, state) in gathered
             if casts.of_parameter(graph, group)
             for path in [routes.path(group, state)]
         ]
@@ -121,7 +121,7 @@ class Gathers:
 # there is something to bring. Else they start behind what ops wait for, where the longest computing
 # follows, so that as little as can be waits behind them.
 
-_PRODUCTS_PER_ELEMENT = 400
+_MATMULS_PER_ELEMENT = 400
 """Multiplications and additions that a GPU does in the time that it takes to read and write an
 element: 990 TFLOP/s to 3.35 TB/s on an H100 at four bytes per element, 1,700 to 4.8 on a B200."""
 
@@ -172,7 +172,7 @@ def work(graph: Graph, node: Node) -> float:
     if node.random:
         return made
     sizes = (graph.atoms[atom].size for atom in {factor.atom for factor in node.factors})
-    return made + prod(sizes) / _PRODUCTS_PER_ELEMENT
+    return made + prod(sizes) / _MATMULS_PER_ELEMENT
 
 
 def _spread(

@@ -59,17 +59,17 @@ def schedule(layout: Layout) -> Schedule:
 
     PlanMismatchError, naming the tensor, if the decisions do not fit the graph.
     """
-    last, turns = _turn(layout, is_last=True), layout.graph.turns
-    if turns == 1:
+    last, microbatches = _microbatch(layout, is_last=True), layout.graph.microbatches
+    if microbatches == 1:
         return last
-    return replace(last, before=_turn(layout, is_last=False), turns=turns)
+    return replace(last, before=_microbatch(layout, is_last=False), microbatches=microbatches)
 
 
-def _turn(layout: Layout, *, is_last: bool) -> Schedule:
+def _microbatch(layout: Layout, *, is_last: bool) -> Schedule:
     """The events of the last turn, or of one before, whose results stay on the device."""
     step = StepState(layout, is_last=is_last)
     forward = _Phase(step, Phase.FORWARD).run()
-    saved, backward = step.handed_over(), _Phase(step, Phase.BACKWARD)
+    saved, backward = step.saved_for_backward(), _Phase(step, Phase.BACKWARD)
     events, graph = backward.run(), layout.graph
     first, second = events[: backward.second], events[backward.second :]
     trained = {node.target for node in graph.with_role(Role.GRAD)} if is_last else ()
@@ -87,7 +87,7 @@ class _Phase:
 
     def __init__(self, step: StepState, phase: Phase) -> None:
         self.step, self.phase = step, phase
-        self.routes, self.made = step.routes, step.made
+        self.routes, self.produced = step.routes, step.produced
         self.nodes = [node for node in step.graph.nodes if node.phase is phase]
         self.events: list[Event] = []
         self.coming: dict[Value, Message] = {}
@@ -127,7 +127,7 @@ class _Phase:
             if _is_computed(node):
                 self._come_to(node)
             elif node.role is not Role.OP and node.role not in OUTPUT_ROLES:
-                self.made.add(self._given(node))
+                self.produced.add(self._given(node))
             for group, state in self.due.get(node.index, ()):
                 self._need(group, state)
         outputs = [node for node in self.nodes if self._leaves(node)]
@@ -153,10 +153,10 @@ class _Phase:
 
     def _given(self, node: Node) -> Value:
         """What the step is given."""
-        if node.role is Role.PARAM and node.target in self.step.hosted:
-            return at_home(self.step.hosted[node.target], self.step.layout)
+        if node.role is Role.PARAM and node.target in self.step.streamed:
+            return at_home(self.step.streamed[node.target], self.step.layout)
         ref = Ref(node.index)
-        return Value(self.phase, ref, self.step.layout.made(ref))
+        return Value(self.phase, ref, self.step.layout.output_state(ref))
 
     def _leaves(self, node: Node) -> bool:
         """Whether something leaves the graph there, in this turn."""
@@ -220,23 +220,23 @@ class _Phase:
         """Compute an op, whose inputs are there."""
         self.computed.add(node.index)
         refs = [Ref(node.index, output) for output in range(len(node.outputs))]
-        makes = tuple(Value(self.phase, ref, self.step.layout.made(ref)) for ref in refs)
+        makes = tuple(Value(self.phase, ref, self.step.layout.output_state(ref)) for ref in refs)
         self.events.append(Compute(node.index, self.step.values(node.index), makes))
-        self.made.update(makes)
-        for group in self.step.made_by.get(node.index, ()):
+        self.produced.update(makes)
+        for group in self.step.maker_of.get(node.index, ()):
             self._send_off(group)
 
     def _cast(self, group: Group) -> None:
         """Cast a gradient as it was asked for, where it is there."""
-        for use, state in zip(group.uses, self.step.layout.asked(group), strict=True):
+        for use, state in zip(group.uses, self.step.layout.use_states(group), strict=True):
             is_due = use.node in self.casts.gradients and use.node not in self.computed
-            if is_due and self.routes.value(group, state) in self.made:
+            if is_due and self.routes.value(group, state) in self.produced:
                 self._compute(self.step.graph.nodes[use.node])
 
     def _need(self, group: Group, state: Sharding) -> None:
         """The group's tensor is there in `state`."""
         root = self.step.graph.nodes[group.root.node]
-        if root.index in self.casts.copies and self.routes.source(group) not in self.made:
+        if root.index in self.casts.copies and self.routes.source(group) not in self.produced:
             self._read(root)
             self._compute(root)
         source = self.routes.source(group)
@@ -246,16 +246,16 @@ class _Phase:
             self._land(self.coming[source])
         for arc in self.routes.path(group, state):
             transfer = self.routes.transfer(group, arc)
-            if transfer.target in self.made:
+            if transfer.target in self.produced:
                 continue
             if transfer.target not in self.coming:
                 self._begin(transfer)
             if transfer.target in self.coming:
                 self._land(self.coming[transfer.target])
-            if transfer.target not in self.made:
+            if transfer.target not in self.produced:
                 self._take(transfer, self.coming[transfer.target])
         value = self.routes.value(group, state)
-        if value not in self.made:
+        if value not in self.produced:
             raise PlanMismatchError(f"{group.key}: {root.name} is used before it is made")
 
     def _begin(self, transfer: Transfer) -> None:
@@ -280,7 +280,7 @@ class _Phase:
         """What a bucket brings on is there, unless it has started."""
         for transfer in self.gathers.buckets[place].transfers:
             source, has_started = transfer.source, transfer.target in self.coming
-            if source not in self.made and not has_started:
+            if source not in self.produced and not has_started:
                 self._need(self.step.groups[source.ref, self.phase], source.state)
 
     def _start(self, message: Message) -> None:
@@ -305,12 +305,12 @@ class _Phase:
 
     def _take(self, transfer: Transfer, message: Message | None) -> None:
         self.events.append(Take(transfer, message))
-        self.made.add(transfer.target)
+        self.produced.add(transfer.target)
 
     def _send_off(self, group: Group) -> None:
         """What is made, on its way as far as it goes at once."""
         nodes = self.step.graph.nodes
-        ends = [*zip(group.uses, self.step.layout.asked(group), strict=True)]
+        ends = [*zip(group.uses, self.step.layout.use_states(group), strict=True)]
         if any(use.node >= self.end_of_part for use in group.uses):
             self.later.append(group)
         for use, state in ends:
@@ -322,7 +322,7 @@ class _Phase:
             elif user.role not in OUTPUT_ROLES:
                 self._reduce(group, path)
         if group.crosses and group.phase is Phase.FORWARD:
-            self._reduce(group, self.routes.path(group, self.step.layout.kept(group.root)))
+            self._reduce(group, self.routes.path(group, self.step.layout.for_backward(group.root)))
 
     def _reduce(self, group: Group, path: Sequence[Arc]) -> None:
         """Start the reductions that `path` begins with."""
@@ -330,17 +330,17 @@ class _Phase:
             if not arc.reduces:
                 return
             transfer = self.routes.transfer(group, arc)
-            if transfer.target not in self.made and transfer.target not in self.coming:
+            if transfer.target not in self.produced and transfer.target not in self.coming:
                 self._need(group, arc.source)
                 self._begin(transfer)
 
     def _advance(self, group: Group, path: tuple[Arc, ...]) -> None:
         """Send what leaves the graph on along `path`, up to where a message has to come first."""
-        if self.routes.source(group) not in self.made:
+        if self.routes.source(group) not in self.produced:
             return
         for arc in path:
             transfer = self.routes.transfer(group, arc)
-            if transfer.target in self.made:
+            if transfer.target in self.produced:
                 continue
             if arc.collective.kind == "slice":
                 self._take(transfer, None)
@@ -358,12 +358,12 @@ class _Phase:
     def _unload(self, group: Group) -> None:
         """Start the copies of gradients to the host where their parameters live, of what is there
         as it is stored."""
-        for use, state in zip(group.uses, self.step.layout.asked(group), strict=True):
+        for use, state in zip(group.uses, self.step.layout.use_states(group), strict=True):
             user, gradient = self.step.graph.nodes[use.node], self.routes.value(group, state)
             on_host = gradient._replace(on_host=True)
             leaves = self._leaves(user) and on_host in self.step.leaving(user)
-            if leaves and gradient in self.made and on_host not in self.coming:
-                message = unload(self.step.hosted[user.target], self.step.layout, gradient)
+            if leaves and gradient in self.produced and on_host not in self.coming:
+                message = unload(self.step.streamed[user.target], self.step.layout, gradient)
                 self._start(message)
                 self.under_way[message] = self.block
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.graph import Node, Phase, Role
 from autopar.ir.mesh import FROM_HOST, TO_HOST, Cluster
-from autopar.ir.offloading import AHEAD, Away, Streamed
+from autopar.ir.offloading import AHEAD, OffloadedTensor, StreamedParam
 from autopar.ir.redistribute import Copies
 from autopar.ir.schedule import HostCopy, Message, Transfer, Value
 from autopar.ir.uses import root_key
@@ -49,9 +49,9 @@ def elements(num_bytes: int, pace: int) -> float:
     return _UNIT * num_bytes / pace
 
 
-def on_host(away: Away, layout: Layout) -> Value:
+def on_host(tensor: OffloadedTensor, layout: Layout) -> Value:
     """What is handed over of a tensor that is away."""
-    return Value(Phase.FORWARD, away.root, layout.kept(away.root), on_host=True)
+    return Value(Phase.FORWARD, tensor.root, layout.for_backward(tensor.root), on_host=True)
 
 
 def host_copies(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
@@ -61,43 +61,43 @@ def host_copies(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
     found: dict[int, list[Message]] = defaultdict(list)
     if phase is Phase.FORWARD:
         indices = [node.index for node in ops]
-        for away in sorted(layout.away, key=lambda each: (each.last, each.root)):
+        for away in sorted(layout.offloaded_tensors, key=lambda each: (each.last, each.root)):
             behind = indices[bisect_right(indices, away.last)]
             found[behind].append(_offload(away, layout))
-    elif layout.away:
-        in_order = sorted(layout.away, key=lambda each: (each.first, each.root))
+    elif layout.offloaded_tensors:
+        in_order = sorted(layout.offloaded_tensors, key=lambda each: (each.first, each.root))
         for away, before in zip(in_order, _starts(in_order, ops, layout), strict=True):
             found[before].append(_reload(away, layout))
     return found
 
 
-def copy_key(away: Away, layout: Layout, kind: str) -> str:
+def copy_key(tensor: OffloadedTensor, layout: Layout, kind: str) -> str:
     """What the copies of a class are called."""
-    return f"{root_key(layout.graph, away.root)}@{kind}"
+    return f"{root_key(layout.graph, tensor.root)}@{kind}"
 
 
-def _offload(away: Away, layout: Layout) -> Message:
-    there = on_host(away, layout)
+def _offload(tensor: OffloadedTensor, layout: Layout) -> Message:
+    there = on_host(tensor, layout)
     copy = HostCopy("offload", layout.mesh.link_names.index(TO_HOST))
-    return _offload_message(away, layout, there._replace(on_host=False), there, copy)
+    return _offload_message(tensor, layout, there._replace(on_host=False), there, copy)
 
 
-def _reload(away: Away, layout: Layout) -> Message:
-    there = on_host(away, layout)
+def _reload(tensor: OffloadedTensor, layout: Layout) -> Message:
+    there = on_host(tensor, layout)
     copy = HostCopy("reload", layout.mesh.link_names.index(FROM_HOST))
     back = there._replace(phase=Phase.BACKWARD, on_host=False)
-    return _offload_message(away, layout, there, back, copy)
+    return _offload_message(tensor, layout, there, back, copy)
 
 
 def _offload_message(
-    away: Away, layout: Layout, source: Value, target: Value, copy: HostCopy
+    tensor: OffloadedTensor, layout: Layout, source: Value, target: Value, copy: HostCopy
 ) -> Message:
     as_it_is = Copies(sent=False, brought=False)
-    key = copy_key(away, layout, copy.kind)
+    key = copy_key(tensor, layout, copy.kind)
     return Message((Transfer(key, 0, source, target, copy, as_it_is),))
 
 
-def _starts(in_order: list[Away], ops: list[Node], layout: Layout) -> list[int]:
+def _starts(in_order: list[OffloadedTensor], ops: list[Node], layout: Layout) -> list[int]:
     """Before which op each of the tensors, in the order in which they are needed, is on its way; as
     early as may be where the pace of the link is not known, but in the part of backward that needs
     it first."""
@@ -110,7 +110,7 @@ def _starts(in_order: list[Away], ops: list[Node], layout: Layout) -> list[int]:
     found: list[int] = []
     latest = inf
     for away in reversed(in_order):
-        num_bytes = layout.held_bytes(away.root, layout.kept(away.root))
+        num_bytes = layout.held_bytes(away.root, layout.for_backward(away.root))
         takes = _SLACK * elements(num_bytes, known) if known else inf
         latest = min(latest, begins[bisect_left(indices, away.first)]) - takes
         block = blocks[away.first]
@@ -126,9 +126,9 @@ def _starts(in_order: list[Away], ops: list[Node], layout: Layout) -> list[int]:
 _LOAD, _UNLOAD = "load", "unload"
 
 
-def at_home(each: Streamed, layout: Layout) -> Value:
+def at_home(each: StreamedParam, layout: Layout) -> Value:
     """A parameter as it is stored, on the host."""
-    return Value(Phase.FORWARD, each.param, layout.made(each.param), on_host=True)
+    return Value(Phase.FORWARD, each.param, layout.output_state(each.param), on_host=True)
 
 
 def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
@@ -138,7 +138,7 @@ def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
     known = blocks_of(layout.graph, layout.mesh)
     first = _first_ops(layout, phase)
     found: dict[int, list[Message]] = defaultdict(list)
-    due = ((_used_in(each, phase), each) for each in layout.streamed)
+    due = ((_used_in(each, phase), each) for each in layout.streamed_params)
     for block, each in sorted((b, each) for b, each in due if b is not None):
         home = at_home(each, layout)
         target = home._replace(phase=phase, on_host=False)
@@ -148,7 +148,7 @@ def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
     return found
 
 
-def unload(each: Streamed, layout: Layout, gradient: Value) -> Message:
+def unload(each: StreamedParam, layout: Layout, gradient: Value) -> Message:
     """The copy of a gradient, as it is stored, to the host."""
     copy = HostCopy("offload", layout.mesh.link_names.index(TO_HOST), is_read_there=True)
     return _stream_message(each, layout, gradient, gradient._replace(on_host=True), copy)
@@ -165,7 +165,7 @@ class StreamCopy(NamedTuple):
     place: WindowPlace | None
 
 
-def copies_of(each: Streamed, layout: Layout) -> Iterator[StreamCopy]:
+def copies_of(each: StreamedParam, layout: Layout) -> Iterator[StreamCopy]:
     """Those of a parameter."""
     places = iter(each.copied_in(blocks_of(layout.graph, layout.mesh)))
     loaded, unloaded = (_copy_key(each, layout, kind) for kind in ("reload", "offload"))
@@ -176,13 +176,13 @@ def copies_of(each: Streamed, layout: Layout) -> Iterator[StreamCopy]:
         yield StreamCopy(unloaded, "offload", Phase.BACKWARD, True, next(places))
 
 
-def _copy_key(each: Streamed, layout: Layout, kind: str) -> str:
+def _copy_key(each: StreamedParam, layout: Layout, kind: str) -> str:
     """What the copies of a class are called."""
     word = _LOAD if kind == "reload" else _UNLOAD
     return f"{layout.graph.nodes[each.param.node].key}@{word}"
 
 
-def _used_in(each: Streamed, phase: Phase) -> int | None:
+def _used_in(each: StreamedParam, phase: Phase) -> int | None:
     return each.forward if phase is Phase.FORWARD else each.backward
 
 
@@ -197,7 +197,7 @@ def _first_ops(layout: Layout, phase: Phase) -> dict[int, int]:
 
 
 def _stream_message(
-    each: Streamed, layout: Layout, source: Value, target: Value, copy: HostCopy
+    each: StreamedParam, layout: Layout, source: Value, target: Value, copy: HostCopy
 ) -> Message:
     as_it_is = Copies(sent=False, brought=False)
     key = _copy_key(each, layout, copy.kind)

@@ -44,8 +44,8 @@ class Routes:
         self.layout = layout
         self.graph = layout.graph
         self._sizes = layout.mesh.sizes
-        again = (each.param for each in layout.streamed if each.backward is not None)
-        self._reloaded = frozenset((*(away.root for away in layout.away), *again))
+        again = (each.param for each in layout.streamed_params if each.backward is not None)
+        self._reloaded = frozenset((*(away.root for away in layout.offloaded_tensors), *again))
         self._parents: dict[str, Mapping[Sharding, Arc]] = {}
         self._paths: dict[tuple[str, Sharding], tuple[Arc, ...]] = {}
         self._transfers: dict[Value, Transfer] = {}

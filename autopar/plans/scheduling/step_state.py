@@ -35,7 +35,7 @@ def with_frees(given: Schedule) -> Schedule:
     events = given.forward + given.backward + given.weights
     made = set[Value | Message]()
     for place, event in enumerate(events):
-        for held in _made(event):
+        for held in _outputs(event):
             made.add(held)
             lasts[held] = place
         for held in _read(event):
@@ -67,11 +67,11 @@ def needed_by(events: Sequence[Event], left: Iterable[Value]) -> tuple[Value, ..
     made = set[Value | Message]()
     for event in events:
         read |= dict.fromkeys(x for x in _read(event) if isinstance(x, Value) and x not in made)
-        made.update(_made(event))
+        made.update(_outputs(event))
     return tuple(read | dict.fromkeys(value for value in left if value not in made))
 
 
-def _made(event: Event) -> Sequence[Value | Message]:
+def _outputs(event: Event) -> Sequence[Value | Message]:
     match event:
         case Compute():
             return event.makes
@@ -113,20 +113,20 @@ class StepState:
         self.graph = layout.graph
         self.routes = Routes(layout)
         self.reads: dict[int, list[Need]] = {}
-        self.made_by: dict[int, list[Group]] = defaultdict(list)
+        self.maker_of: dict[int, list[Group]] = defaultdict(list)
         self.groups = {(group.root, group.phase): group for group in groups(self.graph)}
         asked: dict[int, list[tuple[int, Group, Sharding]]] = defaultdict(list)
         for group in self.groups.values():
-            for use, state in zip(group.uses, layout.asked(group), strict=True):
+            for use, state in zip(group.uses, layout.use_states(group), strict=True):
                 asked[use.node].append((use.arg, group, state))
             if group.phase is self.graph.nodes[group.root.node].phase:
-                self.made_by[group.root.node].append(group)
+                self.maker_of[group.root.node].append(group)
         for node, found in asked.items():
             found.sort(key=lambda each: each[0])
             self.reads[node] = [(group, state) for _, group, state in found]
-        self.made: set[Value] = set()
+        self.produced: set[Value] = set()
         nodes = self.graph.nodes
-        self.hosted = {nodes[each.param.node].target: each for each in layout.streamed}
+        self.streamed = {nodes[each.param.node].target: each for each in layout.streamed_params}
         """The parameters on the host, by name."""
 
     def values(self, node: int) -> tuple[Value, ...]:
@@ -135,7 +135,7 @@ class StepState:
 
     def leaving(self, node: Node) -> tuple[Value, ...]:
         """What leaves the graph as `node`."""
-        on_host = node.role is Role.GRAD and node.target in self.hosted
+        on_host = node.role is Role.GRAD and node.target in self.streamed
         return tuple(value._replace(on_host=on_host) for value in self.values(node.index))
 
     def crossing(self) -> list[Group]:
@@ -159,7 +159,7 @@ class StepState:
             if forward is not None:
                 users = (u.node for u in forward.uses if nodes[u.node].role not in OUTPUT_ROLES)
                 last = max((group.root.node, *users))
-                found[last].append((forward, self.layout.kept(group.root)))
+                found[last].append((forward, self.layout.for_backward(group.root)))
         return found
 
     def in_order(
@@ -183,7 +183,7 @@ class StepState:
             return
         for node in filter(is_result, self.graph.nodes):
             ref = Ref(node.index)
-            yield Value(node.phase, ref, self.layout.made(ref))
+            yield Value(node.phase, ref, self.layout.output_state(ref))
 
     def carried(self, second: Sequence[Event]) -> tuple[Value, ...]:
         """What the second part of backward needs of what there is before it, but for what all of
@@ -193,15 +193,15 @@ class StepState:
         given = Role.TANGENT, Role.CONSTANT
         return tuple(v for v in found if self.graph.nodes[v.ref.node].role not in given)
 
-    def handed_over(self) -> tuple[Value, ...]:
+    def saved_for_backward(self) -> tuple[Value, ...]:
         """What forward saves for backward, all of which it has made."""
-        away = {each.root: on_host(each, self.layout) for each in self.layout.away}
-        for each in self.layout.streamed:
+        away = {each.root: on_host(each, self.layout) for each in self.layout.offloaded_tensors}
+        for each in self.layout.streamed_params:
             if each.backward is not None:
                 away[each.param] = at_home(each, self.layout)
         found = tuple(away.get(group.root, self.routes.source(group)) for group in self.crossing())
         for value in found:
-            if value not in self.made:
+            if value not in self.produced:
                 root = self.graph.nodes[value.ref.node]
                 raise PlanMismatchError(
                     f"{root.key}: kept in {value.state}, but the forward phase does not use it"

@@ -34,16 +34,16 @@ class TensorRead:
     read; both as in the file."""
 
     name: str
-    made: str
+    source_state: str
     read: str
 
     @property
     def is_moved(self) -> bool:
-        return self.made not in ("", self.read)
+        return self.source_state not in ("", self.read)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class TensorWrite:
     """A tensor that a box makes: its type, the sharding it is made in, and those it is sent to be
     in for readers outside the picture."""
 
@@ -61,7 +61,7 @@ class Box:
     ops: tuple[str, ...]
     time_ns: int
     reads: tuple[TensorRead, ...]
-    makes: tuple[Made, ...]
+    makes: tuple[TensorWrite, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class BlockGraph:
 def block_graphs(plan: StagePlan) -> tuple[BlockGraph, ...]:
     """The graphs of the repeated blocks, the costliest first, forward before backward; of the whole
     model if nothing repeats."""
-    ops, turn = plan.estimates.ops, _turns(plan)
+    ops, microbatch = plan.estimates.ops, _first_runs(plan)
     blocks: dict[str, dict[str, list[str]]] = {}
-    for key in sorted(turn, key=lambda key: turn[key]):
+    for key in sorted(microbatch, key=lambda key: microbatch[key]):
         module = general(ops[key].module)
         block = block_of(module) if "*" in module else ""
         blocks.setdefault(block, {}).setdefault(ops[key].phase, []).append(key)
@@ -104,19 +104,19 @@ def block_graphs(plan: StagePlan) -> tuple[BlockGraph, ...]:
     chosen = sorted(blocks, key=lambda block: (-costs[block], block))[:MAX_BLOCKS]
     order = {phase.value: k for k, phase in enumerate(Phase)}
     return tuple(
-        _graph(plan, turn, block, phase, blocks[block][phase])
+        _graph(plan, microbatch, block, phase, blocks[block][phase])
         for block in chosen
         for phase in sorted(blocks[block], key=lambda name: (order.get(name, 9), name))
     )
 
 
-def _turns(plan: StagePlan) -> dict[str, int]:
+def _first_runs(plan: StagePlan) -> dict[str, int]:
     """When the ops of each key run for the first time."""
     items = (item for run in plan.estimates.runs for item in run.items)
     found: dict[str, int] = {}
-    for turn, item in enumerate(items):
+    for microbatch, item in enumerate(items):
         if item in plan.estimates.ops:
-            found.setdefault(item, turn)
+            found.setdefault(item, microbatch)
     return found
 
 
@@ -125,7 +125,7 @@ _Wire = tuple[str, str, TensorRead]
 
 
 def _graph(
-    plan: StagePlan, turn: Mapping[str, int], block: str, phase: str, keys: Sequence[str]
+    plan: StagePlan, first_runs: Mapping[str, int], block: str, phase: str, keys: Sequence[str]
 ) -> BlockGraph:
     ops = plan.estimates.ops
     count = max(1, *(ops[key].count for key in keys))
@@ -137,7 +137,7 @@ def _graph(
     wires: list[_Wire] = []
     outer: dict[str, list[TensorRead]] = {}
     for source, key, read in all_reads:
-        if source in inside and turn[source] < turn[key]:
+        if source in inside and first_runs[source] < first_runs[key]:
             wires.append((source, key, read))
         else:
             earlier = "previous " if source in inside else ""
@@ -174,7 +174,7 @@ def _box(
         reads=tuple(dict.fromkeys(read for key in members for read in outer.get(key, ()))),
         makes=tuple(
             dict.fromkeys(
-                Made(kind, state, () if readers[key] else _sent(plan, key, state))
+                TensorWrite(kind, state, () if readers[key] else _sent(plan, key, state))
                 for key in leaving
                 for kind, state in ops[key].outputs
             )
@@ -182,12 +182,12 @@ def _box(
     )
 
 
-def _sent(plan: StagePlan, key: str, made: str) -> tuple[str, ...]:
+def _sent(plan: StagePlan, key: str, state: str) -> tuple[str, ...]:
     """Where the route of an op's tensor ends."""
     steps = plan.structure.routes.get(f"{key}@{plan.estimates.ops[key].phase}", ())
     ends = [step.partition(" -> ")[::2] for step in steps]
     starts = {start for start, _ in ends}
-    return tuple(dict.fromkeys(end for _, end in ends if end not in starts and end != made))
+    return tuple(dict.fromkeys(end for _, end in ends if end not in starts and end != state))
 
 
 def _folds(op: OpTotal) -> bool:
@@ -202,7 +202,9 @@ def _reads(plan: StagePlan, phase: str, key: str) -> Iterator[tuple[str, TensorR
         source, output = _source(ops, name)
         if name.startswith(PARAM):
             param = _param(plan, name)
-            made = "" if param is None else param.storage if phase == _FORWARD else param.kept
+            made = (
+                "" if param is None else param.storage if phase == _FORWARD else param.for_backward
+            )
             yield "", TensorRead(_stem(name).rpartition(".")[2], made, read)
         elif source and ops[source].outputs:
             maker = ops[source]

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from autopar.ir.mesh import Mesh
 from autopar.ir.units import format_ns
-from autopar.report.html.block_graph import BlockGraph, Box, Made, TensorRead
+from autopar.report.html.block_graph import BlockGraph, Box, TensorRead, TensorWrite
 from autopar.report.html.svg import cut, picture, points, rect, svg_path, text, text_width
 from autopar.report.placed import parsed, sharding_text
 
@@ -163,14 +163,14 @@ def _columns(
 
 
 def _apart(
-    wanted: Sequence[float], widths: Sequence[float], weights: Sequence[float]
+    middles: Sequence[float], widths: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """The middles nearest to `wanted`, in order, that leave room for boxes so wide."""
+    """The middles nearest to `middles`, in order, that leave room for boxes so wide."""
     offsets = [0.0]
     for a, b in pairwise(widths):
         offsets.append(offsets[-1] + (a + b) / 2 + _BESIDE)
     pools: list[tuple[float, float, int]] = []
-    for at, offset, weight in zip(wanted, offsets, weights):
+    for at, offset, weight in zip(middles, offsets, weights):
         total, mass, count = weight * (at - offset), weight, 1
         while pools and pools[-1][0] / pools[-1][1] > total / mass:
             before = pools.pop()
@@ -244,7 +244,9 @@ def _drawn(graph: BlockGraph, k: int, mesh: Mesh) -> Drawn:
     lines = [Line(box.module, "strong", _SIZE), Line(ops, "mute", _SMALL)]
     shown = sorted(box.reads, key=lambda read: not read.is_moved)[:_MAX_READS]
     for read in shown:
-        lines += _lines(f"{read.name} {sharding_text(read.made or read.read, mesh)}", read, mesh)
+        lines += _lines(
+            f"{read.name} {sharding_text(read.source_state or read.read, mesh)}", read, mesh
+        )
     for made in box.makes[:_MAX_MADE]:
         lines.append(Line(f"makes {sharding_text(made.state, mesh)}", "", _SMALL))
         lines += [Line(f"→ {sharding_text(state, mesh)}", "moved", _SMALL) for state in made.sent]
@@ -265,13 +267,13 @@ def _lines(words: str, read: TensorRead, mesh: Mesh) -> Iterator[Line]:
 
 def _read_words(read: TensorRead, mesh: Mesh) -> str:
     """`weight [S(0) on dp] → replicated`."""
-    made = f"{sharding_text(read.made, mesh)} → " if read.is_moved else ""
+    made = f"{sharding_text(read.source_state, mesh)} → " if read.is_moved else ""
     return f"{read.name} {made}{sharding_text(read.read, mesh)}"
 
 
-def _made_words(made: Made, mesh: Mesh) -> str:
-    sent = "".join(f" → {sharding_text(state, mesh)}" for state in made.sent)
-    return f"makes {sharding_text(made.state, mesh)}{sent}"
+def _output_text(output: TensorWrite, mesh: Mesh) -> str:
+    sent = "".join(f" → {sharding_text(state, mesh)}" for state in output.sent)
+    return f"makes {sharding_text(output.state, mesh)}{sent}"
 
 
 def _box(drawn: Drawn, x: float, y: float, mesh: Mesh) -> Iterator[Markup]:
@@ -282,7 +284,7 @@ def _box(drawn: Drawn, x: float, y: float, mesh: Mesh) -> Iterator[Markup]:
     box = drawn.box
     tip = [box.module, " · ".join(box.ops), format_ns(box.time_ns)]
     tip += [f"reads {_read_words(read, mesh)}" for read in box.reads]
-    tip += [f"{_made_words(made, mesh)} ({made.type})" for made in box.makes]
+    tip += [f"{_output_text(made, mesh)} ({made.type})" for made in box.makes]
     height = drawn.height - drawn.top
     yield rect(left, top, drawn.width, height, "box", "\n".join(tip), 5)
     for k, class_ in enumerate(_stripes(box, mesh)):

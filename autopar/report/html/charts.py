@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 from autopar.ir.units import format_bytes, format_ns
 from autopar.report.html.memory import MemoryUse
-from autopar.report.html.schedule import DrawnBar, Panel, TrackRow, Turn
+from autopar.report.html.schedule import ActionTrack, DrawnBar, Panel, TrackRow
 from autopar.report.html.svg import (
     cut,
-    fitting,
+    first_that_fits,
     line,
     picture,
     points,
@@ -33,7 +33,7 @@ _SIZE = 11.5
 _BOLD = 1.1
 
 
-def gantt(panel: Panel, colours: Mapping[Track | Turn, str]) -> Markup:
+def gantt(panel: Panel, colours: Mapping[Track | ActionTrack, str]) -> Markup:
     """The picture; `colours` has the class of each track."""
     top = (_SPAN + _GAP) if panel.spans else 0
     height = top + len(panel.rows) * (_ROW + _GAP) + _AXIS
@@ -67,7 +67,7 @@ def _grid(panel: Panel, height: float) -> Iterator[Markup]:
 
 def _span(panel: Panel, span: DrawnBar, height: float) -> Markup:
     x, end = _x(span.start_ns, panel.ns), _x(span.end_ns, panel.ns)
-    label = fitting(span.labels, _BOLD * _SIZE, end - x - 6)
+    label = first_that_fits(span.labels, _BOLD * _SIZE, end - x - 6)
     return Markup("").join(
         (
             rect(x, 0, end - x, height - _AXIS, "span", span.tip, 4),
@@ -77,7 +77,7 @@ def _span(panel: Panel, span: DrawnBar, height: float) -> Markup:
 
 
 def _row(
-    panel: Panel, row: TrackRow, y: float, colours: Mapping[Track | Turn, str]
+    panel: Panel, row: TrackRow, y: float, colours: Mapping[Track | ActionTrack, str]
 ) -> Iterator[Markup]:
     label = cut(row.title, _SIZE, _LEFT - 14)
     yield text(_LEFT - 10, y + _ROW / 2 + 4, label, "", "end")
@@ -89,7 +89,7 @@ def _row(
         if block.busy < 1:
             yield rect(x, y, end - x, bottom - y, f"idle {colour}", block.tip, 0)
         yield rect(x, bottom - high, end - x, high, f"bar {colour}", block.tip, 1)
-        label = fitting(block.labels, _SIZE, end - x - 6)
+        label = first_that_fits(block.labels, _SIZE, end - x - 6)
         if label:
             inside = "inbar" if high > 17 else ""
             base = bottom - high / 2 + 4 if inside else bottom - high - 4

@@ -14,7 +14,7 @@ from autopar.report.placed import choice_text, param_groups, route_text, shardin
 _MAX_ROWS = 5_000
 """More rows make a page that browsers are slow to open."""
 
-ROW_KINDS = ("parameter", "op", "route", "saved", "again", "offloaded", "output")
+ROW_KINDS = ("parameter", "op", "route", "saved", "recompute", "offloaded", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def decisions(plan: StagePlan) -> Decisions:
 
 def _params(plan: StagePlan) -> Iterable[DecisionRow]:
     for group in param_groups(plan.structure.params, plan.structure.mesh):
-        kept = "" if group.kept == group.storage else f"; kept for backward {group.kept}"
+        kept = "" if group.for_backward == group.storage else f"; for backward {group.for_backward}"
         shape = f"{group.dtype}[{', '.join(map(str, group.shape))}]"
         details = f"{group.count} of {shape}" if group.count > 1 else shape
         figure = format_bytes(group.local_bytes)
@@ -95,8 +95,8 @@ def _states(plan: StagePlan) -> Iterable[DecisionRow]:
     mesh = plan.structure.mesh
     for key, state in sorted(plan.structure.saved.items()):
         yield DecisionRow("saved", key, sharding_text(state, mesh), "kept for backward", "")
-    for key in sorted(plan.structure.again):
-        yield DecisionRow("again", key, "", "made again for backward instead of saved", "")
+    for key in sorted(plan.structure.recompute):
+        yield DecisionRow("recompute", key, "", "recomputed in backward instead of saved", "")
     for key in sorted(plan.structure.offloaded):
         yield DecisionRow("offloaded", key, "", "in the host's memory until backward", "")
     for key, state in sorted(plan.structure.outputs.items()):

@@ -21,7 +21,7 @@ from autopar.report.costs import HOST_LABEL, host_use
 from autopar.report.limits import Bottlenecks, margin_text
 from autopar.report.names import stages_text
 from autopar.report.pipeline import PipelineContent
-from autopar.report.summary import made_by
+from autopar.report.summary import maker_of
 
 UNKNOWN = "not known"
 
@@ -219,7 +219,7 @@ def _facts(plan: Plan, pipeline: PipelineContent | None, binds: tuple[str, ...])
     yield Fact("Mesh of a stage", () if pipeline is None else _meshes(pipeline))
     yield Fact("Candidates", tuple(searched_lines(provenance)))
     yield Fact("Plan", (plan.digest,))
-    yield Fact("Made by", (made_by(provenance),))
+    yield Fact("Made by", (maker_of(provenance),))
 
 
 def _meshes(pipeline: PipelineContent) -> tuple[str, ...]:

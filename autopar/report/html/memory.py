@@ -13,7 +13,7 @@ from autopar.report.placed import sharding_text
 
 STACKED = {
     name: HOLDER_TITLES[name]
-    for name in ("params", "optimizer", "gradients", "kept", "saved", "transient")
+    for name in ("params", "optimizer", "gradients", "unsharded", "saved", "transient")
 }
 """Fields of `plan.Memory` in the order in which they are stacked: what is always there below. Sums
 over microbatches count as gradients, which they become."""
@@ -100,7 +100,7 @@ def _columns(curve: MemoryCurve, memory: Memory) -> list[Column]:
     found: list[Column] = []
     start_ns = 0
     always = memory.params, memory.optimizer, memory.gradients + memory.accumulated
-    for end_ns, *held in zip(curve.time_ns, curve.kept, curve.saved, curve.transient):
+    for end_ns, *held in zip(curve.time_ns, curve.unsharded, curve.saved, curve.transient):
         if end_ns > start_ns:
             found.append(Column(start_ns, end_ns, (*always, *held)))
             start_ns = end_ns

@@ -22,7 +22,7 @@ from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
 from autopar.report.html.headline import Headline, Share, headline, shares
 from autopar.report.html.memory import MemoryUse, memory_use
 from autopar.report.html.pipeline_part import PASS_WORDS, SHARED, PipelinePart, pipeline_part
-from autopar.report.html.schedule import DrawnSchedule, Panel, Turn, drawn_schedule
+from autopar.report.html.schedule import ActionTrack, DrawnSchedule, Panel, drawn_schedule
 from autopar.report.html.templates import rendered
 from autopar.report.limits import AxisShare, Bottlenecks, find_limits
 from autopar.report.pipeline import StageRow, pipeline_content
@@ -134,13 +134,13 @@ class PipelinePictures:
 
 
 def _pipeline_pictures(part: PipelinePart) -> PipelinePictures:
-    turns = {
-        Turn(kind, chunk): kind.name.lower() + (" later" if chunk % 2 else "")
+    microbatches = {
+        ActionTrack(kind, chunk): kind.name.lower() + (" later" if chunk % 2 else "")
         for kind in part.passes
         for chunk in range(max(len(rank.stages) for rank in part.content.ranks))
     }
     return PipelinePictures(
-        gantt(part.panel, {UPDATE: "optimizer", SHARED: "network", **turns}),
+        gantt(part.panel, {UPDATE: "optimizer", SHARED: "network", **microbatches}),
         memory_bars([(each.title, each.use) for each in part.memory]),
         tuple((kind.name.lower(), PASS_WORDS[kind]) for kind in part.passes),
     )
@@ -157,8 +157,8 @@ def _pictures(page: StagePage) -> Pictures:
     )
 
 
-def _track_colours(axes: Mapping[str, str]) -> dict[Track | Turn, str]:
-    networks: dict[Track | Turn, str] = {
+def _track_colours(axes: Mapping[str, str]) -> dict[Track | ActionTrack, str]:
+    networks: dict[Track | ActionTrack, str] = {
         Track("network", axis): class_ for axis, class_ in axes.items()
     }
     return networks | {Track("compute"): "compute", Track("optimizer"): "optimizer"}

@@ -15,11 +15,11 @@ from autopar.ir.units import format_ns, format_percent, format_share
 from autopar.plans.plan import Plan
 from autopar.report.costs import HostUse, host_use
 from autopar.report.html.memory import MemoryUse, at_peak
-from autopar.report.html.schedule import DrawnBar, Panel, TrackRow, Turn
+from autopar.report.html.schedule import ActionTrack, DrawnBar, Panel, TrackRow
 from autopar.report.names import stages_text
-from autopar.report.pipeline import PipelineContent, played_plan
+from autopar.report.pipeline import PipelineContent, simulated_plan
 from autopar.report.timeline import UPDATE, Track
-from autopar.report.waits import MAX_RANKS, PlayedAction, PlayedRank, played_ranks
+from autopar.report.waits import MAX_RANKS, SimulatedAction, SimulatedRank, simulated_ranks
 
 SHARED = Track("network")
 """What ranks share at the end."""
@@ -58,8 +58,8 @@ class PipelinePart:
 
 def pipeline_part(plan: Plan, content: PipelineContent) -> PipelinePart:
     """The part of a plan in stages."""
-    table, played = played_plan(plan)
-    ranks = played_ranks(table, played)
+    table, played = simulated_plan(plan)
+    ranks = simulated_ranks(table, played)
     kinds = {action.kind for row in table.rows for action in row}
     return PipelinePart(
         content=content,
@@ -74,7 +74,7 @@ def pipeline_part(plan: Plan, content: PipelineContent) -> PipelinePart:
     )
 
 
-def _rows(ranks: Sequence[PlayedRank], step_ns: int) -> Iterator[TrackRow]:
+def _rows(ranks: Sequence[SimulatedRank], step_ns: int) -> Iterator[TrackRow]:
     shown = ranks[:MAX_RANKS]
     of_row = min(MAX_BARS_OF_ROW, max(20, MAX_ACTION_BARS // max(1, len(shown))))
     for k, rank in enumerate(shown):
@@ -96,10 +96,10 @@ def _rows(ranks: Sequence[PlayedRank], step_ns: int) -> Iterator[TrackRow]:
         yield TrackRow(title, tuple(found))
 
 
-def _groups(actions: Iterable[PlayedAction], thin_ns: float) -> Iterator[list[PlayedAction]]:
+def _groups(actions: Iterable[SimulatedAction], thin_ns: float) -> Iterator[list[SimulatedAction]]:
     """Actions that are drawn as one: thin ones that nearly touch, as many as it takes for what can
     be seen."""
-    group: list[PlayedAction] = []
+    group: list[SimulatedAction] = []
     for each in actions:
         is_apart = bool(group) and each.start_ns - group[-1].end_ns >= thin_ns
         if group and (is_apart or each.end_ns - each.start_ns >= thin_ns):
@@ -113,18 +113,18 @@ def _groups(actions: Iterable[PlayedAction], thin_ns: float) -> Iterator[list[Pl
         yield group
 
 
-def _drawn(group: Sequence[PlayedAction], rank: PlayedRank) -> Iterator[DrawnBar]:
+def _drawn(group: Sequence[SimulatedAction], rank: SimulatedRank) -> Iterator[DrawnBar]:
     first, last = group[0], group[-1]
     if len(group) == 1:
         stage, kind, microbatch = first.action
         labels = (f"{stage}{kind.value}{microbatch}",) * (len(rank.stages) > 1)
         labels = (*labels, str(microbatch))
-        turn = Turn(kind, rank.stages.index(stage))
+        turn = ActionTrack(kind, rank.stages.index(stage))
         yield DrawnBar(turn, first.start_ns, first.end_ns, 1.0, labels, _tip(first))
         return
-    busy: Counter[Turn] = Counter()
+    busy: Counter[ActionTrack] = Counter()
     for each in group:
-        turn = Turn(each.action.kind, rank.stages.index(each.action.stage))
+        turn = ActionTrack(each.action.kind, rank.stages.index(each.action.stage))
         busy[turn] += each.end_ns - each.start_ns
     whole_ns = max(1, last.end_ns - first.start_ns)
     order = {kind: place for place, kind in enumerate(Pass)}
@@ -141,7 +141,7 @@ def _drawn(group: Sequence[PlayedAction], rank: PlayedRank) -> Iterator[DrawnBar
         base += share
 
 
-def _tip(each: PlayedAction) -> str:
+def _tip(each: SimulatedAction) -> str:
     stage, kind, microbatch = each.action
     lines = [
         f"{each.action}: {PASS_WORDS[kind]}, microbatch {microbatch}, stage {stage}",

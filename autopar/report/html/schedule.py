@@ -32,7 +32,7 @@ MAX_LETTERS = 12
 """Runs that are drawn from within; the longest."""
 
 
-class Turn(NamedTuple):
+class ActionTrack(NamedTuple):
     """What a rank of a pipeline does for its first, second, ... stage."""
 
     kind: Pass
@@ -45,7 +45,7 @@ class DrawnBar:
     something, drawn above the share `base`; `count` the bars it is made of. The first of `labels`
     that has room is written on it."""
 
-    track: Track | Turn
+    track: Track | ActionTrack
     start_ns: int
     end_ns: int
     busy: float
@@ -140,7 +140,7 @@ def _overview(step: DrawnStep, letters: list[tuple[Stretch, str]], plan: StagePl
 
 
 def _add_run(
-    found: dict[str, list[DrawnBar]], step: DrawnStep, stretch: Stretch, title: str
+    bars: dict[str, list[DrawnBar]], step: DrawnStep, stretch: Stretch, title: str
 ) -> None:
     """All repetitions of a run as one bar for each track, and for each on the critical path."""
     whole_ns = stretch.end_ns - stretch.start_ns
@@ -148,14 +148,14 @@ def _add_run(
         if ns:
             labels = (f"{100 * ns / whole_ns:.0f} %",)
             about = f"{track.name}, {title}"
-            found[track.name].append(_whole(track, stretch, ns / whole_ns, labels, about))
+            bars[track.name].append(_whole(track, stretch, ns / whole_ns, labels, about))
     base = 0.0
     for track, ns in sorted(step.critical_ns(stretch).items()):
         if ns:
             share = ns / whole_ns
             labels = (f"{track.name} {100 * share:.0f} %",) * (share > LEGIBLE)
             about = f"{CRITICAL}: {track.name}, {title}"
-            found[CRITICAL].append(replace(_whole(track, stretch, share, labels, about), base=base))
+            bars[CRITICAL].append(replace(_whole(track, stretch, share, labels, about), base=base))
             base += share
 
 
@@ -180,12 +180,12 @@ def _no_bars(step: DrawnStep) -> dict[str, list[DrawnBar]]:
     return {title: [] for title in (CRITICAL, *(track.name for track in step.tracks))}
 
 
-def _rows(found: dict[str, list[DrawnBar]]) -> tuple[TrackRow, ...]:
-    return tuple(TrackRow(title, tuple(blocks)) for title, blocks in found.items() if blocks)
+def _rows(bars: dict[str, list[DrawnBar]]) -> tuple[TrackRow, ...]:
+    return tuple(TrackRow(title, tuple(blocks)) for title, blocks in bars.items() if blocks)
 
 
 def _add_bars(
-    found: dict[str, list[DrawnBar]],
+    bars: dict[str, list[DrawnBar]],
     step: DrawnStep,
     shown_ns: tuple[int, int],
     zero_ns: int,
@@ -194,9 +194,9 @@ def _add_bars(
 ) -> None:
     """What happens from the first to the second of `shown_ns`, each bar in its row."""
     for bar in within(step.path, *shown_ns):
-        _add_bar(found[CRITICAL], bar, zero_ns, thin_ns, plan)
+        _add_bar(bars[CRITICAL], bar, zero_ns, thin_ns, plan)
     for bar in within(step.bars, *shown_ns):
-        _add_bar(found[bar.part.track.name], bar, zero_ns, thin_ns, plan)
+        _add_bar(bars[bar.part.track.name], bar, zero_ns, thin_ns, plan)
 
 
 def _add_bar(

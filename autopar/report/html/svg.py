@@ -111,7 +111,7 @@ def cut(words: str, size: float, width: float) -> str:
     return f"{words.rstrip()}…" if len(words) > 2 else ""
 
 
-def fitting(choices: Iterable[str], size: float, width: float) -> str:
+def first_that_fits(choices: Iterable[str], size: float, width: float) -> str:
     """The first of the texts that fits into `width`; empty if none does."""
     return next((words for words in choices if text_width(words, size) <= width), "")
 

@@ -63,10 +63,10 @@ class Initialiser:
     def whole(self, name: str) -> Tensor:
         """The tensor called `name`; WeightsError if no method of the model initialises it."""
         try:
-            value = self._made(name, [name])
+            value = self._initialised(name, [name])
         except Exception:
             # A method that looks at the values of its module's other tensors needs them.
-            value = self._made_with_others(name)
+            value = self._initialised_with_others(name)
         if value is None:
             path = name.rpartition(".")[0] or "the model"
             raise WeightsError(
@@ -76,16 +76,16 @@ class Initialiser:
             )
         return value
 
-    def _made_with_others(self, name: str) -> Tensor | None:
+    def _initialised_with_others(self, name: str) -> Tensor | None:
         path, _, _ = name.rpartition(".")
         module = self._model.get_submodule(path)
         own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         try:
-            return self._made(name, [f"{path}.{leaf}" if path else leaf for leaf, _ in own])
+            return self._initialised(name, [f"{path}.{leaf}" if path else leaf for leaf, _ in own])
         except Exception as error:
             raise WeightsError(f"initialising {name} failed: {error}") from error
 
-    def _made(self, name: str, real: list[str]) -> Tensor | None:
+    def _initialised(self, name: str, real: list[str]) -> Tensor | None:
         """The value, while the tensors called `real` have memory; None if a part of it is left as
         it was. The methods of the model often do all: those of torch run only if they do not."""
         for passes in ((_by_model,), (_by_torch, _by_model)):

@@ -74,13 +74,13 @@ class _Loading:
     """Runs what modules do as they load, but for what all do: to copy values."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}
 
     def load(self, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What is there to load, by name, once all modules have changed a state dict."""
         with loading_by(self._take), torch.no_grad():
             self._walk(model, dict(state), "")
-        return self._found
+        return self._values
 
     def _walk(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
         load_into(module, state, prefix)
@@ -96,7 +96,7 @@ class _Loading:
         for key, value in state.items():
             first, _, rest = key.removeprefix(prefix).partition(".")
             if key.startswith(prefix) and not (rest and first in children):
-                self._found[key] = value
+                self._values[key] = value
 
 
 # Checkpoints of `transformers`, whose tensors may have other names and forms than the model's.

@@ -154,10 +154,10 @@ _CAST = frozenset(
 """Dtypes of files and models that are converted to one another."""
 
 
-def _misfits(tensors: Mapping[str, Tensor], found: Mapping[str, Lazy]) -> Iterator[str]:
+def _misfits(tensors: Mapping[str, Tensor], loaded: Mapping[str, Lazy]) -> Iterator[str]:
     shapes: list[str] = []
     dtypes: list[str] = []
-    for name, lazy in found.items():
+    for name, lazy in loaded.items():
         wanted = tensors[name]
         if tuple(wanted.shape) != lazy.shape:
             shapes.append(f"{name} {list(lazy.shape)} where the model has {list(wanted.shape)}")

@@ -35,7 +35,7 @@ _dist: Any = torch.distributed
 _WARM_UP_RUNS = 3
 _FEW = 3
 """Rounds of a run that is longer than one by itself, and rounds from which their length is told."""
-_TURNS = 10
+_ROUNDS = 10
 """A run that is longer than so many rounds was not just waiting for its turn."""
 _FREE_PART = 2
 """An entry may take one part in this many of the memory that is free."""
@@ -78,8 +78,10 @@ class AllRanks:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        meeting = world.meeting
-        self._host = meeting and meeting.within("a process group to measure by", gloo_of_world)
+        pre_step_check = world.pre_step_check
+        self._host = pre_step_check and pre_step_check.within(
+            "a process group to measure by", gloo_of_world
+        )
 
     def align(self) -> None:
         """Until all are here."""
@@ -208,7 +210,7 @@ class Stopwatch:
         """The mean over `runs` in the shortest of a few rounds: in one, a run that is short by
         itself may have waited for a turn on the core. Equal on all ranks."""
         found = self.peers.mean(self._round_s(run, runs))
-        if runs * found < _TURNS * self.cases.round_s:
+        if runs * found < _ROUNDS * self.cases.round_s:
             for _ in range(1, _FEW):
                 found = min(found, self.peers.mean(self._round_s(run, runs)))
         return found

@@ -78,8 +78,8 @@ class Terms:
         """The arguments, sequences as long on every rank, with the mean over ranks of
         `num_items_in_batch`: ranks that count their own labels train on the mean over all, as one
         process does."""
-        if self.world.meeting is not None:
-            kwargs = to_one_length(self.model, kwargs, self.world.meeting.exchange)
+        if self.world.pre_step_check is not None:
+            kwargs = to_one_length(self.model, kwargs, self.world.pre_step_check.exchange)
         if kwargs.get(ITEMS) is None:
             return kwargs
         items = torch.as_tensor(kwargs[ITEMS], device=self.world.device).float()

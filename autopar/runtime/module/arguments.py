@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from autopar.errors import AutoparError, GuardError
-from autopar.runtime.process.inputs import Piece
+from autopar.runtime.process.inputs import InputShard
 from autopar.runtime.program.frozen import PLAIN, Freezer
 from autopar.runtime.torch_private import is_forward_mode, is_transforming
 
@@ -19,7 +19,7 @@ CONSTANTS = frozenset({*PLAIN, float})
 
 def describe_argument(leaf: Any) -> str:
     """`float32[8, 16]` of a tensor, the value of a constant, the type of anything else."""
-    if isinstance(leaf, Piece):
+    if isinstance(leaf, InputShard):
         return leaf.describe()
     return repr(leaf) if type(leaf) in CONSTANTS else type(leaf).__qualname__
 
@@ -28,7 +28,7 @@ def objects_among(leaves: list[Any]) -> Iterator[Hashable]:
     """The arguments that are neither tensors nor constants, frozen. GuardError for one that holds a
     tensor."""
     for position, leaf in enumerate(leaves):
-        if not isinstance(leaf, Piece) and type(leaf) not in CONSTANTS:
+        if not isinstance(leaf, InputShard) and type(leaf) not in CONSTANTS:
             where = f"argument {position} (a {type(leaf).__qualname__})"
             yield _Argument(where).freeze(leaf, where)
 

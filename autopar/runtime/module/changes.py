@@ -34,10 +34,10 @@ from autopar.errors import AutoparError
 from autopar.runtime.dtensor_private import (
     Handler,
     TorchCall,
-    cut_piece,
+    cut_shard,
     dtensor_like,
     is_of,
-    piece_of,
+    shard_of,
     take_over_assignments,
     take_over_copies,
     take_over_ops,
@@ -127,7 +127,7 @@ def _whole(make: Callable[[DTensor], Tensor], x: DTensor) -> Tensor:
     if is_forward_mode():
         if is_below_autograd():
             # Ops compute with the value alone, and of the derivative apart from it.
-            x = dtensor_like(piece_of(x), x)
+            x = dtensor_like(shard_of(x), x)
         else:
             value, derivative = forward_ad.unpack_dual(x)
             if isinstance(derivative, DTensor) and isinstance(value, DTensor):
@@ -151,14 +151,14 @@ def _handler_of(op: Any) -> Handler | None:
         return written_by_element
     if op._schema.is_mutable or is_distributed_call(op):
         return on_all_ranks(computed_into)
-    if op in _MADE_ANEW:
-        return _made_anew
+    if op in _CREATED:
+        return _created
     if op is aten.is_set_to.default:
         return _is_set_to
     return _viewed if is_view(op) else _computed
 
 
-_MADE_ANEW = frozenset(
+_CREATED = frozenset(
     {
         aten.new_empty.default, aten.new_full.default, aten.new_ones.default,
         aten.new_zeros.default,
@@ -179,16 +179,16 @@ def _is_set_to(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any
     if not (isinstance(a, DTensor) and isinstance(b, DTensor)):
         return False
     is_alike = (a.device_mesh, a.placements, a.shape) == (b.device_mesh, b.placements, b.shape)
-    return is_alike and piece_of(a).is_set_to(piece_of(b))
+    return is_alike and shard_of(a).is_set_to(shard_of(b))
 
 
-def _made_anew(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _created(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A tensor made like another one is in shards as that is, if it has its shape (what is staged
     for `dcp.async_save` is made so), and plain if it has a shape of its own."""
     like, shape, *rest = args
     if not is_ours(like) or tuple(shape) == tuple(like.shape):
         return plain(*args, **kwargs)
-    return op(piece_of(like), shape, *rest, **kwargs)
+    return op(shard_of(like), shape, *rest, **kwargs)
 
 
 def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -252,16 +252,16 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
     """A view, through which one may write where autograd has nothing against it."""
     source = args[0]
     if is_ours(source) and op in _OF_DUALS:
-        return dtensor_like(piece_of(source), source)
+        return dtensor_like(shard_of(source), source)
     if is_ours(source) and op in _SAME and is_of(source.device_mesh):
         # Autograd does one for each gradient: in DTensor's own way it takes three times as long.
         # To ranks that are not of the mesh that gives what fits a parameter without elements here.
-        made = dtensor_like(op(piece_of(source)), source)
+        made = dtensor_like(op(shard_of(source)), source)
         note(made, op, args, kwargs, view=True, is_here=not is_in_shards(made))
         return made
     if is_ours(source) and op in _FLAGS:
         # A flag of a view is not sent with it.
-        return dtensor_like(op(piece_of(source)).resolve_conj().resolve_neg(), source)
+        return dtensor_like(op(shard_of(source)).resolve_conj().resolve_neg(), source)
     if is_ours(source) and not is_stored(source) and op not in _VIEWS_OF_SHARDS:
         # Of strided shards, as flatten() makes some, DTensor has but few views.
         with suppress(*_NO_SUCH_VIEW):
@@ -296,8 +296,8 @@ def _view_of_shards(
             return made
         made = op(whole_of(source.detach()), *args[1:], **kwargs)
         return map_tensors(lambda x: everywhere(x, mesh_of_all(mesh)), made)
-    piece, views = piece_of(source), flatten(made)[0]
-    if made is not None and all(is_stored(x) and shares_memory(piece_of(x), piece) for x in views):
+    piece, views = shard_of(source), flatten(made)[0]
+    if made is not None and all(is_stored(x) and shares_memory(shard_of(x), piece) for x in views):
         return made
     if is_forward_mode():
         raise AutoparError(_FORWARD.format(op=op))
@@ -342,12 +342,12 @@ def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
         tensor.device_mesh,
         tensor.placements,
     ):
-        piece = piece_of(value)  # in the same memory, as on one device
+        piece = shard_of(value)  # in the same memory, as on one device
     else:
         with jointly("an assignment to .data or .grad", [tensor, value], reads=False):
             whole = whole_of(value)
             if not isinstance(value, DTensor):
                 whole = values_of_rank_0(whole, tensor.device_mesh)
-        piece = cut_piece(whole, tensor.device_mesh, tensor.placements)
+        piece = cut_shard(whole, tensor.device_mesh, tensor.placements)
     count_changes([tensor])
-    return piece.detach().to(piece_of(tensor).device).contiguous()
+    return piece.detach().to(shard_of(tensor).device).contiguous()

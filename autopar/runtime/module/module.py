@@ -83,7 +83,7 @@ class CompiledModule(Facade):
             runner.check()
             return own
         entire = self.unsharded(writeback=False)
-        return partial(generate_tokens, own, entire, runner.world, runner.handed_out)
+        return partial(generate_tokens, own, entire, runner.world, runner.results_in_order)
 
     def train(self, mode: bool = True) -> CompiledModule:
         self._model.train(mode)

@@ -31,11 +31,11 @@ from torch.optim.optimizer import (
 )
 
 from autopar.errors import AutoparError
-from autopar.runtime.dtensor_private import cut_piece, dtensor_of, piece_of
+from autopar.runtime.dtensor_private import cut_shard, dtensor_of, shard_of
 from autopar.runtime.process import reading
 from autopar.runtime.process.alone import step_together
 from autopar.runtime.process.moves import moves
-from autopar.runtime.process.part_tensors import is_of_some_ranks, piece_of_rank_0
+from autopar.runtime.process.part_tensors import is_of_some_ranks, shard_of_rank_0
 from autopar.runtime.torch_private import step_next_to
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
@@ -164,11 +164,11 @@ def _adopt(optimizer: Optimizer) -> None:
             if not isinstance(value, DTensor):
                 _check_values(optimizer, value)
                 whole = value.to(torch.device(mesh.device_type))
-                state[key] = _distributed(param, piece_of_rank_0(whole, mesh, placements))
+                state[key] = _distributed(param, shard_of_rank_0(whole, mesh, placements))
             elif value.device_mesh != mesh:
                 # Made before the parameter was sharded.
                 _check_values(optimizer, value)
-                piece = cut_piece(value.full_tensor(), mesh, placements)
+                piece = cut_shard(value.full_tensor(), mesh, placements)
                 state[key] = _distributed(param, piece.clone())
 
 
@@ -227,7 +227,7 @@ class _Stepping:
             params[:] = before
         for param, plain in self.pairs:
             if self.whole:
-                param.to_local().copy_(cut_piece(plain, param.device_mesh, param.placements))
+                param.to_local().copy_(cut_shard(plain, param.device_mesh, param.placements))
             if plain in self.optimizer.state:
                 state = self.optimizer.state[param] = self.optimizer.state.pop(plain)
                 # In place: LBFGS holds on to it while it calls the closure.
@@ -237,7 +237,7 @@ class _Stepping:
 
     def _stand_in(self, param: Tensor) -> nn.Parameter:
         assert isinstance(param, DTensor)
-        data = param.full_tensor() if self.whole else piece_of(param)
+        data = param.full_tensor() if self.whole else shard_of(param)
         plain = nn.Parameter(data.detach(), requires_grad=param.requires_grad)
         if param.grad is not None:
             plain.grad = self._plain(param, param.grad, ours=False)
@@ -256,9 +256,9 @@ class _Stepping:
             return value.full_tensor()
         mesh, is_here = param.device_mesh, value.device_mesh == param.device_mesh
         if is_here and value.placements == param.placements:
-            local = piece_of(value)
+            local = shard_of(value)
         elif not is_here or is_of_some_ranks(mesh):
-            local = cut_piece(value.full_tensor(), mesh, param.placements)
+            local = cut_shard(value.full_tensor(), mesh, param.placements)
             value = _distributed(param, local)
         else:
             value = value.redistribute(placements=param.placements)
@@ -275,7 +275,7 @@ class _Stepping:
         if known is not None:
             return known
         if self.whole:
-            value = cut_piece(value, param.device_mesh, param.placements).clone()
+            value = cut_shard(value, param.device_mesh, param.placements).clone()
         return _distributed(param, value)
 
 

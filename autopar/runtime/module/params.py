@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.dtensor_private import (
-    cut_piece,
+    cut_shard,
     dtensor_of,
     is_of,
     local_slices,
     parameter_of,
-    piece_elsewhere,
+    shard_elsewhere,
 )
 from autopar.runtime.module.changes import know_changes
 from autopar.runtime.module.identity import supersede
@@ -103,7 +103,7 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
             broadcast(buffer)
 
 
-def newcomers(
+def added_params(
     model: nn.Module, world: World, places: Mapping[str, ParamPlace]
 ) -> dict[str, nn.Parameter]:
     """The parameters, by name, that are not where the programs so far have them (`places`): those
@@ -187,11 +187,11 @@ def shard_parameters(
     model: nn.Module,
     places: Mapping[str, ParamPlace],
     sources: Sources,
-    hosted: Collection[str] = (),
+    params_on_host: Collection[str] = (),
 ) -> None:
     """Store each replicated parameter at its place, by name, keeping its identity, and leave those
-    alone that are there; those that are `hosted` in the memory of the device's host. A rank that is
-    not of its mesh has nothing of it.
+    alone that are there; those that are `params_on_host` in the memory of the device's host. A rank
+    that is not of its mesh has nothing of it.
 
     Every rank cuts its piece from the copy it holds, or gets it from `sources`: nothing is sent.
     """
@@ -206,26 +206,26 @@ def shard_parameters(
             continue
         whole = param.to_local().detach()
         if not is_of(place.mesh):
-            piece = piece_elsewhere(whole, place.mesh.device_type)
+            piece = shard_elsewhere(whole, place.mesh.device_type)
         elif not whole.is_meta:
             # A copy, so that the whole can be freed.
-            piece = cut_piece(whole, *place).clone(memory_format=torch.contiguous_format)
+            piece = cut_shard(whole, *place).clone(memory_format=torch.contiguous_format)
         else:
             piece = sources.read(name, local_slices(param.shape, *place)).to(place.mesh.device_type)
-        new = _parameter(_stored(name, piece, param, place, hosted), param)
+        new = _parameter(_stored(name, piece, param, place, params_on_host), param)
         if isinstance(param.grad, DTensor):
-            grad = cut_piece(param.grad.to_local(), *place)
+            grad = cut_shard(param.grad.to_local(), *place)
             grad = grad.clone(memory_format=torch.contiguous_format)
-            new.grad = _stored(name, grad, param, place, hosted)
+            new.grad = _stored(name, grad, param, place, params_on_host)
         vars(new)[_NAME] = name
         _swap(name, param, new)
     moves.end()
 
 
-def bring_to_host(model: nn.Module, hosted: Collection[str]) -> None:
+def bring_to_host(model: nn.Module, params_on_host: Collection[str]) -> None:
     """Store parameters of a world of one in the memory of the device's host."""
     for name, param in model.named_parameters():
-        if name in hosted:
+        if name in params_on_host:
             param.data = copy_on_host(param.detach())
             mark(param)
             param.grad = None if param.grad is None else copy_on_host(param.grad)
@@ -233,13 +233,13 @@ def bring_to_host(model: nn.Module, hosted: Collection[str]) -> None:
 
 def _stored(
     name: str,
-    piece: Tensor,
+    shard: Tensor,
     like: Tensor,
     place: ParamPlace,
-    hosted: Collection[str],
+    params_on_host: Collection[str],
 ) -> DTensor:
     """This rank's piece of a parameter, or of its gradient, as a DTensor."""
-    return dtensor_of(copy_on_host(piece) if name in hosted else piece, like, *place)
+    return dtensor_of(copy_on_host(shard) if name in params_on_host else shard, like, *place)
 
 
 def check_ties(model: nn.Module, values: Mapping[str, Any]) -> None:
@@ -271,7 +271,7 @@ def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
                     data, param.device_mesh, param.placements, run_check=False
                 )
                 _swap(name, param, _parameter(whole, param))
-            piece = cut_piece(value, param.device_mesh, param.placements)
+            piece = cut_shard(value, param.device_mesh, param.placements)
             piece = piece.to(param.to_local().device)
             value = dtensor_of(piece, param, param.device_mesh, param.placements)
         found[name] = value

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.runtime.dtensor_private import take_over_pickling, take_over_readings
 from autopar.runtime.process.alone import is_in_shards
-from autopar.runtime.program.reads_whole import storage_of_piece
+from autopar.runtime.program.reads_whole import storage_of_shard
 from autopar.runtime.program.sharded import whole_of
 
 # Files that a script writes itself: they hold whole tensors of what ranks have in shards.
@@ -104,8 +104,8 @@ def know_readings(is_ours: Callable[[Any], bool]) -> None:
         is_param = isinstance(x, nn.Parameter)
         return nn.Parameter(found.detach(), x.requires_grad) if is_param else found
 
-    def storage_of(piece: Tensor, x: DTensor) -> torch.UntypedStorage:
-        return storage_of_piece(piece, in_shards=is_ours(x) and is_in_shards(x))
+    def storage_of(shard: Tensor, x: DTensor) -> torch.UntypedStorage:
+        return storage_of_shard(shard, in_shards=is_ours(x) and is_in_shards(x))
 
     take_over_readings(whole)
     write_whole(whole, storage_of)

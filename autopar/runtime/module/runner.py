@@ -18,16 +18,16 @@ from torch.autograd.function import FunctionCtx
 from autopar.errors import ManyProgramsWarning
 from autopar.runtime.module.accelerated import Terms, accept, own_lengths
 from autopar.runtime.module.arguments import check_transforms, describe_argument, objects_among
-from autopar.runtime.module.made import Executable, ProgramEntry, Signature
-from autopar.runtime.module.remade import remake
+from autopar.runtime.module.executable import Executable, ProgramEntry, Signature
+from autopar.runtime.module.recreated import remake
 from autopar.runtime.process.alone import keep_readable
 from autopar.runtime.process.beside import know_rows_differ
 from autopar.runtime.process.brought import NEW
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import (
     Inputs,
-    Piece,
-    handed_rows,
+    InputShard,
+    given_rows,
     put_together,
     same_everywhere,
     take_inputs,
@@ -67,7 +67,7 @@ class _Rows(torch.autograd.Function):
         ctx.of = world, dim, counts  # pyright: ignore[reportAttributeAccessIssue]
         is_even = len(set(counts)) == 1
         if is_even and isinstance(whole, ShardedOutput) and _is_by_rows(whole, world, dim):
-            return whole.piece.detach()
+            return whole.shard.detach()
         return whole_of(whole).split(counts, dim)[world.rank].clone()
 
     @staticmethod
@@ -120,7 +120,7 @@ class Runner:
     build: Build
     inputs: Inputs | None = None
     terms: Terms | None = None
-    made: dict[tuple[str, ...], list[ProgramEntry]] = field(default_factory=dict)
+    entries: dict[tuple[str, ...], list[ProgramEntry]] = field(default_factory=dict)
     """By the inputs' types, those that ran last first."""
     groups: Groups | StageGroups | None = None
     differentiable: frozenset[str] = frozenset()
@@ -148,7 +148,7 @@ class Runner:
             return self.terms.give(self._run(args, taken, lengths), taken)
 
     @property
-    def handed_out(self) -> Inputs:
+    def results_in_order(self) -> Inputs:
         """What ranks are handed of the inputs: unless said, all, and rows from accelerate."""
         return self.inputs or ("local" if self.terms else "global")
 
@@ -172,7 +172,7 @@ class Runner:
         step, params, others, random = ready = self._ready(made, leaves)
         past = None
         if step.cut and step.is_differentiated:
-            wider = self._leavings.again(executable.leavings, partial(self._wider, made, leaves))
+            wider = self._leavings.rerun(executable.leavings, partial(self._wider, made, leaves))
             past = remember(ready, leaves, executable.names, wider)
         results: dict[str, Tensor] | None = None
         with suppress(RefrozenError), random.drawn_from() if random else nullcontext():
@@ -182,7 +182,7 @@ class Runner:
         with torch.no_grad():
             for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
                 local(made.tensor(self.model, name.partition(":")[2])).copy_(results.pop(name))
-        remake(made.remade)
+        remake(made.recreated)
         if self._has_rows:
             for name, (dim, source) in executable.rows.items():
                 own = rows_of_rank(results[name], self.world, dim, leaves[source].counts)
@@ -193,37 +193,37 @@ class Runner:
         keep_readable(self.model, leaves)
         return unflatten(leaves, executable.out_spec)
 
-    def _ready(self, made: ProgramEntry, leaves: list[Any]) -> Ready:
-        executable = made.executable
+    def _ready(self, entry: ProgramEntry, leaves: list[Any]) -> Ready:
+        executable = entry.executable
         # A tensor that is a plain attribute may lie elsewhere.
-        others = {name: x.to(self.world.device) for name, x in made.buffers.items()}
+        others = {name: x.to(self.world.device) for name, x in entry.buffers.items()}
         for name in executable.step.forward_inputs:
             if name.startswith("input:"):
-                piece: Piece = leaves[int(name.removeprefix("input:"))]
-                others[name] = piece.local if name in executable.pieces else piece.whole()
+                piece: InputShard = leaves[int(name.removeprefix("input:"))]
+                others[name] = piece.local if name in executable.sharded_inputs else piece.whole()
         random = self.terms.random(executable.random) if self.terms else executable.random
-        params = made.ready_params(self.world.device)
+        params = entry.ready_params(self.world.device)
         if is_forward_mode():
             check_transforms([*params.values(), *others.values()])
         return Ready(executable.step, params, others, random)
 
-    def _wider(self, made: ProgramEntry, leaves: list[Any], outputs: frozenset[str]) -> Ready:
-        """A call that `made` was run for, with a program that has gradients of `outputs`."""
-        signature = self._signature(leaves, made.executable.in_spec)
+    def _wider(self, entry: ProgramEntry, leaves: list[Any], outputs: frozenset[str]) -> Ready:
+        """A call that `entry` was run for, with a program that has gradients of `outputs`."""
+        signature = self._signature(leaves, entry.executable.in_spec)
         found = self._known(signature)
-        if found is None or found.executable.origin is not made.executable.origin:
+        if found is None or found.executable.origin is not entry.executable.origin:
             raise impossible(outputs, "the model was changed since, as by train() or eval()")
         names, cut = found.executable.names, found.executable.step.cut_positions
         if any(names[position] in outputs for position in cut):
             self.differentiable |= outputs
-            self.made[signature.inputs].remove(found)
+            self.entries[signature.inputs].remove(found)
             found = self._new(leaves, signature, found)
         return self._ready(found, leaves)
 
     @property
     def programs(self) -> tuple[Executable, ...]:
         """The programs made so far, in their order."""
-        made = [each for same in self.made.values() for each in same]
+        made = [each for same in self.entries.values() for each in same]
         return tuple(each.executable for each in sorted(made, key=lambda each: each.number))
 
     def prepare(
@@ -233,10 +233,10 @@ class Runner:
         `_known`."""
         # The order of keywords means nothing, and must not make another program.
         kwargs = dict(sorted(kwargs.items()))
-        leaves, spec = take_inputs(self.model, self.handed_out, self.world, args, kwargs)
+        leaves, spec = take_inputs(self.model, self.results_in_order, self.world, args, kwargs)
         signature = self._signature(leaves, spec)
         found = self._known(signature, exact=exact)
-        own_rows = handed_rows(leaves) if self._has_rows else None
+        own_rows = given_rows(leaves) if self._has_rows else None
         counts = self._meet(found, leaves, signature, own_rows)
         if counts:
             leaves = put_together(leaves, self.world, counts)
@@ -247,20 +247,20 @@ class Runner:
 
     def _meet(
         self,
-        found: ProgramEntry | None,
+        entry: ProgramEntry | None,
         leaves: list[Any],
         signature: Signature,
         own_rows: Sequence[Tensor] | None = None,
     ) -> list[list[int]]:
-        if self.world.meeting is None:
+        if self.world.pre_step_check is None:
             return []
-        number = NEW if found is None else found.number
+        number = NEW if entry is None else entry.number
         facts = partial(self._facts, signature)
         batch, alike = same_everywhere(leaves), not (self.terms or self._has_rows)
-        return self.world.meeting.meet(number, batch, facts, own_rows, draws_alike=alike)
+        return self.world.pre_step_check.meet(number, batch, facts, own_rows, draws_alike=alike)
 
     def _facts(self, signature: Signature) -> dict[str, str]:
-        suited = [each for each in self.made[signature.inputs] if each.signature == signature]
+        suited = [each for each in self.entries[signature.inputs] if each.signature == signature]
         changed = suited[0].guard.changed()[:3] if suited else []
         changes = {"changes since the call before": ", ".join(changed) or "none"}
         return signature.facts() | modes(self.model) | changes
@@ -274,7 +274,7 @@ class Runner:
     def _known(self, signature: Signature, *, exact: bool = False) -> ProgramEntry | None:
         """The program for a call, if the model is as it was when that was made. If not `exact`,
         parameters may have been frozen since, which leaves results right."""
-        same = self.made.setdefault(signature.inputs, [])
+        same = self.entries.setdefault(signature.inputs, [])
         suited = [each for each in same if each.signature == signature]
         found = next((each for each in suited if not exact and each.guard.holds()), None)
         if found is None:
@@ -293,7 +293,9 @@ class Runner:
         self, leaves: list[Any], signature: Signature, instead: ProgramEntry | None = None
     ) -> ProgramEntry:
         """The program for a call, made, in the place of one that is dropped if that is given."""
-        stand_ins = [self._stand_in(leaf) if isinstance(leaf, Piece) else leaf for leaf in leaves]
+        stand_ins = [
+            self._stand_in(leaf) if isinstance(leaf, InputShard) else leaf for leaf in leaves
+        ]
         args, kwargs = unflatten(stand_ins, signature.spec)
         self.runs_plain = True
         try:
@@ -306,16 +308,18 @@ class Runner:
         self.groups = executable.groups
         number = next(_NUMBERS) if instead is None else instead.number
         made = ProgramEntry.of(number, signature, self.model, executable)
-        self.made[signature.inputs].insert(0, made)
+        self.entries[signature.inputs].insert(0, made)
         return made
 
-    def _stand_in(self, piece: Piece) -> Tensor:
-        return piece.whole() if self.with_values else piece.stand_in()
+    def _stand_in(self, shard: InputShard) -> Tensor:
+        return shard.whole() if self.with_values else shard.stand_in()
 
     def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
         return Signature(
             inputs=tuple(map(describe_argument, leaves)),
-            handed=tuple(leaf.handed if isinstance(leaf, Piece) else None for leaf in leaves),
+            input_shardings=tuple(
+                leaf.input_sharding if isinstance(leaf, InputShard) else None for leaf in leaves
+            ),
             objects=tuple(objects_among(leaves)),
             spec=spec,
             autocast=tuple(

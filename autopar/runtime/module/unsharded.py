@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import AutoparError
-from autopar.runtime.dtensor_private import cut_piece
+from autopar.runtime.dtensor_private import cut_shard
 from autopar.runtime.process.agreement import make_agreement
 from autopar.runtime.process.digests import digest_values
 from autopar.runtime.process.inputs import Inputs
@@ -138,10 +138,10 @@ def generate_tokens(
     parameters, which it has inside `entire`. Of global inputs, which ranks are held to, all make
     the same tokens, with the random numbers of rank 0's default generator. A collective call."""
     args, kwargs = _on_device(world, (args, kwargs))
-    if inputs == "global" and world.meeting is not None:
+    if inputs == "global" and world.pre_step_check is not None:
         values = digest_values(flatten((args, kwargs))[0])
         make_agreement(world).agree("what to generate from", {"inputs of generate": values})
-        world.meeting.draw_alike()
+        world.pre_step_check.draw_alike()
     with entire:
         return own(*args, **kwargs)
 
@@ -222,7 +222,7 @@ def _take(
         value = value.detach().contiguous()
         broadcast(value, source)
         if isinstance(tensor, DTensor):
-            value = cut_piece(value, tensor.device_mesh, tensor.placements)
+            value = cut_shard(value, tensor.device_mesh, tensor.placements)
         stored.copy_(value)
 
 

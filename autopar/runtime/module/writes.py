@@ -15,9 +15,9 @@ from autopar.runtime.dtensor_private import (
     Handler,
     TorchCall,
     become,
-    cut_piece,
+    cut_shard,
     dtensor_of,
-    piece_of,
+    shard_of,
 )
 from autopar.runtime.op_schemas import (
     as_view,
@@ -94,7 +94,7 @@ def everywhere(whole: Tensor, mesh: DeviceMesh) -> Tensor:
         return whole  # DTensor has no sparse ones
     whole = whole.resolve_conj().resolve_neg().contiguous()  # as the DTensor says of itself
     placements = [Replicate()] * mesh.ndim
-    return dtensor_of(cut_piece(whole, mesh, placements), whole, mesh, placements)
+    return dtensor_of(cut_shard(whole, mesh, placements), whole, mesh, placements)
 
 
 def equal_everywhere(x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -231,18 +231,18 @@ def drawn_whole(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[
     def blank(x: DTensor) -> Tensor:
         if op.name().partition(".")[0] not in _FILLS:
             return whole_of(x).clone()
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=piece_of(x).device)
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=shard_of(x).device)
 
     def kept(whole: Tensor) -> Tensor:
         same = whole.shape == like.shape
         placements = like.placements if same else [Replicate()] * mesh.ndim
-        piece = cut_piece(values_of_rank_0(whole, mesh), mesh, placements).clone()
+        piece = cut_shard(values_of_rank_0(whole, mesh), mesh, placements).clone()
         return dtensor_of(piece, whole, mesh, placements)
 
     wholes, made = _on_wholes(op, args, kwargs, blank, mesh)
     for x, whole in wholes:
-        piece_of(x).copy_(
-            cut_piece(values_of_rank_0(whole, x.device_mesh), x.device_mesh, x.placements)
+        shard_of(x).copy_(
+            cut_shard(values_of_rank_0(whole, x.device_mesh), x.device_mesh, x.placements)
         )
     back = {id(whole): x for x, whole in wholes}
     return map_tensors(lambda x: back[id(x)] if id(x) in back else kept(x), made)
@@ -257,7 +257,7 @@ def computed_into(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mappin
     for x, whole in wholes:
         if whole.shape != x.shape:
             raise AutoparError(RESIZED.format(now=tuple(whole.shape), was=tuple(x.shape)))
-        piece_of(x).copy_(cut_piece(whole, x.device_mesh, x.placements))
+        shard_of(x).copy_(cut_shard(whole, x.device_mesh, x.placements))
     back = {id(whole): x for x, whole in wholes}
     return map_tensors(lambda x: back.get(id(x), x), made)
 

@@ -79,8 +79,8 @@ def _name(op: Any) -> str:
     return str(op).partition(".")[2].removesuffix(".default")
 
 
-def _several(made: Any) -> tuple[Any, ...]:
-    return tuple(made) if isinstance(made, tuple | list) else (made,)
+def _several(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:

@@ -34,7 +34,7 @@ class _Post:
     """How rows go to the ranks of their experts: `sent[r]` of this rank's rows go to rank r,
     `received[r]` come from it; row i of those sorted by expert is row `order[i]` of what comes."""
 
-    way: Routing
+    routing: Routing
     sent: Sequence[int]
     received: Sequence[int]
     order: Tensor
@@ -52,24 +52,24 @@ class _Post:
         return (yield RaggedMessage(placed, self.received, self.sent))
 
 
-def _post(chosen: Tensor, here: int, ways: int) -> Generator[RaggedMessage, Tensor, _Post]:
-    """Of `ways` ranks with `here` experts each."""
-    way = route(chosen, here * ways, may_skip=False)
+def _post(chosen: Tensor, here: int, num_ranks: int) -> Generator[RaggedMessage, Tensor, _Post]:
+    """Of `num_ranks` ranks with `here` experts each."""
+    way = route(chosen, here * num_ranks, may_skip=False)
     counts = torch.diff(way.ends, prepend=way.ends.new_zeros(1))
-    theirs = yield RaggedMessage(counts, [here] * ways, [here] * ways)
-    sent, received = torch.stack((counts, theirs)).view(2, ways, here).sum(-1).tolist()
-    expert = torch.arange(here, device=chosen.device).repeat(ways)
+    theirs = yield RaggedMessage(counts, [here] * num_ranks, [here] * num_ranks)
+    sent, received = torch.stack((counts, theirs)).view(2, num_ranks, here).sum(-1).tolist()
+    expert = torch.arange(here, device=chosen.device).repeat(num_ranks)
     of_row = expert.repeat_interleave(theirs, output_size=sum(received))
-    ends = theirs.view(ways, here).sum(0).cumsum(0).to(torch.int32)
+    ends = theirs.view(num_ranks, here).sum(0).cumsum(0).to(torch.int32)
     return _Post(way, sent, received, torch.sort(of_row, stable=True)[1], ends)
 
 
 def _forward(
     x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None,
-    gate: str, ways: int,
+    gate: str, num_ranks: int,
 ) -> RaggedSteps:  # fmt: skip
-    post = yield from _post(chosen, up.shape[0], ways)
-    slots = post.way.slots
+    post = yield from _post(chosen, up.shape[0], num_ranks)
+    slots = post.routing.slots
     rows = yield from post.there(gather_rows(x, slots, chosen.shape[1]))
     out = Feed(up, down, up_bias, Gate.parse(gate)).forward(rows, post.ends)
     back = yield from post.back(out)
@@ -78,10 +78,10 @@ def _forward(
 
 def _backward(
     grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
-    up_bias: Tensor | None, gate: str, ways: int,
+    up_bias: Tensor | None, gate: str, num_ranks: int,
 ) -> RaggedSteps:  # fmt: skip
-    post = yield from _post(chosen, up.shape[0], ways)
-    slots, choices = post.way.slots, chosen.shape[1]
+    post = yield from _post(chosen, up.shape[0], num_ranks)
+    slots, choices = post.routing.slots, chosen.shape[1]
     given = (
         gather_rows(grad, slots, choices),
         gather_rows(x, slots, choices),

@@ -5,8 +5,8 @@ went another way ends in an error on every rank instead of in a hang. Each rank 
 counts itself in; the last to arrive reads them all and writes one verdict; everybody waits for that
 one key. A rank that fails says so, and the others stop with its words.
 
-A wait ends when the process group's timeout is up in which no rank was at work (`roll`), or when a
-rank that is waited for has ended. One of those that wait looks for that, and tells all.
+A wait ends when the process group's timeout is up in which no rank was at work (`registry`), or
+when a rank that is waited for has ended. One of those that wait looks for that, and tells all.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError, RankError
 from autopar.ir.grouping import grouped
 from autopar.runtime.process.hosts import ranks_text
-from autopar.runtime.process.roll import Roll, RollPlace, guilty
-from autopar.runtime.process.spots import of_stack, script_line
+from autopar.runtime.process.rank_registry import RankLocation, RankRegistry, guilty
+from autopar.runtime.process.stack_lines import of_stack, script_line
 from autopar.runtime.process.waits import BoundedStore
 
 if TYPE_CHECKING:
@@ -48,12 +48,13 @@ _SERIAL = itertools.count()
 
 
 class Agreement:
-    """One rank's end of the agreement of all ranks of `roll` about one thing. `name` tells it from
-    others over the same Store, and must be equal on all ranks; the Store's timeout is its own."""
+    """One rank's end of the agreement of all ranks of `registry` about one thing. `name` tells it
+    from others over the same Store, and must be equal on all ranks; the Store's timeout is its
+    own."""
 
-    def __init__(self, store: BoundedStore, roll: Roll, *, name: str) -> None:
-        self._store, self._roll = store, roll
-        self._rank, self._size = roll.rank, roll.size
+    def __init__(self, store: BoundedStore, registry: RankRegistry, *, name: str) -> None:
+        self._store, self._registry = store, registry
+        self._rank, self._size = registry.rank, registry.size
         self._prefix = f"autopar/{name}"
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
@@ -63,7 +64,7 @@ class Agreement:
         that have ended, or did not come in time. If a rank came with `fail`, every rank raises its
         error.
         """
-        with self._told(f"the others to agree on {topic}"):
+        with self._explaining(f"the others to agree on {topic}"):
             verdict = self._post(topic, facts)
         _raise_verdict(verdict)
 
@@ -91,15 +92,15 @@ class Agreement:
         return f"{self._prefix}/{topic}/{leaf}"
 
     @contextmanager
-    def _told(self, awaited: str) -> Generator[None]:
+    def _explaining(self, awaited: str) -> Generator[None]:
         """If the Store is silent or gone, the error says what this rank waited for."""
-        with self._roll.during(self._roll.phase, waits_in=f"a wait for {awaited}"):
+        with self._registry.during(self._registry.phase, waits_in=f"a wait for {awaited}"):
             try:
                 yield
             except RuntimeError as error:
                 raise RankError(
                     f"rank {self._rank} waited for {awaited}{at_line()}, and "
-                    f"{guilty(self._roll.call())}"
+                    f"{guilty(self._registry.call())}"
                 ) from error
 
     def _post(self, topic: str, facts: Mapping[str, str]) -> str:
@@ -159,13 +160,13 @@ class Agreement:
             left_s = max(until - time.monotonic(), 0.0)
             if self._store.is_set(key, min(LOOK_S, left_s + 0.001), left_s + _GRACE_S):
                 return self._store.get(key, _GRACE_S).decode()
-            before, work = work, self._roll.work_done(left_s + _GRACE_S)
+            before, work = work, self._registry.work_done(left_s + _GRACE_S)
             if work != before:
                 until = time.monotonic() + timeout_s
             is_late = time.monotonic() >= until
             if not self._is_to_look(topic, key, is_late=is_late):
                 continue
-            places = self._roll.call()
+            places = self._registry.call()
             missing = [place for place in places if lacks(place.rank)]
             if is_late or any(place.ended for place in missing):
                 limit_s = timeout_s if is_late else None
@@ -194,7 +195,7 @@ class Agreement:
     def _send(self, topic: str, make: Callable[[], bytes]) -> bytes:
         head = self._key(topic, "head")
         try:
-            with self._roll.working():
+            with self._registry.working():
                 data = make()
         except BaseException as error:
             with suppress(RuntimeError):
@@ -202,7 +203,7 @@ class Agreement:
                 self._linger(topic)
             raise
         num_chunks = -(-len(data) // CHUNK_BYTES)
-        with self._told(f"the Store to take the {topic}"):
+        with self._explaining(f"the Store to take the {topic}"):
             for i in range(num_chunks):
                 chunk = data[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
                 self._store.set(self._key(topic, f"chunk/{i}"), chunk.hex())
@@ -210,7 +211,7 @@ class Agreement:
         return data
 
     def _receive(self, topic: str) -> bytes:
-        with self._told(f"rank 0 to send the {topic}"):
+        with self._explaining(f"rank 0 to send the {topic}"):
             head = json.loads(
                 self._awaited(
                     topic,
@@ -259,7 +260,7 @@ def at_line() -> str:
     return f", at {line}" if line else ""
 
 
-def _lost_text(missing: Sequence[RollPlace], to_do: str, timeout_s: float | None) -> str:
+def _lost_text(missing: Sequence[RankLocation], to_do: str, timeout_s: float | None) -> str:
     """Who does not come `to_do` something, and where they are; `timeout_s` if that is up."""
     who, told = ranks_text([place.rank for place in missing if place.rank >= 0]), guilty(missing)
     line = script_line(iter(of_stack(sys._getframe())))
@@ -320,7 +321,9 @@ def _show(fact: str | None) -> str:
 
 def make_agreement(world: World, name: str = "") -> Agreement:
     """A new agreement of all ranks, which make as many; a world of one agrees with itself."""
-    if world.store is None or world.meeting is None:
+    if world.store is None or world.pre_step_check is None:
         return SoleAgreement()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Agreement(world.store, world.meeting.roll, name=f"{attempt}/{name}{next(_SERIAL)}")
+    return Agreement(
+        world.store, world.pre_step_check.registry, name=f"{attempt}/{name}{next(_SERIAL)}"
+    )

@@ -33,12 +33,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from autopar.errors import AutoparError
-from autopar.runtime.dtensor_private import piece_of
-from autopar.runtime.process.meeting import ALL, ALONE, Meeting
-from autopar.runtime.process.origins import Leaf, Origin, made_again, source_of
+from autopar.runtime.dtensor_private import shard_of
+from autopar.runtime.process.origins import Leaf, Origin, recomputed, source_of
 from autopar.runtime.process.part_tensors import is_of_some_ranks
+from autopar.runtime.process.pre_step_check import ALL, ALONE, PreStepCheck
 from autopar.runtime.process.reading import Reader, start_reading
-from autopar.runtime.process.spots import is_of_script
+from autopar.runtime.process.stack_lines import is_of_script
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import in_backward
 
@@ -65,7 +65,7 @@ _BACKWARD = (
 class _Here:
     """What this process knows of reading, beside others and alone."""
 
-    meeting: Meeting
+    pre_step_check: PreStepCheck
     reader: Reader
     thread: int
     """That which calls models. Others, such as a logger's, read alone."""
@@ -91,11 +91,11 @@ _inside = _Inside()
 def know_ranks(world: World, model: nn.Module) -> None:
     """From now on ranks of `world` may read of `model` alone. A collective call."""
     reader = start_reading(world)
-    assert world.meeting is not None
-    if not _here or _here[-1].meeting is not world.meeting:
-        _here[:] = [_Here(world.meeting, reader, threading.get_ident())]
+    assert world.pre_step_check is not None
+    if not _here or _here[-1].pre_step_check is not world.pre_step_check:
+        _here[:] = [_Here(world.pre_step_check, reader, threading.get_ident())]
     know_model(model)
-    reader.kept.clear()
+    reader.retained.clear()
 
 
 def know_model(model: nn.Module) -> None:
@@ -111,9 +111,9 @@ def step_together(optimizer: Optimizer) -> None:
     reader = _here[-1].reader
     if all(known() is not optimizer for known in reader.optimizers):
         reader.optimizers.append(ref(optimizer))
-    reader.kept[id(optimizer)] = optimizer
+    reader.retained[id(optimizer)] = optimizer
     if dist.is_initialized() and not in_backward():
-        _here[-1].meeting.step()
+        _here[-1].pre_step_check.step()
 
 
 def know_output(output: Any) -> None:
@@ -127,7 +127,7 @@ def keep_readable(model: nn.Module, outputs: Iterable[Any]) -> None:
     have ended a function, and let go of them here. Models are kept until another is compiled."""
     if _here:
         _here[-1].thread = threading.get_ident()
-        kept = _here[-1].reader.kept
+        kept = _here[-1].reader.retained
         given = () if torch.is_grad_enabled() else outputs
         kept[id(model)] = model, [x for x in given if is_in_shards(x)]
 
@@ -152,7 +152,7 @@ def jointly(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[b
 def compare_beside(where: str, given: Iterable[Any]) -> None:
     """Ranks that are handed the same batch are to have the same in what is plain of this."""
     if _here:
-        _here[-1].meeting.beside.add(where, given)
+        _here[-1].pre_step_check.beside.add(where, given)
 
 
 def _is_differentiated(given: Sequence[Any]) -> bool:
@@ -162,7 +162,7 @@ def _is_differentiated(given: Sequence[Any]) -> bool:
 
 def whole_alone(x: Tensor) -> Tensor:
     """All of a tensor, plain, without the others' taking part; a plain one is itself."""
-    return x if type(x) is Tensor else made_again(source_of(x), _whole)
+    return x if type(x) is Tensor else recomputed(source_of(x), _whole)
 
 
 def is_in_shards(x: Any) -> bool:
@@ -175,17 +175,17 @@ def is_in_shards(x: Any) -> bool:
 def _whole(x: Tensor | None) -> Tensor:
     assert x is not None
     if not is_in_shards(x):
-        return piece_of(x) if isinstance(x, DTensor) else getattr(x, "piece", x)
+        return shard_of(x) if isinstance(x, DTensor) else getattr(x, "shard", x)
     reader = _here[-1].reader
     found = reader.whole(reader.name_of(x), x)
-    return found.to(piece_of(x).device if isinstance(x, DTensor) else x.device)
+    return found.to(shard_of(x).device if isinstance(x, DTensor) else x.device)
 
 
 def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
     """Whether all ranks are here."""
     site, spot = _place_of(op)
     if site in here.trusted:
-        here.meeting.read_unasked(here.trusted[site])
+        here.pre_step_check.read_unasked(here.trusted[site])
         return True
     sources = [source_of(x) for x in given if is_in_shards(x)]
     texts = [_text(source, here.reader) for source in sources]
@@ -197,7 +197,9 @@ def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
         return False
     line = f"{Path(spot[0].co_filename).name}:{spot[1]}" if spot else ""
     found = (
-        here.meeting.reads(_digest(op, texts, line), can_alone=can_alone) if not is_apart else ALONE
+        here.pre_step_check.reads(_digest(op, texts, line), can_alone=can_alone)
+        if not is_apart
+        else ALONE
     )
     if found == ALL:
         here.joint[site] += 1
@@ -207,7 +209,7 @@ def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
     if not can_alone:
         text = _BACKWARD if in_backward() else _UNKNOWN if reads else _CHANGES
         told = f", at {line} in {spot[0].co_name}" if spot else ""
-        raise AutoparError(text.format(op=op, rank=here.meeting.rank, line=told))
+        raise AutoparError(text.format(op=op, rank=here.pre_step_check.rank, line=told))
     if found == ALONE:
         here.alone.add(site)
     return False

@@ -54,7 +54,7 @@ class Beside:
 
     def __init__(self) -> None:
         self._met: list[_Met] = []
-        self._told: list[_Met] = []
+        self._compared: list[_Met] = []
         self._late: Late | None = None
         self._nothing = torch.zeros(2, dtype=torch.float64, device="cpu")
         self._waits: tuple[list[_Met], tuple[float, float]] = [], (0.0, 0.0)
@@ -79,7 +79,7 @@ class Beside:
         would be to wait there for what the step computes."""
         is_late = self._late is not None or any(isinstance(m.sums, Tensor) for m in self._met)
         if (not self._met and self._late is None) or (is_late and not at_call):
-            self._told = []
+            self._compared = []
             return 0.0, 0.0
         met, self._met = self._met, []
         there = [each.sums for each in met if isinstance(each.sums, Tensor)]
@@ -88,18 +88,18 @@ class Beside:
         if there and self._late is None:
             self._late, self._nothing = Late(), torch.zeros_like(there[0])
         if self._late is None:
-            self._told = met
+            self._compared = met
             return sums
         before = self._late(torch.stack([self._nothing, *there]).sum(0))
-        (self._told, waited), self._waits = self._waits, (met, sums)
+        (self._compared, waited), self._waits = self._waits, (met, sums)
         floats, digests = (0.0, 0.0) if before is None else before.tolist()
         return waited[0] + floats, waited[1] + digests
 
-    def told(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """What was taken, in words."""
         found: dict[str, str] = {}
         times: Counter[str] = Counter()
-        for where, kind, sums in self._told:
+        for where, kind, sums in self._compared:
             what = "a number" if kind is None else f"{str(kind[0])[6:]}{list(kind[1])}"
             name = f"{where} ({what})"
             times[name] += 1

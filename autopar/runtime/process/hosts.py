@@ -89,15 +89,15 @@ def ranks_per_node(hosts: Sequence[RankHost]) -> int:
     size = next(iter(said))
     if len(said) > 1 and None not in said:
         raise ClusterError(
-            f"nodes have unequal numbers of ranks: LOCAL_WORLD_SIZE is {_told_sizes(hosts)} "
-            f"({_told_hosts(hosts)}): {_EQUAL}"
+            f"nodes have unequal numbers of ranks: LOCAL_WORLD_SIZE is {_local_sizes(hosts)} "
+            f"({_hosts_text(hosts)}): {_EQUAL}"
         )
     if len(said) > 1 or size is None:
         return _by_hosts(hosts)
     if size < 1 or len(hosts) % size:
         raise ClusterError(
             f"LOCAL_WORLD_SIZE is {size}, and {len(hosts)} ranks are no multiple of that "
-            f"({_told_hosts(hosts)}): set it to the number of ranks on each node, or do not set it"
+            f"({_hosts_text(hosts)}): set it to the number of ranks on each node, or do not set it"
         )
     for first in range(0, len(hosts), size):
         block = hosts[first : first + size]
@@ -105,7 +105,7 @@ def ranks_per_node(hosts: Sequence[RankHost]) -> int:
             _by_hosts(hosts)  # Where that fails as well, it says more.
             raise ClusterError(
                 f"LOCAL_WORLD_SIZE is {size}, which puts {ranks_text([r.rank for r in block])} "
-                f"on one node, and they are on several ({_told_hosts(hosts)}): set it to the "
+                f"on one node, and they are on several ({_hosts_text(hosts)}): set it to the "
                 "number of ranks on each node, or do not set it"
             )
     return size
@@ -121,11 +121,11 @@ def check_blocks(hosts: Sequence[RankHost], size: int, cluster: str) -> None:
             if here & block and not (here <= block or block <= here):
                 raise ClusterError(
                     f"cluster {cluster} has {size} ranks on each node, one after the other, and "
-                    f"{_told_hosts(hosts)}: {_IN_ORDER}"
+                    f"{_hosts_text(hosts)}: {_IN_ORDER}"
                 )
 
 
-def told_local_size(environment: Mapping[str, str], world_size: int) -> int | None:
+def local_size_from(environment: Mapping[str, str], world_size: int) -> int | None:
     """How many ranks are on each node, as the launcher says; None if it says nothing, or speaks of
     another number of ranks. ClusterError if it says that nodes have unequal numbers."""
     said = _number(environment, "LOCAL_WORLD_SIZE")
@@ -171,10 +171,10 @@ _IN_ORDER = (
 def _by_hosts(hosts: Sequence[RankHost]) -> int:
     ranks = list(_by_host(hosts).values())
     if len({len(each) for each in ranks}) > 1:
-        raise ClusterError(f"hosts have unequal numbers of ranks ({_told_hosts(hosts)}): {_EQUAL}")
+        raise ClusterError(f"hosts have unequal numbers of ranks ({_hosts_text(hosts)}): {_EQUAL}")
     if any(each != list(range(each[0], each[0] + len(each))) for each in ranks):
         raise ClusterError(
-            f"the ranks of a host do not follow each other ({_told_hosts(hosts)}), and a mesh "
+            f"the ranks of a host do not follow each other ({_hosts_text(hosts)}), and a mesh "
             f"takes ranks in order: {_IN_ORDER}"
         )
     return len(ranks[0])
@@ -184,7 +184,7 @@ def _by_host(hosts: Sequence[RankHost]) -> dict[str, list[int]]:
     return grouped((each.host, each.rank) for each in hosts)
 
 
-def _told_hosts(hosts: Sequence[RankHost]) -> str:
+def _hosts_text(hosts: Sequence[RankHost]) -> str:
     """`a has 3 ranks (0, 1, 2), b has 1 rank (3)`."""
     found = [
         f"{hosts[ranks[0]].name} has {len(ranks)} rank{'s' if len(ranks) > 1 else ''} "
@@ -195,7 +195,7 @@ def _told_hosts(hosts: Sequence[RankHost]) -> str:
     return ", ".join(found[:_SHOWN_HOSTS]) + (f", and {more} more hosts" if more > 0 else "")
 
 
-def _told_sizes(hosts: Sequence[RankHost]) -> str:
+def _local_sizes(hosts: Sequence[RankHost]) -> str:
     runs = [(size, [each.rank for each in run]) for size, run in
             groupby(hosts, key=lambda each: each.local_size)]  # fmt: skip
     return ", ".join(f"{size} on {ranks_text(ranks)}" for size, ranks in runs[:_SHOWN_HOSTS])

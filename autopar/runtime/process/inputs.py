@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from autopar.errors import AutoparError
-from autopar.ir.sharding import Handed, P, R, S, Sharding
+from autopar.ir.sharding import InputSharding, P, R, S, Sharding
 from autopar.runtime.dtensor_private import when_arrived
 from autopar.runtime.process.layouts import check_arguments
 from autopar.runtime.process.rows import gather_own_rows
@@ -27,7 +27,7 @@ Inputs = str | Mapping[str, str]
 _KINDS = ("global", "local")
 
 
-class InPieces(Protocol):
+class Sharded(Protocol):
     """A tensor of its own shape that ranks hold pieces of: a DTensor, or what a model returned."""
 
     @property
@@ -38,14 +38,14 @@ class InPieces(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class InputShard:
     """A tensor of which this rank holds `local`. Where that is not all of it, `source` is the
-    whole as a DTensor or an output, and `handed` says which piece, if that can be said. Where each
-    rank was handed rows of its own, `counts` says how many each."""
+    whole as a DTensor or an output, and `input_sharding` says which piece, if that can be said.
+    Where each rank was handed rows of its own, `counts` says how many each."""
 
     local: Tensor
-    source: InPieces | None = None
-    handed: Handed | None = None
+    source: Sharded | None = None
+    input_sharding: InputSharding | None = None
     counts: tuple[int, ...] | None = None
 
     @property
@@ -69,7 +69,7 @@ class Piece:
         dtype = str(self.local.dtype).removeprefix("torch.")
         # One that is to have a gradient is refused as it is traced.
         graded = "with gradient" if self.local.requires_grad and torch.is_grad_enabled() else ""
-        return " ".join(f"{dtype}{list(self.shape)} {self.handed or ''} {graded}".split())
+        return " ".join(f"{dtype}{list(self.shape)} {self.input_sharding or ''} {graded}".split())
 
 
 def check_inputs(inputs: Inputs, model: nn.Module) -> None:
@@ -94,8 +94,8 @@ def check_inputs(inputs: Inputs, model: nn.Module) -> None:
 def take_inputs(
     model: nn.Module, inputs: Inputs, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Any], TreeSpec]:
-    """The leaves of (args, kwargs), tensors as `Piece`s on the device of `world`, and the spec of
-    those."""
+    """The leaves of (args, kwargs), tensors as `InputShard`s on the device of `world`, and the spec
+    of those."""
     leaves, spec = flatten((args, kwargs))
     check_arguments(model, leaves, args, kwargs, with_values=True)
     if isinstance(inputs, str):
@@ -119,47 +119,49 @@ def _which_are_local(
         yield from repeat(kind == "local", len(flatten(value)[0]))
 
 
-def handed_rows(leaves: Sequence[Any]) -> list[Tensor]:
+def given_rows(leaves: Sequence[Any]) -> list[Tensor]:
     """The tensors of a call of which this rank was handed rows of its own."""
-    return [leaf.local for leaf in leaves if isinstance(leaf, Piece) and leaf.counts is not None]
+    return [
+        leaf.local for leaf in leaves if isinstance(leaf, InputShard) and leaf.counts is not None
+    ]
 
 
 def put_together(leaves: Sequence[Any], world: World, counts: Sequence[Sequence[int]]) -> list[Any]:
-    """The leaves of a call with the tensors of `handed_rows` as pieces of what all ranks were given
+    """The leaves of a call with the tensors of `given_rows` as pieces of what all ranks were given
     of each: `counts` of rows, per rank. A collective call."""
     given = iter(counts)
 
     def together(leaf: Any) -> Any:
-        if not isinstance(leaf, Piece) or leaf.counts is None:
+        if not isinstance(leaf, InputShard) or leaf.counts is None:
             return leaf
         found = tuple(next(given))
         if len(set(found)) == 1:
             return leaf
         whole = gather_own_rows(leaf.local, found)
         if whole.shape[0] % world.size:
-            return Piece(whole, None, leaf.handed, found)
+            return InputShard(whole, None, leaf.input_sharding, found)
         return _rows(whole.chunk(world.size)[world.rank].clone(), world, found)
 
     return [together(leaf) for leaf in leaves]
 
 
-def _rows(local: Tensor, world: World, counts: tuple[int, ...]) -> Piece:
+def _rows(local: Tensor, world: World, counts: tuple[int, ...]) -> InputShard:
     """As many rows as every rank has, `counts` of which it was handed."""
     assert world.device_mesh is not None
     source = DTensor.from_local(local, world.device_mesh, [Shard(0)], run_check=False)
-    return Piece(local, source, Handed(Sharding((S(0),)), (world.size,)), counts)
+    return InputShard(local, source, InputSharding(Sharding((S(0),)), (world.size,)), counts)
 
 
 def same_everywhere(leaves: Sequence[Any]) -> list[Tensor]:
     """The tensors of a call that every rank is handed all of."""
-    return [leaf.local for leaf in leaves if isinstance(leaf, Piece) and leaf.source is None]
+    return [leaf.local for leaf in leaves if isinstance(leaf, InputShard) and leaf.source is None]
 
 
-def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
+def _take(leaf: Tensor, is_local: bool, world: World) -> InputShard:
     if isinstance(leaf, DTensor):
         return _of_dtensor(leaf, world)
     if hasattr(leaf, "full_tensor"):
-        return Piece(leaf, cast("InPieces", leaf))
+        return InputShard(leaf, cast("Sharded", leaf))
     leaf = when_arrived(leaf)
     if leaf.is_conj() or leaf.is_neg():
         # A flag of a view, and not there in its bytes.
@@ -168,17 +170,17 @@ def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
     is_awaited = world.device.type == "cpu" or leaf.is_pinned()
     local = leaf.to(world.device, non_blocking=not is_awaited)
     if world.device_mesh is None or not is_local or local.dim() == 0:
-        return Piece(local)
+        return InputShard(local)
     return _rows(local, world, (local.shape[0],) * world.size)
 
 
-def _of_dtensor(leaf: DTensor, world: World) -> Piece:
+def _of_dtensor(leaf: DTensor, world: World) -> InputShard:
     if world.size == 1 or all(p.is_replicate() for p in leaf.placements):
-        return Piece(leaf.to_local())
-    return Piece(leaf.to_local(), leaf, _handed(leaf, world))
+        return InputShard(leaf.to_local())
+    return InputShard(leaf.to_local(), leaf, _input_sharding(leaf, world))
 
 
-def _handed(leaf: DTensor, world: World) -> Handed | None:
+def _input_sharding(leaf: DTensor, world: World) -> InputSharding | None:
     """How a DTensor lies on the ranks, if they are counted as its mesh does."""
     mesh: DeviceMesh = leaf.device_mesh
     if mesh.mesh.flatten().tolist() != list(range(world.size)):
@@ -187,7 +189,7 @@ def _handed(leaf: DTensor, world: World) -> Handed | None:
         S(p.dim) if type(p) is Shard else R if p.is_replicate() else P for p in leaf.placements
     )
     sharding = Sharding(placements)
-    return None if sharding.has_partial else Handed(sharding, tuple(mesh.mesh.shape))
+    return None if sharding.has_partial else InputSharding(sharding, tuple(mesh.mesh.shape))
 
 
 def _names(model: nn.Module) -> list[str]:

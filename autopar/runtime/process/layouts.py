@@ -43,7 +43,7 @@ def check_arguments(
         if not isinstance(x, Tensor):
             return True
         has_values = not (with_values and x.is_meta)
-        is_known = type(x) is Tensor or not has_own_ops(x) or is_in_pieces(x)
+        is_known = type(x) is Tensor or not has_own_ops(x) or is_sharded_tensor(x)
         return has_values and is_known and is_plain(x)
 
     if all(map(is_taken, leaves)):
@@ -54,7 +54,7 @@ def check_arguments(
             raise AutoparError(f"argument {name} is {_what(leaf).format(do='pass', it=name)}")
 
 
-def is_in_pieces(tensor: Tensor) -> bool:
+def is_sharded_tensor(tensor: Tensor) -> bool:
     """Whether ranks hold pieces of it, or it is on its way from them: a program takes those."""
     return hasattr(tensor, "full_tensor") or is_under_way(tensor)
 
@@ -63,7 +63,7 @@ def check_states(model: nn.Module) -> None:
     """AutoparError, which names it, if a parameter, a buffer or a tensor that is an attribute of a
     module is none that programs take."""
     for name, kind, tensor in _states(model):
-        is_known = is_in_pieces(tensor) or not has_own_ops(tensor)
+        is_known = is_sharded_tensor(tensor) or not has_own_ops(tensor)
         if not is_plain(tensor) or not is_known:
             what = _what(tensor, "keep its coalesced rows, columns and values as buffers")
             raise AutoparError(f"{kind} {name} is {what.format(do='keep', it=name)}")

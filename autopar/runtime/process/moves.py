@@ -50,16 +50,16 @@ class Moves:
             self._done = torch.cuda.Event()
             self._done.record()
 
-    def copy(self, piece: Tensor) -> Tensor:
-        """`piece` as it is since the last move, on the CPU: on a stream of its own, since the
+    def copy(self, shard: Tensor) -> Tensor:
+        """`shard` as it is since the last move, on the CPU: on a stream of its own, since the
         default one may wait for the very rank that reads."""
-        if not piece.is_cuda:
-            return piece.contiguous().clone()
-        stream = torch.cuda.Stream(piece.device)
+        if not shard.is_cuda:
+            return shard.contiguous().clone()
+        stream = torch.cuda.Stream(shard.device)
         if self._done is not None:
             stream.wait_event(self._done)
         with torch.cuda.stream(stream):
-            return piece.contiguous().cpu()
+            return shard.contiguous().cpu()
 
 
 moves = Moves()

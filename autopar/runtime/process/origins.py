@@ -56,7 +56,7 @@ _NOBODY = Leaf(lambda: None, (0, 0))  # pyright: ignore[reportArgumentType]
 
 
 def note(
-    made: Any,
+    result: Any,
     op: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -64,10 +64,10 @@ def note(
     view: bool,
     is_here: bool = False,
 ) -> None:
-    """Note that `made`, if it is a tensor, is what `op` makes. In a backward nobody reads alone.
-    What `is_here`, all of it, need not be made again: it does not refer to what it was made of,
+    """Note that `result`, if it is a tensor, is what `op` makes. In a backward nobody reads alone.
+    What `is_here`, all of it, need not be recomputed: it does not refer to what it was made of,
     which may be a parameter that is yet to be sharded."""
-    if in_backward() or not isinstance(made, Tensor) or "out" in kwargs:
+    if in_backward() or not isinstance(result, Tensor) or "out" in kwargs:
         return
     depth = 1
     sources: list[Any] = []
@@ -83,7 +83,7 @@ def note(
     named = dict(zip(kwargs, sources[len(args) :], strict=True))
     origin = Origin(op, tuple(sources[: len(args)]), named, view, depth)
     # A view counts what is written to what it is a view of, from when autograd has seen it.
-    vars(made)[_ORIGIN] = _Noted(origin, _version(args[0] if view else made))
+    vars(result)[_ORIGIN] = _Noted(origin, _version(args[0] if view else result))
 
 
 def source_of(x: Tensor) -> Leaf | Origin:
@@ -117,14 +117,14 @@ def is_fresh(x: Tensor) -> bool:
     return isinstance(source, Origin)
 
 
-def made_again(source: Leaf | Origin, whole: Callable[[Tensor | None], Any]) -> Any:
+def recomputed(source: Leaf | Origin, whole: Callable[[Tensor | None], Any]) -> Any:
     """The tensor, plain and whole, of those that are known, which `whole` gives; None stands for
     one that is gone, or was changed."""
     if isinstance(source, Leaf):
         return whole(source.now())
 
     def entire(x: Any) -> Any:
-        return made_again(x, whole) if isinstance(x, (Leaf, Origin)) else x
+        return recomputed(x, whole) if isinstance(x, (Leaf, Origin)) else x
 
     args = [entire(x) for x in source.args]
     return source.op(*args, **{name: entire(x) for name, x in source.kwargs.items()})

@@ -22,10 +22,10 @@ from autopar.ir.grouping import grouped
 from autopar.runtime.dtensor_private import (
     Handler,
     TorchCall,
-    cut_piece,
+    cut_shard,
     dtensor_of,
     is_of,
-    piece_of,
+    shard_of,
     take_over_ops,
     take_over_whole_tensors,
 )
@@ -145,12 +145,12 @@ def of_rank_0(x: Tensor) -> Tensor:
     return x
 
 
-def piece_of_rank_0(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+def shard_of_rank_0(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
     """What this rank has, as a DTensor, of `whole` as rank 0 has it. A collective call of all."""
     if not is_of_some_ranks(mesh):
         cut = distribute_tensor(bytes_behind(whole.contiguous()), mesh, placements)
         return unpacked(cut.to_local(), whole.dtype)
-    return cut_piece(of_rank_0(whole), mesh, placements).clone()
+    return cut_shard(of_rank_0(whole), mesh, placements).clone()
 
 
 def _replicated(gather: Callable[[], Tensor], tensor: DTensor) -> DTensor:
@@ -164,7 +164,7 @@ class _Everywhere(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: DTensor, gather: Callable[[], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.like = tensor
-        mesh, local = tensor.device_mesh, piece_of(tensor)
+        mesh, local = tensor.device_mesh, shard_of(tensor)
         device = torch.device(mesh.device_type)
         if is_of(mesh):
             whole = gather().to(device).contiguous()
@@ -178,7 +178,7 @@ class _Everywhere(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         mesh, placements = ctx.like.device_mesh, ctx.like.placements
-        return dtensor_of(cut_piece(grad, mesh, placements), ctx.like, mesh, placements), None
+        return dtensor_of(cut_shard(grad, mesh, placements), ctx.like, mesh, placements), None
 
 
 def _total_norm(norm: Callable[..., Tensor], tensors: Sequence[Tensor], norm_type: float) -> Tensor:

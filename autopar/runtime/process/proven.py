@@ -32,7 +32,7 @@ _BY_ELEMENT = frozenset(
 )  # fmt: skip
 """Ops beside those that torch calls pointwise. It does so of losses, which are means as well."""
 
-_PRODUCTS = frozenset(
+_MATMULS = frozenset(
     {
         aten.addmm.default, aten.bmm.default, aten.dot.default, aten.mm.default, aten.mv.default,
         aten.stack.default,
@@ -64,7 +64,7 @@ def is_by_element(op: Any) -> bool:
 @cache
 def takes_replicated(op: Any) -> bool:
     """Whether DTensor does it right with replicated tensors beside."""
-    return is_by_element(op) or op in _PRODUCTS
+    return is_by_element(op) or op in _MATMULS
 
 
 def is_proven(op: Any, args: Sequence[Any], given: Sequence[Any]) -> bool:

@@ -38,9 +38,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from autopar.errors import AutoparError, RankError
-from autopar.runtime.dtensor_private import local_slices, piece_of
+from autopar.runtime.dtensor_private import local_slices, shard_of
 from autopar.runtime.process.moves import moves
-from autopar.runtime.process.roll import guilty
+from autopar.runtime.process.rank_registry import guilty
 from autopar.runtime.process.waits import BoundedStore, SilenceError, in_time
 from autopar.runtime.process.world import World
 
@@ -68,7 +68,7 @@ class Reader:
         self.num_outputs = 0
         self.saves = False
         """Whether what single ranks save is to be whole without their asking."""
-        self.kept: dict[int, Any] = {}
+        self.retained: dict[int, Any] = {}
         """Models and optimizers that ran, and outputs of the call before, though the script may
         have let go of them here: others may not be as far."""
         self._patience_s = min(_PATIENCE_S, self.store.timeout_s / 2)
@@ -118,7 +118,7 @@ class Reader:
                 if isinstance(value, DTensor)
             )
 
-    def _found(self, name: str, count: int) -> Any:
+    def _tensor_named(self, name: str, count: int) -> Any:
         """The tensor of this rank that `name_of` gave this name on another; None if it is not there
         yet. AutoparError if it is no more."""
         if name.startswith(_OUTPUT):
@@ -141,7 +141,7 @@ class Reader:
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
         for rank in _holders(tensor):
             if rank == self.world.rank:
-                out[_place(tensor)] = _piece(tensor).detach().cpu()
+                out[_place(tensor)] = _shard(tensor).detach().cpu()
             else:
                 place, piece = self._ask(rank, [name, _version(name, tensor)])
                 out[place] = piece
@@ -152,8 +152,8 @@ class Reader:
         try:
             answer, data = in_time(limit_s, request[0], self._exchange, rank, request)
         except SilenceError as error:
-            meeting = self.world.meeting
-            where = f": {guilty(meeting.roll.call())}" if meeting else ""
+            pre_step_check = self.world.pre_step_check
+            where = f": {guilty(pre_step_check.registry.call())}" if pre_step_check else ""
             raise RankError(
                 f"rank {self.world.rank} waited for {request[0]} from rank {rank}, which did not "
                 f"answer within {limit_s:g} s{where}"
@@ -222,30 +222,32 @@ class Reader:
             peer.send_bytes(piece.flatten().view(torch.uint8).numpy().tobytes())
             self._last_s = time.monotonic()
 
-    def _answer(self, name: str, wanted: list[int]) -> tuple[Any, Tensor]:
+    def _answer(self, name: str, positions: list[int]) -> tuple[Any, Tensor]:
         deadline = time.monotonic() + self._patience_s
         while time.monotonic() < deadline:
-            tensor = self._found(name, wanted[0])
-            if tensor is not None and _version(name, tensor) >= wanted:
+            tensor = self._tensor_named(name, positions[0])
+            if tensor is not None and _version(name, tensor) >= positions:
                 break
             time.sleep(0.001)
         else:
             raise AutoparError(f"it has not come to where {name} is there{_AT_THE_SAME}")
-        if _version(name, tensor) == wanted:
-            piece = moves.copy(_piece(tensor).detach())
-            if _version(name, tensor) == wanted:
+        if _version(name, tensor) == positions:
+            piece = moves.copy(_shard(tensor).detach())
+            if _version(name, tensor) == positions:
                 return tensor, piece
-        now, then = (".".join(map(str, each)) for each in (_version(name, tensor), wanted))
+        now, then = (".".join(map(str, each)) for each in (_version(name, tensor), positions))
         raise AutoparError(
             f"it is at change {now} of {name}, where {then} was wanted{_AT_THE_SAME}"
         )
 
     def _leave(self) -> None:
         """Wait for those who may still want to read, unless this process ends by an error."""
-        meeting = self.world.meeting
-        if getattr(sys, "last_value", None) is not None or (meeting and meeting.has_parted):
+        pre_step_check = self.world.pre_step_check
+        if getattr(sys, "last_value", None) is not None or (
+            pre_step_check and pre_step_check.has_parted
+        ):
             return
-        roll = self.world.meeting.roll if self.world.meeting else None
+        roll = self.world.pre_step_check.registry if self.world.pre_step_check else None
         with roll.during("", waits_in="the end of the script") if roll else nullcontext():
             self._stay()
 
@@ -264,8 +266,12 @@ class Reader:
 
     def _num_ended(self) -> int:
         """How many of the other ranks have ended otherwise than by leaving."""
-        meeting = self.world.meeting
-        return sum(bool(place.ended) for place in meeting.roll.call()) if meeting else 0
+        pre_step_check = self.world.pre_step_check
+        return (
+            sum(bool(place.ended) for place in pre_step_check.registry.call())
+            if pre_step_check
+            else 0
+        )
 
 
 _readers: list[Reader] = []
@@ -303,8 +309,8 @@ def _version(name: str, tensor: Any) -> list[int]:
     return [moves.count, tensor._version] if name.startswith(_GRAD) else [moves.count]
 
 
-def _piece(tensor: Any) -> Tensor:
-    return piece_of(tensor) if isinstance(tensor, DTensor) else tensor.piece
+def _shard(tensor: Any) -> Tensor:
+    return shard_of(tensor) if isinstance(tensor, DTensor) else tensor.shard
 
 
 def _place(tensor: Any) -> tuple[slice, ...]:

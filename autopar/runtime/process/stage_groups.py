@@ -41,26 +41,26 @@ class PairChannels:
     the other."""
 
     def __init__(self, world: World) -> None:
-        assert world.store is not None and world.meeting is not None
-        self._meeting = world.meeting
+        assert world.store is not None and world.pre_step_check is not None
+        self._pre_step_check = world.pre_step_check
         self._rank, self._device = world.rank, world.device
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"autopar/channels/{attempt}/{next(_SERIAL)}", world.store.store)
-        self._ways: dict[tuple[int, int], Any] = {}
+        self._channels: dict[tuple[int, int], Any] = {}
         self._is_broken = False
 
     def open(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Make what is not there yet of the ways from the first rank of each pair to the second,
         this rank being one of them. A collective call of the two: all ranks open theirs."""
-        for source, target in sorted(set(pairs) - self._ways.keys()):
-            self._meeting.within(
+        for source, target in sorted(set(pairs) - self._channels.keys()):
+            self._pre_step_check.within(
                 f"messages from rank {source} to rank {target}", self._open, source, target
             )
 
     def _open(self, source: int, target: int) -> None:
         store = PrefixStore(f"{source}/{target}", self._store)
         place = int(self._rank == target)
-        self._ways[source, target] = backend_of_two(store, place, self._device)
+        self._channels[source, target] = backend_of_two(store, place, self._device)
         # A way connects at its first message, for which one rank waits for the other.
         first = torch.zeros(1, device=self._device)
         (self.receive(source, first) if place else self.send(target, first)).wait()
@@ -68,12 +68,12 @@ class PairChannels:
     def send(self, target: int, tensor: Tensor) -> Any:
         """Hand `tensor`, contiguous and left as it is until then, to a rank; to be waited for."""
         self._check()
-        return self._ways[self._rank, target].send([as_bytes(tensor)], 1, 0)
+        return self._channels[self._rank, target].send([as_bytes(tensor)], 1, 0)
 
     def receive(self, source: int, tensor: Tensor) -> Any:
         """Have `tensor`, contiguous, filled by a rank; to be waited for."""
         self._check()
-        return self._ways[source, self._rank].recv([as_bytes(tensor)], 0, 0)
+        return self._channels[source, self._rank].recv([as_bytes(tensor)], 0, 0)
 
     def break_off(self) -> None:
         """A step has failed: what is under way is lost, and nothing can follow it."""
@@ -133,16 +133,17 @@ def storage_in_stages(stages: Sequence[Stage]) -> dict[str, tuple[tuple[int, ...
             ranks.setdefault(name, set()).add(stage.first_rank)
             choice = param.choice
             known = found.setdefault(name, choice)
-            if (known.storage, known.hosted) != (choice.storage, choice.hosted):
+            if (known.storage, known.num_on_host) != (choice.storage, choice.num_on_host):
                 raise PlanError(
-                    f"parameter {name} is tied across stages, which store it as {_told(known)} and "
-                    f"as {_told(choice)}: its copies must be stored alike; plan again"
+                    f"parameter {name} is tied across stages, which store it as "
+                    f"{_described(known)} and as {_described(choice)}: its copies must be "
+                    "stored alike; plan again"
                 )
     return {name: (tuple(sorted(ranks[name])), each.storage) for name, each in found.items()}
 
 
-def _told(choice: ParamChoice) -> str:
-    return f"{choice.storage} on the host" if choice.hosted else str(choice.storage)
+def _described(choice: ParamChoice) -> str:
+    return f"{choice.storage} on the host" if choice.num_on_host else str(choice.storage)
 
 
 def make_stage_groups(stages: Sequence[Stage], world: World) -> StageGroups:
@@ -174,9 +175,11 @@ def _mesh_of_copies(
     taken = set(mesh.names)
     extra = next(name for k in range(len(taken) + 1) if (name := COPY_AXIS + "s" * k) not in taken)
     names = (*reversed(mesh.names), extra)
-    assert world.meeting is not None
+    assert world.pre_step_check is not None
     what = "the process groups of tied weights"
-    made = world.meeting.within(what, DeviceMesh, world.device.type, ordered, mesh_dim_names=names)
+    made = world.pre_step_check.within(
+        what, DeviceMesh, world.device.type, ordered, mesh_dim_names=names
+    )
     if is_of(made):
         for name in names:
             limit_waiting(made.get_group(name))

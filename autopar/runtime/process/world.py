@@ -40,12 +40,12 @@ from autopar.runtime.process.hosts import (
     RankHost,
     check_blocks,
     local_rank,
+    local_size_from,
     ranks_per_node,
-    told_local_size,
 )
-from autopar.runtime.process.meeting import SLACK_S, Meeting
 from autopar.runtime.process.own_group import make_own_group, mesh_of
-from autopar.runtime.process.roll import Roll, RollPlace, guilty, keeper_of
+from autopar.runtime.process.pre_step_check import SLACK_S, PreStepCheck
+from autopar.runtime.process.rank_registry import RankLocation, RankRegistry, guilty, keeper_of
 from autopar.runtime.process.waits import BoundedStore, in_time
 from autopar.runtime.torch_private import (
     default_store,
@@ -68,7 +68,7 @@ class World:
     store: BoundedStore | None = None
     device_mesh: DeviceMesh | None = None
     """All ranks in one axis; None for a world of one."""
-    meeting: Meeting | None = None
+    pre_step_check: PreStepCheck | None = None
     """Where all ranks come at the start of each call; None for a world of one."""
 
     @property
@@ -102,22 +102,22 @@ class World:
         if nothing does. ClusterError if they are no nodes of equal size."""
         group = dist.group.WORLD if dist.is_initialized() else None
         if group is not None and group in _meetings:
-            return ranks_per_node(_meetings[group].roll.hosts)
-        return told_local_size(os.environ, self.size) if self.size > 1 else 1
+            return ranks_per_node(_meetings[group].registry.hosts)
+        return local_size_from(os.environ, self.size) if self.size > 1 else 1
 
     def check_nodes(self, cluster: Cluster) -> None:
         """ClusterError if the nodes of `cluster` lie across the hosts of the ranks."""
-        if self.meeting is not None and len(cluster.levels) > 1:
+        if self.pre_step_check is not None and len(cluster.levels) > 1:
             size = cluster.num_devices // cluster.levels[0].size
-            check_blocks(self.meeting.roll.hosts, size, cluster.name)
+            check_blocks(self.pre_step_check.registry.hosts, size, cluster.name)
 
     @contextmanager
     def working(self, phase: str) -> Generator[None]:
-        """`Meeting.working`; for a world of one nothing."""
-        if self.meeting is None:
+        """`PreStepCheck.working`; for a world of one nothing."""
+        if self.pre_step_check is None:
             yield
             return
-        with self.meeting.working(phase):
+        with self.pre_step_check.working(phase):
             yield
 
 
@@ -161,31 +161,33 @@ def join(model_device: torch.device, kind: str | None = None) -> World:
         limit_s = 2 * default_pg_timeout.total_seconds()  # To meet, and to connect.
         in_time(limit_s, "the process group", dist.init_process_group, backend)
         atexit.register(_leave)
-    meeting = _meeting(world)
+    pre_step_check = _pre_step_check(world)
     device_mesh = mesh_of(world.device.type, torch.arange(world.size), ("world",))
-    return replace(world, store=meeting.store, device_mesh=device_mesh, meeting=meeting)
+    return replace(
+        world, store=pre_step_check.store, device_mesh=device_mesh, pre_step_check=pre_step_check
+    )
 
 
 _SERIAL = itertools.count()
-_meetings: WeakKeyDictionary[dist.ProcessGroup, Meeting] = WeakKeyDictionary()
+_meetings: WeakKeyDictionary[dist.ProcessGroup, PreStepCheck] = WeakKeyDictionary()
 """By the default process group that they were made for."""
 
 
-def _meeting(world: World) -> Meeting:
+def _pre_step_check(world: World) -> PreStepCheck:
     """That of the default process group. A collective call."""
     group = dist.group.WORLD
     assert group is not None
     if group not in _meetings:
-        _meetings[group] = _first_meeting(world.rank, world.size, world.device)
+        _meetings[group] = _first_pre_step_check(world.rank, world.size, world.device)
     return _meetings[group]
 
 
-def _first_meeting(rank: int, size: int, device: torch.device) -> Meeting:
+def _first_pre_step_check(rank: int, size: int, device: torch.device) -> PreStepCheck:
     """All ranks come together, and learn where each of them runs."""
     timeout_s = timeout_of_world().total_seconds()
     keeper = keeper_of(default_store())
     name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/start{next(_SERIAL)}"
-    roll: Roll | None = None
+    roll: RankRegistry | None = None
     awaited = "the Store"
     try:
         # Of a Store that is gone this is told at once; connections are tried until time is up.
@@ -194,7 +196,7 @@ def _first_meeting(rank: int, size: int, device: torch.device) -> Meeting:
         store, rolled = (in_time(timeout_s + SLACK_S, awaited, store_of_its_own) for _ in range(2))
         bounded = BoundedStore(store, timeout_s)
         rolls = BoundedStore(PrefixStore(f"autopar/roll/{name}", rolled), timeout_s)
-        roll = Roll(rolls, rank, size, keeper=keeper)
+        roll = RankRegistry(rolls, rank, size, keeper=keeper)
         agreement = Agreement(bounded, roll, name=name)
         agreement.agree("the first compiled model", {})
         hosts = agreement.share("hosts", lambda: msgspec.json.encode(roll.all_hosts()))
@@ -203,10 +205,10 @@ def _first_meeting(rank: int, size: int, device: torch.device) -> Meeting:
         group = in_time(timeout_s + SLACK_S, awaited, gloo_of_world)
         in_time(timeout_s + SLACK_S, awaited, make_own_group)
     except RuntimeError as error:
-        keeper_silent = [RollPlace(0, who=keeper.name or "the Store")]
+        keeper_silent = [RankLocation(0, who=keeper.name or "the Store")]
         told = guilty(keeper_silent if roll is None else roll.call())
         raise RankError(f"rank {rank} waited for {awaited}, and {told}") from error
-    return Meeting(group, bounded, roll, device, name)
+    return PreStepCheck(group, bounded, roll, device, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +252,11 @@ def make_groups(mesh: Mesh, world: World, first_rank: int = 0) -> Groups:
     call of all ranks.
 
     DeviceMesh gives groups a timeout of their own: these take that of the world."""
-    assert world.meeting is not None
+    assert world.pre_step_check is not None
     names, kind = mesh.names or ("device",), world.device.type
     ranks = torch.arange(first_rank, first_rank + mesh.num_devices).reshape(mesh.sizes or (1,))
     what = f"the process groups of mesh {mesh.text}"
-    others = world.meeting.within(what, mesh_of, kind, ranks, names)
+    others = world.pre_step_check.within(what, mesh_of, kind, ranks, names)
     is_here = is_of(others)
     for name in names if is_here else ():
         limit_waiting(others.get_group(name))

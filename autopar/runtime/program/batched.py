@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from autopar.runtime.dtensor_private import dtensor_of, piece_of
+from autopar.runtime.dtensor_private import dtensor_of, shard_of
 from autopar.runtime.torch_private import as_batch, is_batched, rows_of_batch
 
 Backward = Callable[[Mapping[str, Tensor]], Sequence[Tensor | None]]
@@ -24,15 +24,15 @@ def one_by_one(backward: Backward, given: Mapping[str, Tensor]) -> list[Tensor |
     return [_together(list(of_one)) for of_one in zip(*each, strict=True)]
 
 
-def _together(found: Sequence[Tensor | None]) -> Tensor | None:
+def _together(gradients: Sequence[Tensor | None]) -> Tensor | None:
     """The gradients of one parameter, as a batch."""
-    there = [x for x in found if x is not None]
+    there = [x for x in gradients if x is not None]
     if not there:
         return None
     first = there[0]
     if not isinstance(first, DTensor):
         return as_batch(torch.stack(there))
-    pieces = torch.stack([piece_of(x) for x in there if isinstance(x, DTensor)])
+    pieces = torch.stack([shard_of(x) for x in there if isinstance(x, DTensor)])
     like = torch.empty((len(there), *first.shape), dtype=first.dtype, device="meta")
     places = [Shard(p.dim + 1) if isinstance(p, Shard) else p for p in first.placements]
     return as_batch(dtensor_of(pieces, like, first.device_mesh, places))

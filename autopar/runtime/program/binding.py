@@ -15,15 +15,20 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import nesting
 from autopar.ir.sharding import Sharding
 from autopar.runtime.ops.host_copies import RELOAD, wait_for_loads
-from autopar.runtime.process.meeting import Meeting
+from autopar.runtime.process.pre_step_check import PreStepCheck
 from autopar.runtime.process.world import Groups, dtensor_placements
 from autopar.runtime.program.backend import prepare
 from autopar.runtime.program.function import RunnableGraph as LocalGraph
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.meter import Meter
+from autopar.runtime.program.microbatch_run import (
+    Graphs,
+    MicrobatchedStep,
+    MicrobatchNames,
+    microbatch_runner,
+)
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.sharded_ops import Place
-from autopar.runtime.program.turns import Graphs, TurnNames, Turns, runs_turns
 
 
 class Result(NamedTuple):
@@ -34,11 +39,15 @@ class Result(NamedTuple):
 
 
 def runnable(
-    program: Program, backend: str, meter: Meter, meeting: Meeting | None, where: str = ""
+    program: Program,
+    backend: str,
+    meter: Meter,
+    pre_step_check: PreStepCheck | None,
+    where: str = "",
 ) -> Graphs:
     """The graphs of a program that is bound, as `backend` runs them; `where` says of which part of
-    the model they are. With a `meeting`, an error of a collective says which it was and where the
-    other ranks are."""
+    the model they are. With a `pre_step_check`, an error of a collective says which it was and
+    where the other ranks are."""
     found = program.graphs
     # Forward gets nothing from the host but parameters that live there.
     forward = program.forward.graph.nodes
@@ -48,7 +57,11 @@ def runnable(
         graph = prepare(gm, backend)
         if has_hosted:
             graph = _waiting(graph, meter.device)
-        return graph if meeting is None else meeting.told(phase + where, gm, graph)
+        return (
+            graph
+            if pre_step_check is None
+            else pre_step_check.with_rank_errors(phase + where, gm, graph)
+        )
 
     if backend == "eager":
         meter.count_waits(*found.values())
@@ -58,16 +71,16 @@ def runnable(
 def make_step(program: Program, graphs: Graphs, meter: Meter, **shown: Any) -> Step:
     """A program that is bound, whose `graphs` run; `meter` measures it, and `shown` is what `Step`
     says of results."""
-    if program.turns > 1:
-        names, device = TurnNames.of(program), meter.device
-        turns = Turns(names, runs_turns(program, graphs, device), device)
+    if program.microbatches > 1:
+        names, device = MicrobatchNames.of(program), meter.device
+        microbatches = MicrobatchedStep(names, microbatch_runner(program, graphs, device), device)
         return Step(
-            forward=meter.timed("forward", turns.forward),
-            backward=meter.timed("backward", turns.backward),
-            inference=meter.timed("forward", turns.inference),
+            forward=meter.timed("forward", microbatches.forward),
+            backward=meter.timed("backward", microbatches.backward),
+            inference=meter.timed("forward", microbatches.inference),
             forward_inputs=names.inputs,
-            forward_outputs=names.results + turns.saved,
-            backward_inputs=(*turns.saved, *turns.tangents),
+            forward_outputs=names.results + microbatches.saved,
+            backward_inputs=(*microbatches.saved, *microbatches.tangents),
             backward_outputs=program.backward_outputs,
             **shown,
         )
@@ -94,7 +107,7 @@ def _waiting(graph: LocalGraph, device: torch.device) -> LocalGraph:
     return run
 
 
-def input_pieces(graph: Graph, mesh: Mesh) -> frozenset[str]:
+def sharded_inputs(graph: Graph, mesh: Mesh) -> frozenset[str]:
     """The inputs, by their names in `Program.forward_inputs`, that a program on `mesh` takes in
     the pieces that ranks are handed."""
     return frozenset(
@@ -157,7 +170,7 @@ def row_results(graph: Graph) -> dict[str, RowResult]:
     """The results, by name, that have rows of the batch that ranks are handed pieces of."""
     sources: dict[int, int] = {}
     for node in graph.with_role(Role.INPUT):
-        if node.handed and node.outputs[0].parts[0]:
+        if node.input_sharding and node.outputs[0].parts[0]:
             sources.setdefault(node.outputs[0].parts[0][0], int(node.target))
     found: dict[str, RowResult] = {}
     for role in (Role.VALUE, Role.DETACHED):

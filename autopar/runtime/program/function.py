@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
-from autopar.runtime.dtensor_private import dtensor_like, piece_of
+from autopar.runtime.dtensor_private import dtensor_like, shard_of
 from autopar.runtime.process.alone import compare_beside
 from autopar.runtime.process.moves import moves
 from autopar.runtime.program.batched import one_by_one
@@ -190,7 +190,7 @@ class Step:
             found = [
                 k
                 for k, leaf in enumerate(leaves)
-                if isinstance(leaf, DTensor) and _memory(piece_of(leaf)) in kept
+                if isinstance(leaf, DTensor) and _memory(shard_of(leaf)) in kept
             ]
             # A frozen dataclass, in which this is remembered: each call saves the same.
             object.__setattr__(self, "_saved_params", tuple(found))
@@ -214,7 +214,7 @@ class PastCall(Protocol):
         """These inputs of the call are not to change."""
         ...
 
-    def again(self, positions: Collection[int]) -> tuple[Step, list[Tensor]]:
+    def rerun(self, positions: Collection[int]) -> tuple[Step, list[Tensor]]:
         """A step with gradients of the results at `positions` too, and what it saved for them."""
         ...
 
@@ -291,13 +291,13 @@ class _Differentiable(torch.autograd.Function):
         cut = [position for position in ctx.step.cut_positions if str(position) in given]
         if cut:
             assert ctx.past is not None
-            _save(ctx, *ctx.past.again(cut))
+            _save(ctx, *ctx.past.rerun(cut))
         several = any(map(is_batched, given.values()))
-        found = one_by_one(_kept(ctx), given) if several else _gradients(ctx, given)
+        found = one_by_one(_repeatable_gradients(ctx), given) if several else _gradients(ctx, given)
         return (None, None, None, None, *found)
 
 
-def _kept(ctx: _Context) -> Callable[[Mapping[str, Tensor]], list[Tensor | None]]:
+def _repeatable_gradients(ctx: _Context) -> Callable[[Mapping[str, Tensor]], list[Tensor | None]]:
     """`_gradients`, each time of all that is saved."""
     saved, past = ctx.saved, ctx.past
 
@@ -354,7 +354,7 @@ def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tenso
 def local(param: Tensor) -> Tensor:
     """This rank's piece. Without a step of its own in autograd's graph, which costs as much as many
     a kernel."""
-    return (piece_of(param) if isinstance(param, DTensor) else param).detach()
+    return (shard_of(param) if isinstance(param, DTensor) else param).detach()
 
 
 def _like(grad: Tensor | None, leaf: Tensor) -> Tensor | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from autopar.errors import AutoparError
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 MISSING = object()
 """Stands for an attribute that there was not."""
 
@@ -31,7 +31,7 @@ _LEFT = (
 )
 
 
-def found_at(table: Any, name: Any) -> Any:
+def value_at(table: Any, name: Any) -> Any:
     """What is at `name` of a dict, a list, a class or a cell ("cell_contents"); or `MISSING`."""
     try:
         if isinstance(table, CellType):
@@ -55,7 +55,7 @@ def put_at(table: Any, name: Any, value: Any) -> None:
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
     """What is at `name` of `table`, the `vars` of a module, a list, or where else a forward finds
-    numbers (`found_at`), that it changes. `value` is
+    numbers (`value_at`), that it changes. `value` is
     what it is from then on, with a `LeftTensor` for each tensor. `adds` says that it is to be added
     to what is there, or else to `default`; `passes` that in a call there is what was before. If it
     is the list or dict `held` that is changed, it stays the one it is."""
@@ -70,7 +70,7 @@ class LeftBehind:
 
     def look(self) -> Any:
         """What is there now."""
-        return self.held.copy() if self.held is not None else found_at(self.table, self.name)
+        return self.held.copy() if self.held is not None else value_at(self.table, self.name)
 
     def put(self, value: Any) -> None:
         """Have this there."""
@@ -142,13 +142,13 @@ class Leavings:
                 leaving.put(before)
 
     @staticmethod
-    def again(
-        leavings: Sequence[LeftBehind], function: Callable[..., _Made]
-    ) -> Callable[..., _Made]:
+    def rerun(
+        leavings: Sequence[LeftBehind], function: Callable[..., _Result]
+    ) -> Callable[..., _Result]:
         """`function`, in which there is what is there now, where a call leaves `leavings`."""
         before = [(each, each.look()) for each in leavings]
 
-        def run(*args: Any) -> _Made:
+        def run(*args: Any) -> _Result:
             now = [(each, each.look()) for each, _ in before]
             try:
                 for leaving, value in before:
@@ -164,7 +164,7 @@ class Leavings:
         """A call is over that left these."""
         for leaving in leavings:
             if not leaving.passes:
-                there = found_at(leaving.table, leaving.name) if leaving.adds else None
+                there = value_at(leaving.table, leaving.name) if leaving.adds else None
                 before = leaving.default if there is MISSING else there
                 leaving.put(before + leaving.value if leaving.adds else leaving.value)
         _left[self] = [(leaving, None) for leaving in leavings if leaving.passes]

@@ -17,21 +17,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.ir.passes.stages import StageLink
-from autopar.ir.pipeline import Action, ActionTable, Pass
-from autopar.runtime.process.meeting import Meeting
+from autopar.ir.pipeline import Action, Pass, PipelineSchedule
 from autopar.runtime.process.own_group import broadcast
+from autopar.runtime.process.pre_step_check import PreStepCheck
 from autopar.runtime.program.function import Step
-from autopar.runtime.program.mail import RANDOM, Channels, Exchanges, Mail, RankLinks
-from autopar.runtime.program.program import Program
-from autopar.runtime.program.random import DefaultRandom
-from autopar.runtime.program.turns import (
+from autopar.runtime.program.microbatch_run import (
     Around,
     Graphs,
+    MicrobatchedStep,
+    MicrobatchNames,
+    MicrobatchRun,
     TensorValues,
-    TurnNames,
-    TurnRun,
-    Turns,
     at_once,
+)
+from autopar.runtime.program.program import Program
+from autopar.runtime.program.random import DefaultRandom
+from autopar.runtime.program.stage_messages import (
+    RANDOM,
+    Channels,
+    Exchanges,
+    RankLinks,
+    StageMessages,
 )
 
 
@@ -64,7 +70,7 @@ class CopiedGradient(NamedTuple):
     counts: bool = True
 
 
-class RandomTurns(NamedTuple):
+class RandomMicrobatches(NamedTuple):
     """Stages that draw random numbers, in their order, each with the link by which it hands on what
     the next one draws from; `source` is the rank that all others have the last state from."""
 
@@ -74,12 +80,12 @@ class RandomTurns(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RankOfLine:
+class RankSchedule:
     """A pipeline as one rank knows it. `programs` and `graphs` are those of its stages, bound;
     `inputs` are those of all stages; `copies` says of what gradients this rank has one of several
     terms."""
 
-    table: ActionTable
+    actions: PipelineSchedule
     route: RankLinks
     channels: Channels | None
     programs: Mapping[int, Program]
@@ -88,11 +94,11 @@ class RankOfLine:
     results: tuple[Leaving, ...]
     gradients: tuple[Leaving, ...]
     copies: Mapping[str, CopiedGradient]
-    random: RandomTurns | None
+    random: RandomMicrobatches | None
     tangent_dtypes: Mapping[str, str]
     is_proportional: bool
     device: torch.device
-    meeting: Meeting | None = None
+    pre_step_check: PreStepCheck | None = None
     done: set[tuple[Pass, ...]] = field(default_factory=set, init=False)
     """The kinds of actions that were all done before."""
     _exchanges: dict[tuple[Pass, ...], Exchanges] = field(default_factory=dict, init=False)
@@ -101,14 +107,14 @@ class RankOfLine:
         """What goes to and fro while ranks do the actions of these kinds."""
         key = tuple(kinds)
         if key not in self._exchanges:
-            rows = tuple(tuple(a for a in row if a.kind in kinds) for row in self.table.rows)
+            rows = tuple(tuple(a for a in row if a.kind in kinds) for row in self.actions.rows)
             self._exchanges[key] = Exchanges(self.route, rows)
         return self._exchanges[key]
 
     @property
-    def names(self) -> TurnNames:
+    def names(self) -> MicrobatchNames:
         """What a step takes and makes here."""
-        return TurnNames(
+        return MicrobatchNames(
             self.inputs,
             tuple(each.name for each in self.results),
             tuple(each.name for each in self.gradients),
@@ -122,28 +128,28 @@ class _Pass:
     """One way through the table, or through its forwards, or its backwards alone."""
 
     def __init__(
-        self, line: RankOfLine, given: Mapping[str, Any], tangents: Mapping[str, Any] | None
+        self, schedule: RankSchedule, given: Mapping[str, Any], tangents: Mapping[str, Any] | None
     ) -> None:
-        self.line = line
-        self.random = DefaultRandom(line.device)
+        self.schedule = schedule
+        self.random = DefaultRandom(schedule.device)
         self.draws = True
         """Whether graphs may draw random numbers: those of backward do not."""
         self.states: dict[int, Tensor] = {}
         """What each stage that draws starts from, and behind the last one what it ends with."""
-        if line.random is not None:
-            self.states[line.random.stages[0]] = self.random.now()
-        values, table = TensorValues(line.device), line.table
+        if schedule.random is not None:
+            self.states[schedule.random.stages[0]] = self.random.now()
+        values, table = TensorValues(schedule.device), schedule.actions
         self.runs = {
-            stage: TurnRun(
+            stage: MicrobatchRun(
                 program,
-                line.graphs[stage],
+                schedule.graphs[stage],
                 values,
                 given,
                 tangents,
                 self._around(stage),
-                table.last_turns(stage),
+                table.last_microbatches(stage),
             )
-            for stage, program in line.programs.items()
+            for stage, program in schedule.programs.items()
         }
 
     def do(self, kinds: Sequence[Pass]) -> None:
@@ -151,11 +157,11 @@ class _Pass:
         once graphs are compiled and if it can come by then: on a GPU it is a kernel that waits on
         the device, and whoever waits for all of the device, as a compiler does that tries kernels,
         waits for it."""
-        line = self.line
+        line = self.schedule
         is_first = tuple(kinds) not in line.done
         self.draws = Pass.FORWARD in kinds
         exchanges = line.exchanges(kinds)
-        mail = Mail(exchanges, line.channels, line.device, self._awaiting)
+        mail = StageMessages(exchanges, line.channels, line.device, self._awaiting)
         own = exchanges.own
         try:
             for place, action in enumerate(own):
@@ -171,14 +177,14 @@ class _Pass:
                 line.channels.break_off()
             raise
 
-    def _act(self, mail: Mail, action: Action) -> None:
+    def _act(self, messages: StageMessages, action: Action) -> None:
         stage, kind, microbatch = action
         run = self.runs[stage]
         if kind is Pass.WEIGHTS:
             if run.has_backward:
                 run.weights(microbatch)
             return
-        received = mail.take(action)
+        received = messages.take(action)
         if RANDOM in received:
             self.states[stage] = received.pop(RANDOM).cpu()
         # In one place, where it is let go once it is read.
@@ -186,18 +192,18 @@ class _Pass:
         does = {Pass.FORWARD: run.forward, Pass.BACKWARD: run.backward}[kind]
         sent = does(microbatch, named) if kind is Pass.FORWARD or run.has_backward else {}
         pieces: dict[StageLink, Tensor] = {}
-        for passage in mail.exchanges.sends[action]:
-            link = passage.link
+        for send_plan in messages.exchanges.sends[action]:
+            link = send_plan.link
             if link.name == RANDOM:
-                pieces[link] = self.states[link.target].to(self.line.device)
+                pieces[link] = self.states[link.target].to(self.schedule.device)
             else:
                 pieces[link] = sent[f"sent:{link.target}:{link.name}"]
-        mail.give(action, pieces)
+        messages.give(action, pieces)
 
     def _around(self, stage: int) -> Around:
         """What is around the graphs of a stage: each turn draws what the whole batch would, from
         where the stage before it was after a turn."""
-        random = self.line.random
+        random = self.schedule.random
         if random is None or stage not in random.stages:
             return at_once
         behind = (*random.stages[1:], -1)[random.stages.index(stage)]
@@ -216,13 +222,18 @@ class _Pass:
     def _awaiting(
         self, action: Action, link: StageLink | None, peer: int
     ) -> AbstractContextManager[None]:
-        meeting, words = self.line.meeting, {Pass.FORWARD: "forward", Pass.BACKWARD: "backward"}
-        if meeting is None:
+        pre_step_check, words = (
+            self.schedule.pre_step_check,
+            {Pass.FORWARD: "forward", Pass.BACKWARD: "backward"},
+        )
+        if pre_step_check is None:
             return nullcontext()
         phase = f"{words[action.kind]} of microbatch {action.microbatch} in stage {action.stage}"
         if link is None:
-            return meeting.awaiting("end of the step", f"rank {peer} to read the {phase}")
-        return meeting.awaiting(phase, f"{link.name} of stage {link.source} from rank {peer}")
+            return pre_step_check.awaiting("end of the step", f"rank {peer} to read the {phase}")
+        return pre_step_check.awaiting(
+            phase, f"{link.name} of stage {link.source} from rank {peer}"
+        )
 
     def results(self) -> dict[str, Any]:
         """Those of all stages, and random numbers go on from where the last of them is. A
@@ -230,10 +241,10 @@ class _Pass:
         made = {name: x for run in self.runs.values() for name, x in run.results.items()}
         with self._sharing():
             found = {each.name: self._shared(each, made.get(each.name))
-                     for each in self.line.results}  # fmt: skip
-            if self.line.random is not None:
-                state = self.states.get(-1, self.random.now()).to(self.line.device)
-                self._broadcast(state, self.line.random.source)
+                     for each in self.schedule.results}  # fmt: skip
+            if self.schedule.random is not None:
+                state = self.states.get(-1, self.random.now()).to(self.schedule.device)
+                self._broadcast(state, self.schedule.random.source)
                 self.random.go_on_from(state.cpu())
         return found
 
@@ -244,73 +255,81 @@ class _Pass:
             for name, gradient in run.gradients.items():
                 found[name] = found[name] + gradient if name in found else gradient
         with self._sharing():
-            for each in self.line.gradients:
-                copied = self.line.copies.get(each.name)
+            for each in self.schedule.gradients:
+                copied = self.schedule.copies.get(each.name)
                 if copied is not None:
                     zeros = torch.zeros(copied.shape, dtype=each.dtype, device=each.device)
                     own = found.setdefault(each.name, zeros) if copied.counts else zeros
                     found[each.name] = own
-                    on_device = own.to(self.line.device)  # of a parameter that lives on the host
+                    on_device = own.to(
+                        self.schedule.device
+                    )  # of a parameter that lives on the host
                     dist.all_reduce(on_device, group=copied.group)
                     own.copy_(on_device)
         return {
             each.name: found[each.name] if each.name in found else each.empty()
-            for each in self.line.gradients
+            for each in self.schedule.gradients
         }
 
     def _sharing(self) -> AbstractContextManager[None]:
-        meeting = self.line.meeting
-        if meeting is None:
+        pre_step_check = self.schedule.pre_step_check
+        if pre_step_check is None:
             return nullcontext()
-        return meeting.awaiting("end of the step", "what all stages share")
+        return pre_step_check.awaiting("end of the step", "what all stages share")
 
-    def _shared(self, each: Leaving, made: Tensor | None) -> Tensor:
+    def _shared(self, each: Leaving, term: Tensor | None) -> Tensor:
         if each.source is None:
-            return each.empty() if made is None else made
-        value = each.blank() if made is None else made.contiguous()
+            return each.empty() if term is None else term
+        value = each.blank() if term is None else term.contiguous()
         self._broadcast(value, each.source)
         return value
 
     def _broadcast(self, value: Tensor, source: int) -> None:
-        if self.line.meeting is not None:
+        if self.schedule.pre_step_check is not None:
             broadcast(value, source)
 
 
-def make_pipelined_step(line: RankOfLine, timed: Callable[[str, Any], Any], **shown: Any) -> Step:
+def make_pipelined_step(
+    schedule: RankSchedule, timed: Callable[[str, Any], Any], **shown: Any
+) -> Step:
     """The step of a pipeline, whose passes are `timed`; `shown` is what `Step` says of results."""
-    names = line.names
-    has_backward = bool(line.gradients)
-    microbatches = max(program.turns for program in line.programs.values())
+    names = schedule.names
+    has_backward = bool(schedule.gradients)
+    microbatches = max(program.microbatches for program in schedule.programs.values())
     if microbatches > 1 and has_backward:
-        turns = Turns(names, lambda given, tangents: run_line(line, given, tangents), line.device)
+        whole = MicrobatchedStep(
+            names,
+            lambda given, tangents: run_rank_schedule(schedule, given, tangents),
+            schedule.device,
+        )
         return Step(
-            forward=timed("forward", turns.forward),
-            backward=timed("backward", turns.backward),
-            inference=timed("forward", turns.inference),
+            forward=timed("forward", whole.forward),
+            backward=timed("backward", whole.backward),
+            inference=timed("forward", whole.inference),
             forward_inputs=names.inputs,
-            forward_outputs=names.results + turns.saved,
-            backward_inputs=(*turns.saved, *turns.tangents),
+            forward_outputs=names.results + whole.saved,
+            backward_inputs=(*whole.saved, *whole.tangents),
             backward_outputs=names.gradients,
             **shown,
         )
-    once = _Once(line)
+    once = _Once(schedule)
     return Step(
         forward=timed("forward", once.forward),
         backward=timed("backward", once.backward) if has_backward else None,
         inference=timed("forward", once.inference),
         forward_inputs=names.inputs,
         forward_outputs=names.results + once.saved,
-        backward_inputs=(*once.saved, *line.tangent_dtypes),
+        backward_inputs=(*once.saved, *schedule.tangent_dtypes),
         backward_outputs=names.gradients,
         **shown,
     )
 
 
-def run_line(
-    line: RankOfLine, given: Mapping[str, Any], tangents: Mapping[str, Any] | None
+def run_rank_schedule(
+    schedule: RankSchedule, given: Mapping[str, Any], tangents: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(results, gradients) of a step in microbatches."""
-    found = _Pass(line, given, tangents)
+    found = _Pass(schedule, given, tangents)
     found.do([Pass.FORWARD] if tangents is None else list(Pass))
     return found.results(), {} if tangents is None else found.gradients()
 
@@ -318,41 +337,41 @@ def run_line(
 class _Once:
     """A step of one microbatch, whose backward waits for the gradients that it is given."""
 
-    def __init__(self, line: RankOfLine) -> None:
-        self.line = line
+    def __init__(self, schedule: RankSchedule) -> None:
+        self.schedule = schedule
         self._saved = [
             (stage, name)
-            for stage, program in line.programs.items()
+            for stage, program in schedule.programs.items()
             for name in program.forward_outputs
-            if name.startswith("saved:") and line.gradients
+            if name.startswith("saved:") and schedule.gradients
         ]
         self.saved = tuple(f"saved:{stage}:{name}" for stage, name in self._saved)
 
     def inference(self, inputs: list[Any]) -> list[Tensor]:
         """The results alone."""
-        given = dict(zip(self.line.inputs, inputs, strict=True))
+        given = dict(zip(self.schedule.inputs, inputs, strict=True))
         inputs.clear()
-        results, _ = run_line(self.line, given, None)
-        return [results[each.name] for each in self.line.results]
+        results, _ = run_rank_schedule(self.schedule, given, None)
+        return [results[each.name] for each in self.schedule.results]
 
     def forward(self, inputs: list[Any]) -> list[Tensor]:
         """The results, then what is `saved`."""
-        given = dict(zip(self.line.inputs, inputs, strict=True))
+        given = dict(zip(self.schedule.inputs, inputs, strict=True))
         inputs.clear()
         # Backward has gradients of its own: these say that there is to be one.
-        found = _Pass(self.line, given, {})
+        found = _Pass(self.schedule, given, {})
         found.do([Pass.FORWARD])
         results = found.results()
         saved = [found.runs[stage].saved[0][name] for stage, name in self._saved]
-        return [*(results[each.name] for each in self.line.results), *saved]
+        return [*(results[each.name] for each in self.schedule.results), *saved]
 
     def backward(self, inputs: list[Any]) -> list[Tensor]:
         """The gradients, of what comes in behind what is saved."""
         num = len(self._saved)
         saved, given = inputs[:num], inputs[num:]
         inputs.clear()
-        tangents = dict(zip(self.line.tangent_dtypes, given, strict=True))
-        found = _Pass(self.line, {}, tangents)
+        tangents = dict(zip(self.schedule.tangent_dtypes, given, strict=True))
+        found = _Pass(self.schedule, {}, tangents)
         for run in found.runs.values():
             run.saved[0] = {}
         for (stage, name), value in zip(self._saved, saved, strict=True):
@@ -360,4 +379,4 @@ class _Once:
         saved.clear()
         found.do([Pass.BACKWARD, Pass.WEIGHTS])
         gradients = found.gradients()
-        return [gradients[each.name] for each in self.line.gradients]
+        return [gradients[each.name] for each in self.schedule.gradients]

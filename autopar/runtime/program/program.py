@@ -14,7 +14,7 @@ from torch import fx
 
 from autopar.ir.sharding import Sharding
 
-TURN_INPUT = "turn:"
+MICROBATCH_INPUT = "microbatch:"
 """The input of a graph that is the number of its turn."""
 
 WEIGHTS = "weights"
@@ -46,10 +46,10 @@ class Program:
     `backward` is None where there is nothing to differentiate. `detached_shardings` gives the
     sharding of each detached output by its position.
 
-    In microbatches these are the graphs of the last of `turns`, and those of each turn before it
-    are `before`, whose outputs are `sums` and what is saved. Both take `sums` too, and
-    `TURN_INPUT`, the number of the turn in a tensor of one element; `tangent_dtypes` are those of
-    what backward is given, to which its gradients are known to be in proportion if it
+    In microbatches these are the graphs of the last of `microbatches`, and those of each turn
+    before it are `before`, whose outputs are `sums` and what is saved. Both take `sums` too, and
+    `MICROBATCH_INPUT`, the number of the turn in a tensor of one element; `tangent_dtypes` are
+    those of what backward is given, to which its gradients are known to be in proportion if it
     `is_proportional`.
 
     Those of a stage of a pipeline have `received:NAME` among their inputs, and `sent:STAGE:NAME`
@@ -66,7 +66,7 @@ class Program:
     backward_outputs: tuple[str, ...] = ()
     detached_shardings: Mapping[int, Sharding] = field(default_factory=dict[int, Sharding])
     before: Program | None = None
-    turns: int = 1
+    microbatches: int = 1
     sums: tuple[Sum, ...] = ()
     tangent_dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
     is_proportional: bool = False

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autopar.errors import AutoparError
-from autopar.runtime.process.spots import is_read_by_script
+from autopar.runtime.process.stack_lines import is_read_by_script
 from autopar.runtime.torch_private import is_forward_mode, is_traced
 
 _STORAGE = (
@@ -30,18 +30,18 @@ def check_derivatives_of(op: Any) -> None:
         raise AutoparError(f"{op}: {_LINEARIZED}")
 
 
-def storage_of_piece(piece: Tensor, *, in_shards: bool) -> torch.UntypedStorage:
+def storage_of_shard(shard: Tensor, *, in_shards: bool) -> torch.UntypedStorage:
     """The memory of this rank's piece, for libraries that ask whether tensors share it.
     AutoparError for a script, which would take it for that of the whole tensor."""
     if in_shards and is_read_by_script():
         raise AutoparError(_STORAGE)
-    return piece.untyped_storage()
+    return shard.untyped_storage()
 
 
 class ReadsWhole:
-    """Text, arrays, lists, copies and files of a tensor of which this rank has a `piece`."""
+    """Text, arrays, lists, copies and files of a tensor of which this rank has a `shard`."""
 
-    piece: Tensor
+    shard: Tensor
     in_shards: bool
 
     def full_tensor(self) -> Tensor:
@@ -74,12 +74,12 @@ class ReadsWhole:
         return found
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        return storage_of_piece(self.piece, in_shards=self.in_shards)
+        return storage_of_shard(self.shard, in_shards=self.in_shards)
 
     def share_memory_(self) -> Any:
         """Bring this rank's piece into memory that processes share."""
-        self.piece.share_memory_()
+        self.shard.share_memory_()
         return self
 
     def is_shared(self) -> bool:
-        return self.piece.is_shared()
+        return self.shard.is_shared()

@@ -21,7 +21,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
-from autopar.runtime.dtensor_private import cut_piece, dtensor_of, local_of, piece_of
+from autopar.runtime.dtensor_private import cut_shard, dtensor_of, local_of, shard_of
 from autopar.runtime.op_schemas import (
     as_view,
     done,
@@ -62,9 +62,9 @@ aten = torch.ops.aten
 
 
 class ShardedOutput(ReadsWhole, Tensor):
-    """A tensor of the shape and strides of the whole, `like`; this rank holds `piece` of it."""
+    """A tensor of the shape and strides of the whole, `like`; this rank holds `shard` of it."""
 
-    piece: Tensor
+    shard: Tensor
     place: Place
     view_of: Copied | None
     """What it was made of, if it has whole values of its own where eager has a view: what is
@@ -78,10 +78,10 @@ class ShardedOutput(ReadsWhole, Tensor):
 
     @staticmethod
     def __new__(
-        cls, piece: Tensor, place: Place, like: Tensor, view_of: Copied | None = None
+        cls, shard: Tensor, place: Place, like: Tensor, view_of: Copied | None = None
     ) -> ShardedOutput:
-        self = wrapper_of(cls, like, piece.device)
-        self.piece, self.place, self.view_of = _physical(piece), place, view_of
+        self = wrapper_of(cls, like, shard.device)
+        self.shard, self.place, self.view_of = _physical(shard), place, view_of
         self.writes = 0
         self.seen = _writes(_root(self))
         return self
@@ -158,8 +158,8 @@ class ShardedOutput(ReadsWhole, Tensor):
         whole = whole if isinstance(value, ShardedOutput | DTensor) else of_rank_0(whole)
         mesh = self.place.mesh
         # Memory of its own, as in eager: what shared that of before keeps its values.
-        piece = whole if mesh is None else cut_piece(whole, mesh, self.placements)
-        self.piece, self.view_of = (
+        piece = whole if mesh is None else cut_shard(whole, mesh, self.placements)
+        self.shard, self.view_of = (
             _physical(piece).clone(memory_format=torch.contiguous_format),
             None,
         )
@@ -182,17 +182,17 @@ class _Whole(torch.autograd.Function):
         return grad
 
 
-def output(piece: Tensor, place: Place | None) -> Tensor:
-    """The output of which a rank holds `piece`, even as those of the others: a plain tensor where
+def output(shard: Tensor, place: Place | None) -> Tensor:
+    """The output of which a rank holds `shard`, even as those of the others: a plain tensor where
     that is all of it."""
     if place is None or (place.shape is None and all(p.is_replicate() for p in place.placements)):
-        return piece
+        return shard
     assert place.mesh is not None
-    shape = list(piece.shape if place.shape is None else place.shape)
+    shape = list(shard.shape if place.shape is None else place.shape)
     for size, placement in zip(place.mesh.shape, place.placements, strict=True):
         if isinstance(placement, Shard) and place.shape is None:
             shape[placement.dim] *= size
-    made = ShardedOutput(piece, place, torch.empty(shape, dtype=piece.dtype, device="meta"))
+    made = ShardedOutput(shard, place, torch.empty(shape, dtype=shard.dtype, device="meta"))
     know_output(made)
     return made
 
@@ -202,16 +202,16 @@ def whole_of(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, ShardedOutput):
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     if not tensor.in_shards:
-        return tensor.piece
+        return tensor.shard
     with jointly("a read", [tensor]) as joint:
         if not joint:
             return whole_alone(tensor)
         _refresh(tensor)
-        return tensor.piece if tensor._is_whole else _dtensor(tensor).full_tensor()
+        return tensor.shard if tensor._is_whole else _dtensor(tensor).full_tensor()
 
 
-def _shares(made: Any, source: ShardedOutput) -> bool:
-    return isinstance(made, ShardedOutput) and shares_memory(made.piece, source.piece)
+def _shares(result: Any, source: ShardedOutput) -> bool:
+    return isinstance(result, ShardedOutput) and shares_memory(result.shard, source.shard)
 
 
 def _done_together(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -244,7 +244,7 @@ def _refresh(x: ShardedOutput) -> None:
         return
     root = _root(x)
     if isinstance(root, DTensor) or x.seen != root.writes:
-        x.piece = _physical(x.view_of.again(whole_of(x.view_of.args[0])))
+        x.shard = _physical(x.view_of.apply_to(whole_of(x.view_of.args[0])))
         x.seen = _writes(root)
 
 
@@ -269,9 +269,9 @@ def _dtensor(x: Tensor) -> Any:
         return x
     if x.place.mesh is not None and not x.dim():
         # `from_local` takes a shape of no dims for none, and that of the piece instead.
-        return dtensor_of(x.piece, x, x.place.mesh, x.placements)
+        return dtensor_of(x.shard, x, x.place.mesh, x.placements)
     return DTensor.from_local(
-        x.piece, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
+        x.shard, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
     )
 
 
@@ -293,17 +293,17 @@ def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         return NotImplemented
 
 
-def _placed(made: Tensor) -> Tensor:
+def _placed(result: Tensor) -> Tensor:
     """A result of DTensor's: a plain tensor where it is whole, added up where it is partial."""
-    if not isinstance(made, DTensor):
-        return made
-    placements = [Replicate() if p.is_partial() else p for p in made.placements]
+    if not isinstance(result, DTensor):
+        return result
+    placements = [Replicate() if p.is_partial() else p for p in result.placements]
     if any(type(p) not in (Shard, Replicate) for p in placements):
         raise NotImplementedError(f"{placements} is no way to hold an output")
     if all(p.is_replicate() for p in placements):
-        return made.full_tensor()
-    made = made.redistribute(placements=placements)
-    return ShardedOutput(local_of(made), Place(made.device_mesh, made.placements), made)
+        return result.full_tensor()
+    result = result.redistribute(placements=placements)
+    return ShardedOutput(local_of(result), Place(result.device_mesh, result.placements), result)
 
 
 def _view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -332,10 +332,10 @@ def view_of_whole(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 def _become(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An op that makes its argument a view of itself."""
     x, *rest = args
-    before = ShardedOutput(x.piece, x.place, torch.empty_like(x, device="meta"), x.view_of)
+    before = ShardedOutput(x.shard, x.place, torch.empty_like(x, device="meta"), x.view_of)
     before.writes, before.seen = x.writes, x.seen
     made = _view(as_view(func), (before, *rest), kwargs)
-    x.piece, x.place, x.view_of, x.seen = made.piece, made.place, made.view_of, made.seen
+    x.shard, x.place, x.view_of, x.seen = made.shard, made.place, made.view_of, made.seen
     reshape_wrapper(func, args, kwargs)
     return x
 
@@ -354,7 +354,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         copy = whole_of(root).clone()
         roots.append((root, copy))
         for view in reversed(views):
-            copy = view.again(copy)
+            copy = view.apply_to(copy)
         copies[id(x)] = copy
 
     def read(x: Tensor) -> Tensor:
@@ -371,7 +371,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             copy.copy_(of_rank_0(copy))
     for root, copy in roots:
         if is_distributed_call(func) and isinstance(root, ShardedOutput):
-            root.piece, root.place, root.writes = copy, NOWHERE, root.writes + 1
+            root.shard, root.place, root.writes = copy, NOWHERE, root.writes + 1
         else:
             _keep(root, copy)
     back: dict[int, Tensor] = {}
@@ -386,7 +386,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _keep(x: ShardedOutput | DTensor, whole: Tensor) -> None:
     if whole.shape != x.shape:
         raise AutoparError(RESIZED.format(now=tuple(whole.shape), was=tuple(x.shape)))
-    mesh, piece = x.device_mesh, piece_of(x) if isinstance(x, DTensor) else x.piece
+    mesh, piece = x.device_mesh, shard_of(x) if isinstance(x, DTensor) else x.shard
     if isinstance(x, ShardedOutput):
         x.writes += 1
-    piece.copy_(whole if mesh is None else cut_piece(whole, mesh, x.placements))
+    piece.copy_(whole if mesh is None else cut_shard(whole, mesh, x.placements))

@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
 from autopar.runtime.op_schemas import draws_numbers, size_of_group, written_by
-from autopar.runtime.process.layouts import is_in_pieces
+from autopar.runtime.process.layouts import is_sharded_tensor
 from autopar.runtime.process.proven import is_by_element
 from autopar.runtime.torch_private import flatten
 
@@ -61,7 +61,7 @@ class Copied(NamedTuple):
     index: int | None
     shape: torch.Size
 
-    def again(self, source: Any) -> Any:
+    def apply_to(self, source: Any) -> Any:
         """The view of another one."""
         if source.shape != self.shape:
             raise AutoparError(RESHAPED.format(op=self.func, was=tuple(self.shape)))
@@ -105,7 +105,7 @@ def check_distributed_call(op: Any, args: Sequence[Any]) -> None:
     pass, or would leave shards of tensors that differ between ranks."""
     alone = args[_OF_A_ROOT[op]] if op in _OF_A_ROOT else ()
     is_of_some = op in _BETWEEN_TWO or size_of_group(op, args) < dist.get_world_size()
-    if any(is_in_pieces(x) for x in flatten(args if is_of_some else alone)[0]):
+    if any(is_sharded_tensor(x) for x in flatten(args if is_of_some else alone)[0]):
         raise AutoparError(_ALONE.format(op=op))
     if op not in _EQUAL and any(isinstance(x, DTensor) for x in written_by(op, args, {})):
         raise AutoparError(_UNEQUAL.format(op=op))
@@ -126,7 +126,7 @@ def leaves_mesh(x: Tensor, device: torch.device | None) -> bool:
 def needs_no_other(func: Any, args: Sequence[Any], leaves: Sequence[Any]) -> bool:
     """Whether each rank makes of its pieces what it has of a result, and needs none of others."""
     if func in _LOCAL_VIEWS:
-        return hasattr(args[0], "piece") and not takes_a_part(func, args)
+        return hasattr(args[0], "shard") and not takes_a_part(func, args)
     given = [x for x in leaves if isinstance(x, Tensor)]
     place, shape = getattr(given[0], "place", None), given[0].shape
     return is_by_element(func) and all(
@@ -137,7 +137,7 @@ def needs_no_other(func: Any, args: Sequence[Any], leaves: Sequence[Any]) -> boo
 def changes_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an op writes to a tensor in shards, or draws."""
     written = written_by(func, args, kwargs)
-    return draws_numbers(func) or any(is_in_pieces(x) for x in written)
+    return draws_numbers(func) or any(is_sharded_tensor(x) for x in written)
 
 
 def takes_a_part(func: Any, args: Sequence[Any]) -> bool:
@@ -150,7 +150,7 @@ def takes_a_part(func: Any, args: Sequence[Any]) -> bool:
 
 def shares_place(x: Any, y: Any) -> bool:
     """`x.is_set_to(y)`: whether two tensors are the same part of the same memory."""
-    pieces = [getattr(each, "piece", None) for each in (x, y)]
+    pieces = [getattr(each, "shard", None) for each in (x, y)]
     a, b = pieces
     return a is not None and b is not None and x.place == y.place and a.is_set_to(b)
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import Tensor
 
-import autopar.runtime.ops.attention_piece  # noqa: F401 - registers its ops
+import autopar.runtime.ops.attention_shard  # noqa: F401 - registers its ops
 from autopar.ir.uneven import chunk_length, held
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ Cuts = tuple[tuple[str, int], ...]
 Resolved = tuple[Any, tuple[Any, ...]]
 """An op, and its arguments behind the first one, a tensor."""
 
-CutPiece = tuple[int, Cuts, int]
+CutShard = tuple[int, Cuts, int]
 """(length, cuts, back): a dim is cut into pieces of `length` by the axes of `cuts`; the piece is
 the one `back` places before this rank's, the last one being before the first."""
 
@@ -41,26 +41,26 @@ def local_position(indices: Tensor, length: int, path: Cuts) -> Tensor:
     raise NotImplementedError(f"local_position along axes {path} of a graph that is not bound")
 
 
-def permute(x: Tensor, length: int, ways: int, axis: str) -> Tensor:
-    """What the rank before this one on mesh axis `axis`, of `ways` ranks, has for `x`, a list of
-    `length` elements; the last rank is before the first."""
+def permute(x: Tensor, length: int, num_ranks: int, axis: str) -> Tensor:
+    """What the rank before this one on mesh axis `axis`, of `num_ranks` ranks, has for `x`, a list
+    of `length` elements; the last rank is before the first."""
     raise NotImplementedError(f"permute along axis {axis!r} of a graph that is not bound")
 
 
-def attention_piece(
+def attention_shard(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
     scale: float | None,
-    queries: CutPiece,
-    keys: CutPiece,
+    queries: CutShard,
+    keys: CutShard,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention, where `q` is a piece of the sequence, and `k` and `v` are another one."""
     raise NotImplementedError("attention_piece of a graph that is not bound")
 
 
-def attention_piece_backward(
+def attention_shard_backward(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -69,8 +69,8 @@ def attention_piece_backward(
     lse: Tensor,
     mask: Tensor | None,
     scale: float | None,
-    queries: CutPiece,
-    keys: CutPiece,
+    queries: CutShard,
+    keys: CutShard,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Its backward."""
     raise NotImplementedError("attention_piece_backward of a graph that is not bound")
@@ -86,7 +86,7 @@ def first_rows(x: Tensor, size: int, cuts: Cuts) -> Tensor:
     raise NotImplementedError(f"first_rows of {size} of a graph that is not bound")
 
 
-def padded_piece(x: Tensor, num_dims: int, size: int, cuts: Cuts) -> Tensor:
+def padded_shard(x: Tensor, num_dims: int, size: int, cuts: Cuts) -> Tensor:
     """`x`, of `num_dims` dims, which has the rows of this rank along dim 0, with zeros behind them:
     as many rows as the largest chunk of the last cut has, and one at least."""
     raise NotImplementedError(f"padded_piece of {size} of a graph that is not bound")
@@ -94,7 +94,7 @@ def padded_piece(x: Tensor, num_dims: int, size: int, cuts: Cuts) -> Tensor:
 
 def padded_whole(x: Tensor, num_dims: int, size: int, cuts: Cuts) -> Tensor:
     """`x`, of `num_dims` dims, which along dim 0 has the rows left by all `cuts` but the last, with
-    zeros behind them: the last one cuts it in pieces as long as those of `padded_piece`."""
+    zeros behind them: the last one cuts it in pieces as long as those of `padded_shard`."""
     raise NotImplementedError(f"padded_whole of {size} of a graph that is not bound")
 
 
@@ -107,19 +107,19 @@ def _local_position(index: Mapping[str, int], length: int, path: Cuts) -> Resolv
     return aten.sub.Scalar, (_start(index, (length, path, 0)),)
 
 
-def _start(index: Mapping[str, int], piece: CutPiece) -> int:
+def _start(index: Mapping[str, int], shard: CutShard) -> int:
     """Where a piece begins."""
-    length, cuts, back = piece
+    length, cuts, back = shard
     at, count = 0, 1
     for axis, ways in cuts:
         at, count = at * ways + index[axis], count * ways
     return (at - back) % count * length
 
 
-def _permute(index: Mapping[str, int], length: int, ways: int, axis: str) -> Resolved:
+def _permute(index: Mapping[str, int], length: int, num_ranks: int, axis: str) -> Resolved:
     here = index[axis]
-    gets, gives = ([0] * ways for _ in range(2))
-    gets[(here - 1) % ways] = gives[(here + 1) % ways] = length
+    gets, gives = ([0] * num_ranks for _ in range(2))
+    gets[(here - 1) % num_ranks] = gives[(here + 1) % num_ranks] = length
     return torch.ops._c10d_functional.all_to_all_single.default, (gets, gives, axis)
 
 
@@ -139,7 +139,7 @@ def _first_rows(index: Mapping[str, int], size: int, cuts: Cuts) -> Resolved:
     return aten.slice.Tensor, (0, 0, _length(index, size, cuts))
 
 
-def _padded_piece(index: Mapping[str, int], num_dims: int, size: int, cuts: Cuts) -> Resolved:
+def _padded_shard(index: Mapping[str, int], num_dims: int, size: int, cuts: Cuts) -> Resolved:
     return _padded(num_dims, _length(index, size, cuts), _chunk(index, size, cuts))
 
 
@@ -168,11 +168,11 @@ _ON_A_RANK: dict[Any, Callable[..., Resolved]] = {
     local_chunk: _local_chunk,
     local_position: _local_position,
     permute: _permute,
-    attention_piece: partial(_attention, "sdpa_piece"),
-    attention_piece_backward: partial(_attention, "sdpa_piece_backward"),
+    attention_shard: partial(_attention, "sdpa_shard"),
+    attention_shard_backward: partial(_attention, "sdpa_shard_backward"),
     own_rows: _own_rows,
     first_rows: _first_rows,
-    padded_piece: _padded_piece,
+    padded_shard: _padded_shard,
     padded_whole: _padded_whole,
 }
 SYMBOLS = frozenset(_ON_A_RANK)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from autopar.errors import AutoparError
-from autopar.runtime.process.inputs import Piece
+from autopar.runtime.process.inputs import InputShard
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.random import DefaultRandom
 
@@ -55,7 +55,7 @@ class Past:
             if name not in self.changed and not tensor.is_inference()
         ]
 
-    def again(self, positions: Collection[int]) -> tuple[Step, list[Tensor]]:
+    def rerun(self, positions: Collection[int]) -> tuple[Step, list[Tensor]]:
         """The program with gradients of the outputs at `positions` too, and what its forward saves
         for its backward. A collective call. AutoparError if that is impossible."""
         outputs = frozenset(self.names[position] for position in positions)
@@ -96,7 +96,9 @@ def remember(
         random.now() if random is not None else None,
         [(device, torch.get_autocast_dtype(device)) for device in devices],
     )
-    held = {f"input:{i}": leaf.local for i, leaf in enumerate(leaves) if isinstance(leaf, Piece)}
+    held = {
+        f"input:{i}": leaf.local for i, leaf in enumerate(leaves) if isinstance(leaf, InputShard)
+    }
     past.watch(tuple(held), tuple(held.values()))
     return past
 

@@ -57,15 +57,15 @@ def _gradient(name: str) -> str:
 
 
 def differences(
-    found: SimulatedStep, eager: SimulatedStep, noise: Mapping[str, float] | None = None
+    simulated: SimulatedStep, eager: SimulatedStep, noise: Mapping[str, float] | None = None
 ) -> tuple[Unequal, ...]:
-    """How far `found` is from `eager`: outputs and states first, then gradients, the worst first in
-    each. What only one of the two has is infinitely far; of states that is what eager changes and
-    `found` has not. `noise` is what rounding alone does to
+    """How far `simulated` is from `eager`: outputs and states first, then gradients, the worst
+    first in each. What only one of the two has is infinitely far; of states that is what eager
+    changes and `simulated` has not. `noise` is what rounding alone does to
     each tensor, by its name in the report."""
     largest = max((_largest(grad) for grad in eager.gradients.values()), default=0.0)
-    here, there = found.named(), eager.named()
-    gradients = {_gradient(name) for step in (found, eager) for name in step.gradients}
+    here, there = simulated.named(), eager.named()
+    gradients = {_gradient(name) for step in (simulated, eager) for name in step.gradients}
     compared: list[Unequal] = []
     kept = {name for name in eager.states() if name.partition(" ")[2] not in eager.changed}
     for name in dict.fromkeys([*there, *here]):
@@ -76,7 +76,7 @@ def differences(
         compared.append(_difference(name, here.get(name), there.get(name), floor))
     compared += (
         Unequal(f"gradient through output {name}", inf, 0.0, "in eager alone")
-        for name in sorted(eager.ends - found.ends)
+        for name in sorted(eager.ends - simulated.ends)
     )
     compared.sort(key=lambda d: (d.name in gradients, -d.relative, d.name))
     return tuple(compared)
@@ -95,22 +95,22 @@ def with_exact(measured: tuple[Unequal, ...], exact: tuple[Unequal, ...]) -> tup
     return tuple(replace(d, exact=known.get(d.name, inf)) for d in measured)
 
 
-def _difference(name: str, found: Tensor | None, eager: Tensor | None, floor: float) -> Unequal:
-    if found is None or eager is None:
-        which, tensor = ("eager", eager) if found is None else ("the compiled model", found)
+def _difference(name: str, simulated: Tensor | None, eager: Tensor | None, floor: float) -> Unequal:
+    if simulated is None or eager is None:
+        which, tensor = ("eager", eager) if simulated is None else ("the compiled model", simulated)
         return Unequal(name, inf, _largest(tensor), f"in {which} alone")
     largest = _largest(eager)
-    if found.shape != eager.shape:
-        return Unequal(name, inf, largest, f"{list(found.shape)} for {list(eager.shape)}")
-    distance = _distance(found, eager)
+    if simulated.shape != eager.shape:
+        return Unequal(name, inf, largest, f"{list(simulated.shape)} for {list(eager.shape)}")
+    distance = _distance(simulated, eager)
     scale = max(largest, floor)
     return Unequal(name, distance / scale if scale else (inf if distance else 0.0), largest)
 
 
-def _distance(found: Tensor, eager: Tensor) -> float:
-    if found.shape != eager.shape:
+def _distance(simulated: Tensor, eager: Tensor) -> float:
+    if simulated.shape != eager.shape:
         return inf
-    a, b = _wide(found), _wide(eager)
+    a, b = _wide(simulated), _wide(eager)
     if not a.numel():
         return 0.0
     same = (a == b) | ((a != a) & (b != b))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autopar.errors import AutoparError, VerificationError
 from autopar.ir.graph import Graph, Role
-from autopar.runtime.module.made import owner_of
+from autopar.runtime.module.executable import owner_of
 from autopar.runtime.module.params import buffer_places
 from autopar.runtime.program.externals import Substitutes, external_number
 from autopar.runtime.program.spent import is_spent, spending_noted
@@ -247,8 +247,8 @@ def _in_form(result: Any, spec: TreeSpec, count: int) -> list[Any]:
     leaves, own = flatten(result)
     if own == spec:
         return leaves
-    here = {path: leaves[k] for path, k in _ways(unflatten(range(len(leaves)), own))}
-    there = [path for path, _ in _ways(unflatten(range(count), spec))]
+    here = {path: leaves[k] for path, k in _number_paths(unflatten(range(len(leaves)), own))}
+    there = [path for path, _ in _number_paths(unflatten(range(count), spec))]
     if all(path in here for path in there):
         return [here[path] for path in there]
     plain = [x for x in leaves if x is None or isinstance(x, (Tensor, bool, int, float, str))]
@@ -259,7 +259,7 @@ def _in_form(result: Any, spec: TreeSpec, count: int) -> list[Any]:
     )
 
 
-def _ways(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+def _number_paths(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
     """(path, leaf) of every number in nested containers, in order of the leaves."""
     items = value.items() if isinstance(value, Mapping) else ()
     if isinstance(value, list | tuple):
@@ -267,7 +267,7 @@ def _ways(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
     elif isinstance(value, int):
         yield path, value
     for key, inner in items:
-        yield from _ways(inner, f"{path}.{key}")
+        yield from _number_paths(inner, f"{path}.{key}")
 
 
 def step_of(result: StepResult) -> SimulatedStep:

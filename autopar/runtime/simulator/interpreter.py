@@ -114,7 +114,7 @@ def _talked(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> l
 
 def _by_group(
     collective: Callable[[list[Any]], list[Any]],
-    pieces: Sequence[Any],
+    shards: Sequence[Any],
     mesh: Mesh,
     axis: Any,
     identity: Callable[[Any], Any] = id,
@@ -126,7 +126,7 @@ def _by_group(
     for rank in range(mesh.num_devices):
         if results[rank] is None:
             group = mesh.group(rank, at)
-            given = [pieces[peer] for peer in group]
+            given = [shards[peer] for peer in group]
             key = tuple(map(identity, given))
             if key not in done:
                 done[key] = collective(given)
@@ -135,29 +135,29 @@ def _by_group(
     return results
 
 
-def _all_gather(pieces: list[Tensor]) -> list[Tensor]:
-    return [torch.cat(pieces)] * len(pieces)
+def _all_gather(shards: list[Tensor]) -> list[Tensor]:
+    return [torch.cat(shards)] * len(shards)
 
 
-def _all_reduce(pieces: list[Tensor]) -> list[Tensor]:
-    return [torch.stack(pieces).sum(0, dtype=pieces[0].dtype)] * len(pieces)
+def _all_reduce(shards: list[Tensor]) -> list[Tensor]:
+    return [torch.stack(shards).sum(0, dtype=shards[0].dtype)] * len(shards)
 
 
-def _all_reduce_max(pieces: list[Tensor]) -> list[Tensor]:
-    return [torch.stack(pieces).amax(0)] * len(pieces)
+def _all_reduce_max(shards: list[Tensor]) -> list[Tensor]:
+    return [torch.stack(shards).amax(0)] * len(shards)
 
 
-def _reduce_scatter(pieces: list[Tensor]) -> list[Tensor]:
-    return [chunk.clone() for chunk in _all_reduce(pieces)[0].chunk(len(pieces))]
+def _reduce_scatter(shards: list[Tensor]) -> list[Tensor]:
+    return [chunk.clone() for chunk in _all_reduce(shards)[0].chunk(len(shards))]
 
 
-def _all_to_all(pieces: list[Tensor]) -> list[Tensor]:
-    sent = [piece.chunk(len(pieces)) for piece in pieces]
-    return [torch.cat([chunks[k] for chunks in sent]) for k in range(len(pieces))]
+def _all_to_all(shards: list[Tensor]) -> list[Tensor]:
+    sent = [piece.chunk(len(shards)) for piece in shards]
+    return [torch.cat([chunks[k] for chunks in sent]) for k in range(len(shards))]
 
 
-def _permute(pieces: list[Tensor]) -> list[Tensor]:
-    return [piece.clone() for piece in (pieces[-1], *pieces[:-1])]
+def _permute(shards: list[Tensor]) -> list[Tensor]:
+    return [piece.clone() for piece in (shards[-1], *shards[:-1])]
 
 
 _COLLECTIVES: Mapping[Any, Callable[[list[Tensor]], list[Tensor]]] = {

@@ -44,7 +44,7 @@ def shard(
 
 
 def unshard(
-    pieces: Sequence[Tensor],
+    shards: Sequence[Tensor],
     kind: TensorType,
     atoms: Sequence[Atom],
     sharding: Sharding,
@@ -58,7 +58,7 @@ def unshard(
     VerificationError if ranks that hold the same piece differ by more than `tolerance`, relative to
     the largest magnitude in it; `name` says what then.
     """
-    held = {mesh.coordinate(rank): piece for rank, piece in enumerate(pieces)}
+    held = {mesh.coordinate(rank): piece for rank, piece in enumerate(shards)}
     for axis, placement in enumerate(sharding):
         if placement.kind == "P":
             held = _sum(held, axis, mesh.sizes[axis])
@@ -77,7 +77,7 @@ def unshard(
         seen = first.setdefault(place, piece)
         if seen is not piece and not _equal(seen, piece, tolerance):
             raise VerificationError(f"{name}, in {sharding}, differs between ranks: {coordinate}")
-    result = pieces[0].new_empty(split)
+    result = shards[0].new_empty(split)
     for place, piece in first.items():
         result[_slices(place)] = piece.reshape([size for parts in sizes for size in parts])
     return result.reshape(kind.shape)
@@ -89,7 +89,7 @@ def _rows(size: int, sharding: Sharding, mesh: Mesh, coordinate: Sequence[int]) 
 
 
 def _join(
-    pieces: Mapping[tuple[int, ...], Tensor],
+    shards: Mapping[tuple[int, ...], Tensor],
     kind: TensorType,
     atoms: Sequence[Atom],
     sharding: Sharding,
@@ -97,7 +97,7 @@ def _join(
     name: str,
 ) -> dict[tuple[int, ...], Tensor]:
     """Every rank with the chunks of all put together."""
-    found, dim = dict(pieces), chunked_dim(sharding)
+    found, dim = dict(shards), chunked_dim(sharding)
     if dim is None:
         return found
     shape = list(local_shape(kind, atoms, without_chunks(sharding), mesh.sizes))

@@ -15,16 +15,16 @@ from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.structure import Stage
-from autopar.runtime.program.program import Program, Sum
-from autopar.runtime.program.random import DefaultRandom, draws
-from autopar.runtime.program.turns import (
+from autopar.runtime.program.microbatch_run import (
     Around,
+    MicrobatchRun,
     TensorValues,
-    TurnRun,
     at_once,
     replaying,
-    run_turns,
+    run_microbatches,
 )
+from autopar.runtime.program.program import Program, Sum
+from autopar.runtime.program.random import DefaultRandom, draws
 from autopar.runtime.simulator.interpreter import run
 from autopar.runtime.simulator.shards import shard, unshard
 
@@ -55,8 +55,8 @@ def train_step(
     the same differ by more than `tolerance` (relative).
     """
     step = RankStep(mesh, graph, structure, tolerance, program.detached_shardings)
-    if program.turns > 1:
-        return _in_turns(program, step, tensors, tangents or {})
+    if program.microbatches > 1:
+        return _in_microbatches(program, step, tensors, tangents or {})
     with torch.no_grad():
         forward = step.split(program.forward_inputs, tensors)
         results = run(program.forward, mesh, forward)
@@ -93,24 +93,24 @@ class _RankValues:
         self.num_ranks = num_ranks
         self._one = TensorValues(torch.device("cpu"))
 
-    def zeros(self, found: Sum) -> list[Tensor]:
-        return [self._one.zeros(found) for _ in range(self.num_ranks)]
+    def zeros(self, total: Sum) -> list[Tensor]:
+        return [self._one.zeros(total) for _ in range(self.num_ranks)]
 
-    def turn(self, number: int) -> list[Tensor]:
-        return [self._one.turn(number)] * self.num_ranks
+    def microbatch(self, number: int) -> list[Tensor]:
+        return [self._one.microbatch(number)] * self.num_ranks
 
-    def put(self, rows: Sequence[Tensor], turn: int, piece: Sequence[Tensor]) -> None:
-        for pair in zip(rows, piece, strict=True):
-            self._one.put(pair[0], turn, pair[1])
+    def put(self, rows: Sequence[Tensor], microbatch: int, shard: Sequence[Tensor]) -> None:
+        for pair in zip(rows, shard, strict=True):
+            self._one.put(pair[0], microbatch, pair[1])
 
 
-def _in_turns(
+def _in_microbatches(
     program: Program, step: RankStep, tensors: Mapping[str, Tensor], tangents: Mapping[int, Tensor]
 ) -> StepResult:
     """`train_step` of a program in microbatches."""
     around = replaying(DefaultRandom(torch.device("cpu"))) if draws(program.forward) else at_once
     found = rank_run(program, step, tensors, tangents, around)
-    run_turns(found)
+    run_microbatches(found)
     return step.joined(found)
 
 
@@ -120,10 +120,10 @@ def rank_run(
     tensors: Mapping[str, Tensor],
     tangents: Mapping[int, Tensor],
     around: Around,
-    last_turns: tuple[int, int] | None = None,
-) -> TurnRun:
+    last_microbatches: tuple[int, int] | None = None,
+) -> MicrobatchRun:
     """A step of `program` in turns on all ranks, to be run: each of its values is a list, of one
-    tensor per rank. The `last_turns` are those of `TurnRun`."""
+    tensor per rank. The `last_microbatches` are those of `MicrobatchRun`."""
     mesh, given = step.mesh, dict[str, Any]()
     for part in reversed(program.parts):
         names = [name for name in part.forward_inputs if name in tensors]
@@ -147,7 +147,7 @@ def rank_run(
         for name, dtype in program.tangent_dtypes.items()
     }
     values = _RankValues(ranks)
-    return TurnRun(program, graphs, values, given, arriving, around, last_turns)
+    return MicrobatchRun(program, graphs, values, given, arriving, around, last_microbatches)
 
 
 def _tangent(given: dict[int, Tensor], name: str, outputs: Mapping[str, Tensor]) -> Tensor:
@@ -207,14 +207,14 @@ class RankStep:
                 )
             yield cut[key]
 
-    def joined(self, found: TurnRun) -> StepResult:
+    def joined(self, run: MicrobatchRun) -> StepResult:
         """What turns have made, whole."""
-        outputs = {name: self.join(name, each) for name, each in found.results.items()}
-        pairs = ((name.partition(":")[2], name) for name in found.gradients)
-        gradients = {target: self.join(name, found.gradients[name]) for target, name in pairs}
+        outputs = {name: self.join(name, each) for name, each in run.results.items()}
+        pairs = ((name.partition(":")[2], name) for name in run.gradients)
+        gradients = {target: self.join(name, run.gradients[name]) for target, name in pairs}
         return StepResult(outputs, gradients)
 
-    def join(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
+    def join(self, name: str, shards: Sequence[Tensor]) -> Tensor:
         """The whole output called `name`; VerificationError if ranks disagree on it."""
         node = self.leaving[name]
         kind: TensorType = self.graph.type_of(node.inputs[0])
@@ -224,6 +224,6 @@ class RankStep:
         elif node.role is Role.DETACHED:
             sharding = self.detached[int(node.target)]
         return unshard(
-            pieces, kind, self.graph.atoms, sharding, self.mesh,
+            shards, kind, self.graph.atoms, sharding, self.mesh,
             tolerance=self.tolerance, name=name,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from autopar.errors import AutoparError
 from autopar.ir.graph import Graph, Node, Phase
 from autopar.ir.own_ops import RECEIVE, SEND
 from autopar.ir.passes.stages import StageLink, link_of
-from autopar.ir.pipeline import ActionTable, Pass, hops_in_line, play_table
+from autopar.ir.pipeline import Pass, PipelineSchedule, hops_in_sequence, simulate_actions
 from autopar.plans.layout import Layout
 from autopar.plans.structure import Stage
 from autopar.runtime.program.program import Program
@@ -33,7 +33,7 @@ class SimulatedStage:
 
 def train_step_in_stages(
     stages: Sequence[SimulatedStage],
-    table: ActionTable,
+    actions: PipelineSchedule,
     graph: Graph,
     tensors: Mapping[str, Tensor],
     tangents: Mapping[int, Tensor] | None = None,
@@ -42,28 +42,33 @@ def train_step_in_stages(
 ) -> StepResult:
     """One forward and backward of the step `graph`, which is cut into `stages`, from whole tensors
     to whole tensors (`spmd.train_step`). The actions are done in the order in which they start."""
-    return _Pipeline(stages, table, graph, tensors, tangents or {}, tolerance).run()
+    return _Pipeline(stages, actions, graph, tensors, tangents or {}, tolerance).run()
 
 
 class _Pipeline:
     def __init__(
         self,
         stages: Sequence[SimulatedStage],
-        table: ActionTable,
+        actions: PipelineSchedule,
         graph: Graph,
         tensors: Mapping[str, Tensor],
         tangents: Mapping[int, Tensor],
         tolerance: float,
     ) -> None:
-        self.stages, self.table = stages, table
-        self.random = _RandomInTurn(len(stages))
+        self.stages, self.actions = stages, actions
+        self.random = _RandomInMicrobatch(len(stages))
         self.steps = [
             RankStep(s.layout.mesh, graph, s.structure, tolerance, s.program.detached_shardings)
             for s in stages
         ]
         self.runs = [
             rank_run(
-                stage.program, step, tensors, tangents, self.random.around(k), table.last_turns(k)
+                stage.program,
+                step,
+                tensors,
+                tangents,
+                self.random.around(k),
+                actions.last_microbatches(k),
             )
             for k, (stage, step) in enumerate(zip(stages, self.steps, strict=True))
         ]
@@ -76,12 +81,12 @@ class _Pipeline:
         self.under_way: dict[tuple[StageLink, int], list[Tensor]] = {}
 
     def run(self) -> StepResult:
-        table = self.table
+        table = self.actions
         hops = {(link.source, link.target, link.phase) for link, _ in self.ends}
         # Random numbers are drawn stage by stage.
-        hops |= hops_in_line(len(self.stages))
+        hops |= hops_in_sequence(len(self.stages))
         table.check(hops)
-        spans = play_table(table, lambda _: 1, hops)
+        spans = simulate_actions(table, lambda _: 1, hops)
         with torch.no_grad():
             for action in sorted(spans, key=lambda action: (spans[action].start, action)):
                 run = self.runs[action.stage]
@@ -111,14 +116,14 @@ class _Pipeline:
             if op == SEND and link.source == stage and name in sent:
                 arrives = self.ends[link, RECEIVE]
                 whole = self._whole(stage, node, sent[name])
-                self.under_way[link, microbatch] = self._pieces(link.target, arrives, whole)
+                self.under_way[link, microbatch] = self._shards(link.target, arrives, whole)
 
-    def _whole(self, stage: int, node: Node, pieces: Sequence[Tensor]) -> Tensor:
+    def _whole(self, stage: int, node: Node, shards: Sequence[Tensor]) -> Tensor:
         at = self.stages[stage].layout
         kind, state = at.graph.type_of(node.inputs[0]), at.pair(node)[0][0]
-        return unshard(pieces, kind, at.graph.atoms, state, at.mesh, tolerance=1e-5)
+        return unshard(shards, kind, at.graph.atoms, state, at.mesh, tolerance=1e-5)
 
-    def _pieces(self, stage: int, node: Node, whole: Tensor) -> list[Tensor]:
+    def _shards(self, stage: int, node: Node, whole: Tensor) -> list[Tensor]:
         at = self.stages[stage].layout
         (kind,), ((), (state,)) = node.outputs, at.pair(node)
         ranks = map(at.mesh.coordinate, range(at.mesh.num_devices))
@@ -144,7 +149,7 @@ class _Pipeline:
         return StepResult(outputs, gradients)
 
 
-class _RandomInTurn:
+class _RandomInMicrobatch:
     """Random numbers as if one process drew them: a stage goes on where the one before it was after
     the microbatch that it does first, and every microbatch draws what the whole batch would."""
 

@@ -130,7 +130,7 @@ class Passing:
         self._theta = self.core.cost + self.memory.prices(multipliers)
         self._plan = np.zeros(self.core.num_nodes, dtype=np.int64)
 
-    def settle(
+    def sweep(
         self,
         clock: Clock,
         most_sweeps: int,

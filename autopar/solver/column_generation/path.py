@@ -38,9 +38,9 @@ from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
 from autopar.solver.memory import total_usages
 from autopar.solver.pairwise.tables import keep_choices
+from autopar.solver.paths import shortest_paths
 from autopar.solver.routing import all_distances
 from autopar.solver.search import Progress, Search
-from autopar.solver.ways import shortest_ways
 from autopar.solver.windows import first_shares, weighed
 
 TOLERANCE = 0.01
@@ -103,7 +103,7 @@ def quick_bound(problem: Problem, clock: Clock, enough: float = float("inf")) ->
     """What message passing alone finds soon, or that it is `enough`: within a percent on two axes,
     if memory is ample."""
     passing = _without_prices(problem)
-    return float("-inf") if passing is None else passing.settle(clock, _SWEEPS, enough=enough)
+    return float("-inf") if passing is None else passing.sweep(clock, _SWEEPS, enough=enough)
 
 
 def _without_prices(problem: Problem) -> Passing | None:
@@ -139,7 +139,7 @@ class _Work:
         )
         good_enough = max(tolerance, TOLERANCE) / 4
         self._master = exact.Aim(
-            ways=shortest_ways, tolerance=good_enough, dives=True, hopeless=cutoff
+            paths=shortest_paths, tolerance=good_enough, dives=True, hopeless=cutoff
         )
         self.distances = all_distances(problem.flows)
         self.left: list[IntArray] = [np.arange(len(c)) for c in problem.costs]
@@ -161,7 +161,7 @@ class _Work:
             self.state.infeasible = self._done = True
             return
         if self._has_many:
-            self._offer_first()
+            self._submit_first()
         self._learn(passing, _FIRST_PROGRESS)
         self._done = self._has_many and self._gap() <= TOLERANCE
         self.state.unlimited_bound = self.state.bound
@@ -178,7 +178,7 @@ class _Work:
         state.basis = found.basis or state.basis
         if found.choice:
             chosen = self._chosen(self.kept, found.choice)
-            state.offer(chosen, state.evaluator(chosen))
+            state.submit(chosen, state.evaluator(chosen))
             self._leave_out(self.kept)
         is_better = self._cost() < (1 - TOLERANCE) * cost
         has_plan = state.evaluation is not None
@@ -209,7 +209,7 @@ class _Work:
 
     def finished(self) -> bool:
         """Whether nothing more is to be done."""
-        return self._done or self.state.settled or self.state.clock.expired
+        return self._done or self.state.is_finished or self.state.clock.expired
 
     def _chosen(self, kept: Sequence[IntArray], choice: tuple[int, ...]) -> tuple[int, ...]:
         """The choice of the first problem that is `choice` of the one with `kept` alone."""
@@ -221,7 +221,7 @@ class _Work:
         """Takes the bounds of `passing`, and leaves out the choices that they exclude."""
         state = self.state
         more = {"known": state.bound, "enough": state.cutoff}
-        state.raise_bound(passing.settle(state.clock, _SWEEPS, progress=progress, **more))
+        state.raise_bound(passing.sweep(state.clock, _SWEEPS, progress=progress, **more))
         if state.beaten:
             return
         if self._has_many:
@@ -256,11 +256,11 @@ class _Work:
         ]
         self._at_least = [b[some] for b, some in zip(self._at_least, still, strict=True)]
 
-    def _offer_first(self) -> None:
+    def _submit_first(self) -> None:
         """Offers the first choice of every node: where links are slow, a plan that computes all of
         it everywhere is hard to find node by node, and near the best."""
         first = (0,) * len(self.problem.keys)
-        self.state.offer(first, self.state.evaluator(first))
+        self.state.submit(first, self.state.evaluator(first))
         self._descend(first)
 
     def _read_off(self, passing: Passing) -> None:
@@ -268,7 +268,7 @@ class _Work:
         descent makes of it."""
         state = self.state
         read = self._chosen([np.arange(len(some)) for some in self.left], passing.read())
-        state.offer(read, state.evaluator(read))
+        state.submit(read, state.evaluator(read))
         if self._gap() > TOLERANCE:
             self._descend(read)
 
@@ -279,7 +279,7 @@ class _Work:
             self._descent = Descent(state.problem, state.evaluator, state.clock)
         found = self._descent.improve(start)
         if found is not None:
-            state.offer(*found)
+            state.submit(*found)
 
     def _cost(self) -> float:
         best = self.state.evaluation

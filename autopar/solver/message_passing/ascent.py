@@ -19,7 +19,7 @@ from autopar.solver.pairwise.core import Core
 
 _FIRST_STEP = 0.02
 _LEAST_STEP = 1e-6
-_AGAIN = 1e-3
+_RESTART_STEP = 1e-3
 """The step that is taken when steps have become too small, while the bound still rises by
 `_PROGRESS` from one such time to the next."""
 _SHRINK = 0.7
@@ -52,7 +52,7 @@ class Ascent:
         self._last_end = float("-inf")
 
     @property
-    def settled(self) -> bool:
+    def has_converged(self) -> bool:
         """Whether steps have become too small to matter."""
         return self._step <= _LEAST_STEP
 
@@ -98,7 +98,7 @@ class Ascent:
             if self._step <= _LEAST_STEP and best.bound > self._last_end + _PROGRESS * abs(
                 best.bound
             ):
-                self._step, self._last_end = _AGAIN, best.bound
+                self._step, self._last_end = _RESTART_STEP, best.bound
             self._idle = 0
             self._multipliers = self.best.multipliers
             self._message = self.best.message.copy()
@@ -163,7 +163,7 @@ def _prove(bare: Core, times: IntArray, clock: Clock) -> Guide | None:
     memory = MemoryPrices(core)
     ascent = Ascent(core, memory)
     for step in range(_STEPS):
-        if ascent.settled or clock.expired:
+        if ascent.has_converged or clock.expired:
             break
         ascent.advance()
         if step % 10 == 9 and certify(core, memory, ascent.best) > 0:

@@ -20,7 +20,7 @@ from autopar.solver.clock import Clock
 from autopar.solver.loops import TINY_NODES, tiny_problem
 from autopar.solver.memory import maximal_times, peak_conflict, total_usages
 from autopar.solver.message_passing.ascent import Ascent, Shortage, find_shortage
-from autopar.solver.message_passing.plans import Dive, FoundPlan, Improver, Planner
+from autopar.solver.message_passing.plans import Dive, Improver, LiftedPlan, Planner
 from autopar.solver.pairwise.bound import Guide, MemoryPrices, certify
 from autopar.solver.pairwise.contract import contract
 from autopar.solver.pairwise.core import Core, lay_out
@@ -129,8 +129,8 @@ def _impossible(
     times = maximal_times(problem)[list(shortage.times)].tolist()
     worst = max(range(len(times)), key=lambda i: shortage.needed[i])
     needed, limit = shortage.needed[worst], problem.usage_limit
-    leanest = [int(sizes.argmin()) for sizes in total_usages(problem)]
-    conflict = peak_conflict(problem, leanest, times[worst], needed)
+    smallest_memory = [int(sizes.argmin()) for sizes in total_usages(problem)]
+    conflict = peak_conflict(problem, smallest_memory, times[worst], needed)
     if needed > limit:
         reason = f"at least {needed} is needed at time {times[worst]}, the limit is {limit}"
     else:
@@ -146,7 +146,7 @@ class _Work:
         self.progress = progress
         self.memory = MemoryPrices(core)
         self.ascent = Ascent(core, self.memory)
-        self.best: FoundPlan | None = None
+        self.best: LiftedPlan | None = None
         self.bound = certify(core, self.memory, self.ascent.best)
         self.rounds = 0
         self.shortage: Shortage | None = None
@@ -163,7 +163,7 @@ class _Work:
                 first, second = self._lines
                 beside = (
                     pool.submit(second.improve, self._guide, self.best)
-                    if self.ascent.settled
+                    if self.ascent.has_converged
                     else pool.submit(self._raise_bound, _STEPS)
                 )
                 first.improve(self._guide, self.best)
@@ -181,12 +181,12 @@ class _Work:
         has_tried = self.clock.limit_s is None and self.rounds >= _ROUNDS
         return self.shortage is not None or is_proven or has_tried or self.clock.expired
 
-    def _cost(self, plan: FoundPlan) -> int:
+    def _cost(self, plan: LiftedPlan) -> int:
         return plan.cost + self.core.fixed_cost
 
     def _raise_bound(self, steps: int) -> None:
         for _ in range(steps):
-            if self.ascent.settled or self.clock.expired:
+            if self.ascent.has_converged or self.clock.expired:
                 return
             self.ascent.advance()
 

@@ -21,7 +21,7 @@ from autopar.solver.pairwise.core import Core
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FoundPlan:
+class LiftedPlan:
     """A plan of the core, its cost (exact, without what settled nodes cost; `FORBIDDEN` or more
     where it is not allowed) and how far it exceeds the limit at each time."""
 
@@ -59,19 +59,19 @@ class Planner:
         self._margin = np.zeros(core.num_nodes)
         self._state = np.array([seed + 1])
 
-    def price(self, choice: IntArray) -> FoundPlan:
+    def price(self, choice: IntArray) -> LiftedPlan:
         """`choice` as a plan."""
         cost = kernels.cost_of(self.core, choice)
-        return FoundPlan(choice, int(cost), self.memory.excess(choice))
+        return LiftedPlan(choice, int(cost), self.memory.excess(choice))
 
     def dive(
         self, start: IntArray, free: BoolArray, guide: Guide, multipliers: FloatArray, how: Dive
-    ) -> list[FoundPlan]:
+    ) -> list[LiftedPlan]:
         """Decides the `free` nodes again. Returns the last plan, after the cheapest of those on the
         way that keep the limit, if there was one."""
         core = self.core
         choice, message, free = start.copy(), guide.message.copy(), free.copy()
-        on_the_way: FoundPlan | None = None
+        on_the_way: LiftedPlan | None = None
         order = np.flatnonzero(free)
         while True:
             theta = self._cost + self.memory.prices(multipliers, order, self._priced)
@@ -94,13 +94,13 @@ class Planner:
 
     def walk(
         self,
-        plan: FoundPlan,
+        plan: LiftedPlan,
         prices: FloatArray,
         factors: FloatArray,
         starts: IntArray,
         moves: int,
         most_nodes: int,
-    ) -> FoundPlan:
+    ) -> LiftedPlan:
         """`plan` after moves of trees around any of `starts`, each to where cost plus one of
         `factors` times `prices` (per label) is least. It keeps within the limit and does not raise
         cost plus prices, or, above the limit, does not raise the peak."""
@@ -165,13 +165,13 @@ class Improver:
         self.clock = clock
         self.seed = seed
         self.planner = Planner(core, memory, seed)
-        self.best: FoundPlan | None = None
-        self._current: FoundPlan | None = None
+        self.best: LiftedPlan | None = None
+        self._current: LiftedPlan | None = None
         self._phase = 0
-        self._made = seed
+        self._num_plans = seed
         self._outdated_at = float("-inf")
 
-    def improve(self, guide: Guide, known: FoundPlan | None) -> None:
+    def improve(self, guide: Guide, known: LiftedPlan | None) -> None:
         """One round of work under the prices and messages of `guide`; `known` is the best plan of
         all lines."""
         self.best = known
@@ -211,24 +211,24 @@ class Improver:
 
     def _make_fresh(self, guide: Guide) -> None:
         """A plan that owes nothing to the best one, made under the prices of now."""
-        multipliers = guide.multipliers * _FRESH_FACTORS[self._made % len(_FRESH_FACTORS)]
-        if self._made >= _PLAIN * len(_FRESH_FACTORS):
+        multipliers = guide.multipliers * _FRESH_FACTORS[self._num_plans % len(_FRESH_FACTORS)]
+        if self._num_plans >= _PLAIN * len(_FRESH_FACTORS):
             multipliers = multipliers * self.planner.random.uniform(
                 *_FRESH_NOISE, self.core.num_times
             )
-        self._made += 1
+        self._num_plans += 1
         plan = self._new_plan(guide, multipliers, _DEARER)
         if plan.fits and plan.cost < FORBIDDEN:
             self._descend(plan, self.memory.prices(guide.multipliers))
 
-    def _new_plan(self, guide: Guide, multipliers: FloatArray, dearer: float) -> FoundPlan:
+    def _new_plan(self, guide: Guide, multipliers: FloatArray, dearer: float) -> LiftedPlan:
         """A dive over everything, then moves until the plan is allowed, at prices that rise where
         too much is taken; at first by what raises the bound by a part of `dearer`."""
         everything = np.ones(self.core.num_nodes, dtype=np.bool_)
         start = np.zeros(self.core.num_nodes, dtype=np.int64)
         *on_the_way, plan = self.planner.dive(start, everything, guide, multipliers, _DIVES[0])
         for earlier in on_the_way:
-            self._offer(earlier)
+            self._submit(earlier)
         worth = dearer * guide.unit / max(1, self.core.limit)
         for _ in range(_REPAIRS):
             if (plan.fits and plan.cost < FORBIDDEN) or self.clock.expired:
@@ -238,33 +238,35 @@ class Improver:
                 multipliers = multipliers + worth * float(over.max()) / float(over @ over) * over
                 worth *= _GROWTH
             plan = self._move_all(plan, self.memory.prices(multipliers))
-        self._offer(plan)
+        self._submit(plan)
         return plan
 
-    def _descend(self, plan: FoundPlan, prices: FloatArray) -> FoundPlan:
+    def _descend(self, plan: LiftedPlan, prices: FloatArray) -> LiftedPlan:
         """`plan`, which fits, after moves of trees everywhere, for as long as they help."""
         for _ in range(_DESCENTS):
             if self.clock.expired:
                 break
             before = plan.cost
             plan = self._move_all(plan, prices)
-            self._offer(plan)
+            self._submit(plan)
             if before - plan.cost <= _GAIN * abs(plan.cost):
                 break
         return plan
 
-    def _move_all(self, plan: FoundPlan, prices: FloatArray) -> FoundPlan:
+    def _move_all(self, plan: LiftedPlan, prices: FloatArray) -> LiftedPlan:
         everywhere = np.arange(self.core.num_nodes)
         for tree in _TREES:
             plan = self._move(plan, prices, everywhere, tree)
         return plan
 
-    def _move(self, plan: FoundPlan, prices: FloatArray, starts: IntArray, tree: int) -> FoundPlan:
+    def _move(
+        self, plan: LiftedPlan, prices: FloatArray, starts: IntArray, tree: int
+    ) -> LiftedPlan:
         moves = max(_LEAST_MOVES, len(starts) // tree)
         factors = _FACTORS_THAT_FIT if plan.fits else _FACTORS_THAT_DO_NOT
         return self.planner.walk(plan, prices, factors, starts, moves, tree)
 
-    def _change_part(self, plan: FoundPlan, guide: Guide) -> None:
+    def _change_part(self, plan: LiftedPlan, guide: Guide) -> None:
         draw = self.planner.random
         size = max(_LEAST_PART, int(self.core.num_nodes * draw.choice(_PARTS)))
         factor = draw.choice(_FACTORS)
@@ -276,13 +278,13 @@ class Improver:
             plan.choice, part, guide, guide.multipliers * factor, how
         )
         for earlier in on_the_way:
-            self._offer(earlier)
+            self._submit(earlier)
         prices, starts = self.memory.prices(guide.multipliers), np.flatnonzero(part)
         for tree in _TREES:
             plan = self._move(plan, prices, starts, tree)
-        self._offer(plan)
+        self._submit(plan)
 
-    def _offer(self, plan: FoundPlan) -> None:
+    def _submit(self, plan: LiftedPlan) -> None:
         if not plan.fits or plan.cost >= FORBIDDEN:
             return
         if self._current is None or plan.cost < self._current.cost:

@@ -1,0 +1,166 @@
+"""What microbatches, stages and rounding add to a graph (`ir.passes.microbatches`,
+`ir.passes.stages`, `ir.passes.rounding`), written in ops of torch.
+
+The turn is an input of the graph, as are the sums so far: the graph of a turn is the same in every
+one. What turns put together leaves a turn that is not the last as it is;
+`runtime.program.microbatches` hands it to the next. What another stage sends is an input of the
+graph, and what another is sent an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import fx
+
+from autopar.ir.graph import Graph, Node, Slot
+from autopar.ir.own_ops import (
+    ACCUMULATE,
+    COLLECT,
+    COUNT,
+    MICROBATCH,
+    RECEIVE,
+    RESTORE,
+    ROUND,
+    SEND,
+    SHARE,
+)
+from autopar.ir.redistribute import local_part_sizes
+from autopar.ir.sharding import Sharding
+from autopar.runtime.program.program import MICROBATCH_INPUT, Sum
+
+aten = torch.ops.aten
+
+OWN_OPS = frozenset({MICROBATCH, SHARE, ACCUMULATE, COLLECT, COUNT, SEND, RECEIVE, ROUND, RESTORE})
+
+
+def sum_name(node: Node) -> str:
+    """What an input or output of a graph is called that `node` puts together."""
+    return f"sum:{node.index}"
+
+
+def received_name(node: Node) -> str:
+    """What an input of a graph is called that another stage sends."""
+    return f"received:{node.target}"
+
+
+def sent_name(node: Node) -> str:
+    """What an output of a graph is called that `node` sends to another stage."""
+    return f"sent:{node.args[-1]}:{node.target}"
+
+
+def inputs_of(node: Node, *, is_last: bool) -> tuple[str, ...]:
+    """The further inputs of a graph that `node` needs."""
+    if node.op == MICROBATCH:
+        return (MICROBATCH_INPUT,)
+    if node.op == RECEIVE:
+        return (received_name(node),)
+    if node.op == ACCUMULATE:
+        return (sum_name(node),)
+    return (MICROBATCH_INPUT, sum_name(node)) if node.op == COLLECT and is_last else ()
+
+
+class OwnOps:
+    """Writes ops of ours for a graph on a mesh of `sizes`, for the last turn or one before."""
+
+    def __init__(self, graph: Graph, sizes: Sequence[int], *, is_last: bool) -> None:
+        self.graph, self.sizes, self.is_last = graph, sizes, is_last
+
+    def write(
+        self,
+        graph: fx.Graph,
+        node: Node,
+        x: Sequence[fx.Node],
+        inputs: dict[str, fx.Node],
+        states: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
+    ) -> fx.Node:
+        """What `node` makes of `x`, where `states` are the shardings of its inputs and outputs."""
+        if node.op == RECEIVE:
+            return inputs[received_name(node)]
+        if node.op == SEND:
+            return graph.call_function(aten.contiguous.default, (x[0],))
+        if node.op == ACCUMULATE:
+            return graph.call_function(aten.add_.Tensor, (inputs[sum_name(node)], x[0]))
+        if node.op == SHARE:
+            return graph.call_function(aten.div.Scalar, (x[0], self.graph.microbatches))
+        if node.op == COUNT:
+            return _count(graph, node, x)
+        if node.op in (ROUND, RESTORE):
+            return _cast(graph, node, x[0])
+        if node.op == COLLECT and not self.is_last:
+            return x[0]
+        (state, *_), (made_state,) = states
+        lead, rest = self._around(node, made_state if node.op == COLLECT else state)
+        microbatch, microbatches = inputs[MICROBATCH_INPUT], self.graph.microbatches
+        if node.op == MICROBATCH:
+            rows = graph.call_function(aten.reshape.default, (x[0], [lead, microbatches, rest]))
+            made = graph.call_function(aten.index_select.default, (rows, 1, microbatch))
+        else:
+            rows = graph.call_function(aten.reshape.default, (x[0], [lead, 1, rest]))
+            whole = inputs[sum_name(node)]
+            made = graph.call_function(aten.index_copy_.default, (whole, 1, microbatch, rows))
+        return graph.call_function(aten.reshape.default, (made, self._shape(node, made_state)))
+
+    def sum_of(self, node: Node, state: Sharding) -> Sum:
+        """What is handed from turn to turn of what `node` puts together, made in `state`."""
+        tensor, phase = node.outputs[0], node.phase.value
+        if node.op == ACCUMULATE:
+            shape = tuple(self._shape(node, state))
+            return Sum(sum_name(node), phase, shape, tensor.dtype)
+        lead, rest = self._around(node, state)
+        shape = (lead, self.graph.microbatches, rest)
+        return Sum(sum_name(node), phase, shape, tensor.dtype, is_collected=True)
+
+    def _shape(self, node: Node, state: Sharding) -> list[int]:
+        tensor, atoms = node.outputs[0], self.graph.atoms
+        return [prod(sizes) for sizes in local_part_sizes(tensor, atoms, state, self.sizes)]
+
+    def _around(self, node: Node, state: Sharding) -> tuple[int, int]:
+        """How many elements stand before and behind the part that is the turn, on one rank."""
+        is_cut = node.op == MICROBATCH
+        tensor = self.graph.input_types(node)[0] if is_cut else node.outputs[0]
+        other = node.outputs[0] if is_cut else self.graph.input_types(node)[0]
+        dim, part = _microbatch_slot(tensor.parts, other.parts)
+        sizes = local_part_sizes(tensor, self.graph.atoms, state, self.sizes)
+        lead = prod(prod(each) for each in sizes[:dim]) * prod(sizes[dim][:part])
+        rest = prod(sizes[dim][part + 1 :]) * prod(prod(each) for each in sizes[dim + 1 :])
+        return lead, rest
+
+
+def _microbatch_slot(whole: Sequence[Sequence[int]], cut: Sequence[Sequence[int]]) -> Slot:
+    """The part that a tensor of the whole batch has, and that of a turn has not."""
+    for dim, (parts, left) in enumerate(zip(whole, cut, strict=True)):
+        if len(parts) > len(left):
+            pairs = enumerate(zip(parts, left, strict=False))
+            return dim, next((k for k, (a, b) in pairs if a != b), len(left))
+    raise AssertionError("a tensor of the whole batch has a part more")
+
+
+def _cast(graph: fx.Graph, node: Node, x: fx.Node) -> fx.Node:
+    """`x` in the dtype of what `node` makes. What is beyond the range of float16 becomes the
+    largest number in it, and not infinity: gradients stay finite."""
+    dtype = getattr(torch, node.outputs[0].dtype)
+    made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+    if dtype is torch.float16:
+        largest = torch.finfo(dtype).max
+        made = graph.call_function(aten.clamp_.default, (made, -largest, largest))
+    return made
+
+
+def _count(graph: fx.Graph, node: Node, x: Sequence[fx.Node]) -> fx.Node:
+    """How many targets are not ignored, or the sum of the weights of their classes."""
+    ignored = node.args[-1]
+    assert isinstance(ignored, int)
+    counted = graph.call_function(aten.ne.Scalar, (x[0], ignored))
+    dtype = getattr(torch, node.outputs[0].dtype)
+    if len(x) == 1:
+        counts = graph.call_function(aten.sum.default, (counted,))
+        return graph.call_function(aten._to_copy.default, (counts,), {"dtype": dtype})
+    safe = graph.call_function(aten.mul.Tensor, (x[0], counted))
+    flat = graph.call_function(aten.reshape.default, (safe, [-1]))
+    weights = graph.call_function(aten.index_select.default, (x[1], 0, flat))
+    flags = graph.call_function(aten.reshape.default, (counted, [-1]))
+    weights = graph.call_function(aten.mul.Tensor, (weights, flags))
+    return graph.call_function(aten.sum.default, (weights,))

@@ -1,0 +1,283 @@
+"""The bill of a plan, added up again from the plan itself.
+
+`price` states a problem over classes of nodes; this walks every node of the graph under the plan's
+decisions. As modelled, the two must agree to the nanosecond, or one of them is wrong: `compile`
+checks that. The step and its memory are those of the schedule as it is played.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.cost_model.event_prices import PricedStep
+from autopar.cost_model.host_memory import host_memory
+from autopar.cost_model.memory import (
+    fullest_points,
+    memory_curve,
+    microbatch_memory,
+    peak_memory,
+    waiting_bytes,
+)
+from autopar.cost_model.microbatch_times import microbatch_times
+from autopar.cost_model.rates import (
+    cluster_rates,
+    inputs,
+    outputs,
+    rate_unit,
+    reads,
+    utilisation_ppm,
+)
+from autopar.cost_model.step_simulation import StepSimulation, simulate_step
+from autopar.cost_model.windows import NO_AXIS, Hidden
+from autopar.ir.blocks import blocks_of, hides_in, launched_in, waits_in
+from autopar.ir.buckets import is_bucketed
+from autopar.ir.gc_pause import collection_paused
+from autopar.ir.graph import Graph, Node, Phase, Role
+from autopar.ir.grouping import grouped
+from autopar.ir.mesh import Mesh
+from autopar.ir.offloading import copied_in
+from autopar.ir.passes.microbatches import times
+from autopar.ir.uses import Group, groups, is_saved
+from autopar.plans.estimates import CollectiveTotal, OpTotal, StageEstimates
+from autopar.plans.layout import Layout
+from autopar.plans.memory_refinement import CostBreakdown
+from autopar.plans.order import order
+from autopar.plans.requests.matching import general
+from autopar.plans.requests.request import PlanRequest
+from autopar.plans.scheduling.host_copies import COPIES, copies_of, copy_key
+from autopar.plans.structure import Stage
+from autopar.rules.work import flops
+
+
+@collection_paused()
+def cost_breakdown(request: PlanRequest, structure: Stage) -> CostBreakdown:
+    """Time and memory of one step on each device under `structure`, node by node.
+
+    PlanMismatchError if the decisions do not fit the graph or a tensor never reaches the state a
+    use asks for.
+    """
+    step = simulate_step(request, structure)
+    layout, graph, mesh = step.layout, step.layout.graph, request.mesh
+    scheduled, prices, played = step.scheduled, step.prices, step.timeline
+    compute, launched, inside, updates = step.compute, step.launched, step.inside, step.updates
+    all_groups = groups(graph)
+    waiting = waiting_bytes(scheduled, prices, request.waiting)
+    memory, holders = peak_memory(played, prices, layout, request, waiting)
+    sends = (*_sends(graph, all_groups, step.steps, inside), *_copies(layout, step.copied))
+    communication_ns = sum(each.times * move.ns for each in sends for move in each.steps)
+    launched_ns = sum(each.times * move.host_ns for each in sends for move in each.steps)
+    (tokens, samples), microbatches = rate_unit(graph), graph.microbatches
+    on_host = host_memory(layout, request, (scheduled.before or scheduled).carried)
+    estimates = StageEstimates(
+        step_ns=played.end_ns,
+        compute_ns=microbatches * sum(compute.values()),
+        communication_ns=communication_ns,
+        optimizer_ns=sum(updates.values()),
+        flops=round(microbatches * sum(flops(graph.nodes[index], graph) for index in compute)),
+        memory=memory,
+        memory_limit=request.memory_limit_bytes,
+        collectives=_collectives(mesh, sends),
+        ops=_op_totals(layout, all_groups, compute, launched, sends, updates),
+        exposed_communication_ns=played.exposed_ns,
+        hidden_communication_ns=communication_ns - played.exposed_ns,
+        host_ns=microbatches * sum(launched.values()) + launched_ns,
+        exposed_host_ns=played.exposed_host_ns,
+        hidden=_hidden(step, mesh, all_groups),
+        contention=dict(zip(mesh.link_names, step.hiding.contention, strict=False)),
+        bubble_ns=0,
+        tokens=tokens,
+        tokens_per_s=tokens * 10**9 // played.end_ns if played.end_ns else 0,
+        samples=samples,
+        mfu_ppm=utilisation_ppm(graph, request.cluster, compute, played.end_ns),
+        cluster=cluster_rates(request.cluster),
+        sends=_by_key(mesh, sends),
+        order=order(graph, scheduled.last_microbatch),
+        memory_curve=memory_curve(played, waiting),
+        peak_holders=holders,
+        order_before=order(graph, scheduled.microbatch_before),
+        microbatches_before=microbatches - 1,
+        host_bytes=on_host.total,
+        host_memory=on_host,
+        microbatch=microbatch_times(scheduled, played, request.cluster.device),
+    )
+    static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
+    static += sum(waiting)
+    held = microbatch_memory(scheduled, played, prices)
+    return CostBreakdown(estimates, held, fullest_points(played, graph, mesh, static))
+
+
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """The collectives charged to `node`, in one phase, which happen so many `times`. `key` is that
+    of a group, or of the op that sends; or the copies to or from the host
+    (`host_copies.copy_key`)."""
+
+    key: str
+    node: int
+    phase: str
+    times: int
+    steps: Sequence[PricedStep]
+
+
+def _sends(
+    graph: Graph,
+    all_groups: Sequence[Group],
+    steps: Mapping[str, Sequence[PricedStep]],
+    inside: Mapping[int, Sequence[PricedStep]],
+) -> tuple[Sends, ...]:
+    moved = tuple(
+        Sends(
+            group.key,
+            group.root.node,
+            group.phase.value,
+            times(graph, group),
+            steps[group.key],
+        )
+        for group in all_groups
+        if steps[group.key]
+    )
+    ops = ((graph.nodes[index], found) for index, found in inside.items())
+    return moved + tuple(
+        Sends(node.key, node.index, node.phase.value, graph.microbatches, found)
+        for node, found in ops
+    )
+
+
+def _copies(layout: Layout, copied: Mapping[str, Sequence[PricedStep]]) -> Iterator[Sends]:
+    """What is offloaded, and comes back, and parameters on the host."""
+    for away in layout.offloaded_tensors:
+        for kind, phase in zip(COPIES, Phase, strict=True):
+            key = copy_key(away, layout, kind)
+            microbatches = layout.graph.microbatches
+            yield Sends(key, away.root.node, phase.value, microbatches, copied[key])
+    for each in layout.streamed_params:
+        for copy in copies_of(each, layout):
+            microbatches = 1 if copy.once else layout.graph.microbatches
+            yield Sends(copy.key, each.param.node, copy.phase.value, microbatches, copied[copy.key])
+
+
+def _hidden(step: StepSimulation, mesh: Mesh, all_groups: Sequence[Group]) -> dict[str, int]:
+    """What is hidden in each window, added up op by op and step by step."""
+    layout, graph, hiding, steps = step.layout, step.layout.graph, step.hiding, step.priced_steps
+    hidden, known = Hidden(hiding, graph.microbatches), blocks_of(graph, mesh)
+    for index, ns in step.compute.items():
+        place = known.window_of(graph.nodes[index])
+        hidden.add(place, hiding.computed(ns))
+        hidden.add(place, hiding.launched(step.launched[index]))
+        for each in step.inside.get(index, ()):
+            hidden.add(place, hiding.waited(each.axis, each.ns))
+    for group in all_groups:
+        is_sent = is_bucketed(graph, group)
+        place = hides_in(graph, mesh, group) if is_sent else waits_in(graph, mesh, group)
+        once = times(graph, group) < graph.microbatches
+        for each in steps[group.key]:
+            axis = NO_AXIS if each.kind == "slice" else each.axis
+            saved = hiding.sent(axis, each.ns) if is_sent else hiding.waited(axis, each.ns)
+            hidden.add(place, saved, once=once)
+            launched_ns = hiding.launched(each.host_ns)
+            hidden.add(launched_in(graph, mesh, group), launched_ns, once=once)
+    for away in layout.offloaded_tensors:
+        for kind, place in zip(COPIES, copied_in(graph, layout.mesh, away), strict=True):
+            (each,) = steps[copy_key(away, layout, kind)]
+            hidden.add(place, hiding.sent(each.axis, each.ns))
+            hidden.add(place, hiding.launched(each.host_ns))
+    for param in layout.streamed_params:
+        for copy in copies_of(param, layout):
+            (each,) = steps[copy.key]
+            hidden.add(copy.place, hiding.sent(each.axis, each.ns), once=copy.once)
+            hidden.add(copy.place, hiding.launched(each.host_ns), once=copy.once)
+    return hidden.by_window
+
+
+def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, ...]:
+    sums: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for each in sends:
+        for kind, axis, *figures in each.steps:
+            place = each.phase, axis, kind
+            more = (each.times * n for n in (1, *figures))
+            sums[place] = [a + b for a, b in zip(sums[place], more, strict=True)]
+    return tuple(
+        CollectiveTotal(kind, mesh.link_names[axis], phase, *figures)
+        for (phase, axis, kind), figures in sorted(sums.items())
+    )
+
+
+def _by_key(mesh: Mesh, sends: Sequence[Sends]) -> dict[str, tuple[CollectiveTotal, ...]]:
+    """The collectives of each key, in the order in which they are sent."""
+    members = grouped((each.key, each) for each in sends)
+    return {key: tuple(_added_up(mesh, found)) for key, found in sorted(members.items())}
+
+
+def _added_up(mesh: Mesh, sends: Sequence[Sends]) -> Iterator[CollectiveTotal]:
+    """Step k of all of them together: they take the same steps."""
+    for k, (kind, axis, *_) in enumerate(sends[0].steps):
+        num_bytes = sum(each.times * each.steps[k].in_bytes for each in sends)
+        ns = sum(each.times * each.steps[k].ns for each in sends)
+        host = sum(each.times * each.steps[k].host_ns for each in sends)
+        name, phase = mesh.link_names[axis], sends[0].phase
+        count = sum(each.times for each in sends)
+        yield CollectiveTotal(kind, name, phase, count, num_bytes, ns, host)
+
+
+def _op_totals(
+    layout: Layout,
+    all_groups: Sequence[Group],
+    compute: Mapping[int, int],
+    launched: Mapping[int, int],
+    sends: Sequence[Sends],
+    updates: Mapping[int, int],
+) -> dict[str, OpTotal]:
+    """Per key; a redistribution is charged to the key of the tensor's maker."""
+    graph = layout.graph
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0, 0])
+    example: dict[str, Node] = {}
+    for index, ns in compute.items():
+        node = graph.nodes[index]
+        example.setdefault(node.key, node)
+        sums[node.key][0] += graph.microbatches
+        sums[node.key][1] += graph.microbatches * ns
+        sums[node.key][5] += graph.microbatches * launched[index]
+    for each in sends:
+        node = graph.nodes[each.node]
+        example.setdefault(node.key, node)
+        sums[node.key][2] += sum(each.times * step.ns for step in each.steps)
+    for index, ns in updates.items():
+        node = graph.nodes[index]
+        example.setdefault(node.key, node)
+        sums[node.key][4] += ns
+    for group in all_groups:
+        if is_saved(graph, group):
+            node = graph.nodes[group.root.node]
+            sums[node.key][3] += layout.held_bytes(group.root, layout.for_backward(group.root))
+    typical, read = _typical(graph, compute), reads(layout, all_groups)
+    gradients = {node.target: node for node in graph.with_role(Role.GRAD)}
+    readers = typical | {
+        node.key: gradients[node.target]
+        for node in example.values()
+        if node.role is Role.PARAM and node.target in gradients
+    }
+    return {
+        key: OpTotal(
+            module=general(example[key].module),
+            op=example[key].op,
+            phase=example[key].phase.value,
+            count=count,
+            compute_ns=compute_ns,
+            communication_ns=communication_ns,
+            saved_bytes=saved,
+            optimizer_ns=optimizer_ns,
+            inputs=inputs(layout, readers[key], read) if key in readers else (),
+            outputs=outputs(layout, typical.get(key, example[key])),
+            host_ns=host,
+        )
+        for key, (count, compute_ns, communication_ns, saved, optimizer_ns, host) in sums.items()
+        if count or communication_ns or optimizer_ns
+    }
+
+
+def _typical(graph: Graph, compute: Mapping[int, int]) -> dict[str, Node]:
+    """The op in the middle of those of each key: in the middle of a stack of blocks too."""
+    members = grouped((graph.nodes[index].key, index) for index in compute)
+    return {key: graph.nodes[found[len(found) // 2]] for key, found in members.items()}

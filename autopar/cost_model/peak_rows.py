@@ -1,0 +1,359 @@
+"""What is held at moments of a step, as rows of the problem.
+
+A step holds most while some op is computed: what comes before is saved, and what the op works on is
+there. `with_peak_rows` states how much that is at the least, as a sum over decisions:
+
+* parameters, gradients and states of the optimizer, which are there all the time; what is kept of a
+  parameter between its last use of forward and its first of backward;
+* what is saved for backward and not offloaded, from its last use of forward to its first of
+  backward;
+* what an op makes, as it makes it, until that is first used, unless it is partial;
+* what the op of the moment reads, as it asks for it, what it makes, and what it needs meanwhile;
+* what the step is given, and what of it a script gets that is not read again;
+* of a tensor that is used before and after, and of gradients, a piece, cut on every axis.
+
+Messages under way are left out, and tensors in several states at once: the step that is played
+holds no less at that moment, whatever was decided. A row of its own is what the host
+holds (`host_memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from autopar.cost_model.host_memory import host_row
+from autopar.cost_model.lives import InFlight, Life, gradients, lives, results_in_order
+from autopar.cost_model.optimizer import ParamMemory
+from autopar.cost_model.residency import ParamsOnHost
+from autopar.cost_model.rounding import Rounding
+from autopar.cost_model.saved import decision_key
+from autopar.ir.casts import casts_of
+from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
+from autopar.ir.graph import Node, Phase, Ref, Role
+from autopar.ir.own_ops import RESTORE, is_optional, is_result
+from autopar.ir.peak_candidates import ON_HOST, PeakCandidate, node_at
+from autopar.ir.problem import IntArray, Label, Problem, Usage
+from autopar.ir.redistribute import local_bytes
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import SAVED, requirement, root_key
+from autopar.plans.requests.request import PlanRequest
+from autopar.rules.work import scratch_bytes
+
+_GIVEN = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
+
+
+def with_peak_rows(
+    request: PlanRequest, problem: Problem, asides: Mapping[PeakCandidate, int]
+) -> Problem:
+    """`problem`, which was stated for `request`, with a row for each moment of its step in order,
+    behind those it has (the first is that of the end of the forward phase). So many bytes are set
+    aside there."""
+    if not asides:
+        return problem
+    rows = _Rows(request, problem)
+    first = max(usage.stop for usages in problem.usages for usage in usages)
+    others, held = rows.in_flight(problem, InFlight(request)), list[dict[int, IntArray]]()
+    limits = dict(problem.other_limits)
+    for moment, aside in asides.items():
+        if moment == ON_HOST:
+            limits[first + len(held)] = request.host_memory_bytes
+            held.append(host_row(request, problem, aside))
+        else:
+            row = rows.at(node_at(request.step, moment), aside)
+            held.append(row | {n: row.get(n, 0) + amounts for n, amounts in others.items()})
+    return replace(
+        problem,
+        usages=tuple(
+            usages
+            + tuple(
+                Usage(time, time + 1, amounts[node])
+                for time, amounts in enumerate(held, first)
+                if node in amounts
+            )
+            for node, usages in enumerate(problem.usages)
+        ),
+        other_limits=limits,
+    )
+
+
+class _Rows:
+    """States rows of `problem`."""
+
+    def __init__(self, request: PlanRequest, problem: Problem) -> None:
+        self.graph, self.sizes = request.step, request.mesh.sizes
+        device, optimizer = request.cluster.device.kind, request.options.optimizer
+        self.param_memory = ParamMemory(self.graph, self.sizes, device, optimizer)
+        self.labels = dict(zip(problem.keys, problem.labels, strict=True))
+        self.number = {key: i for i, key in enumerate(problem.keys)}
+        self.casts = casts_of(self.graph).copies
+        self.offloaded = frozenset(request.offloaded)
+        self.rounding = Rounding(request)
+        self.residency = ParamsOnHost(request)
+        self.lives = lives(self.graph)
+        self.by_name = {n.name: n.index for n in self.graph.nodes if n.phase is Phase.FORWARD}
+        self.last = {
+            life.group.root: max(life.last, life.group.root.node)
+            for life in self.lives
+            if life.group.phase is Phase.FORWARD
+        }
+        """The last op of forward that reads a tensor, or the one that makes it."""
+        self._known: dict[tuple[object, ...], IntArray] = {}
+        self._row: dict[int, IntArray] = {}
+
+    def at(self, place: int, aside: int) -> dict[int, IntArray]:
+        """Bytes per node of the problem and choice while the op at `place` is computed. What is set
+        aside counts for the op."""
+        self._row = {}
+        graph, node = self.graph, self.graph.nodes[place]
+        for given in graph.with_role(*_GIVEN):
+            self._add(given, self._output_bytes(given, 0))
+        for param in graph.with_role(Role.PARAM):
+            self._add(param, self._at_rest(param))
+        for output in range(len(node.outputs)):
+            self._add(node, self._output_bytes(node, output))
+        self._add(node, self._scratch(node) + aside)
+        for life in self.lives:
+            root = graph.nodes[life.group.root.node]
+            if root.role is Role.PARAM:
+                self._add_param(life, root, node)
+            elif root.role is Role.OP and place in life.uses:
+                self._add(node, self._read_bytes(life, node))
+            elif root.role is Role.OP and is_optional(root):
+                self._add_optional(life, root, node)
+            elif root.role is Role.OP and life.start is None:
+                self._add_saved(life, root, node)
+            elif root.role is Role.OP and life.group.phase is node.phase:
+                self._add_output(life, root, node)
+        for output, last in results_in_order(graph):
+            if last < place:
+                self._add(output, self._returned(output))
+        if node.phase is Phase.BACKWARD:
+            for params, gradient in gradients(graph):
+                # Of several parameters, any may have it on the host.
+                alone = len(params) == 1 or not any(map(self.residency.who, params))
+                if gradient.node < place and alone:
+                    self._add_gradient(params[0], gradient)
+        return self._row
+
+    def in_flight(self, problem: Problem, known: InFlight) -> dict[int, IntArray]:
+        """Bytes per node of the problem and choice of what other microbatches hold."""
+        if not any(known.others):
+            return {}
+        params = self.graph.with_role(Role.PARAM)
+        at_rest = {decision_key(n) for n in (*params, *filter(is_result, self.graph.nodes))}
+        found = {
+            self.number[key]: known.amounts(key, self.labels[key], usages[0].amounts)
+            for key, usages in zip(problem.keys, problem.usages, strict=True)
+            if key not in at_rest
+        }
+        for param in params:
+            node, copies = (
+                self.number[param.key],
+                known.others.backward * self._unsharded_bytes(param),
+            )
+            found[node] = found[node] + copies if node in found else copies
+        return found
+
+    def _add(self, node: Node, amounts: IntArray, key: str = "") -> None:
+        number = self.number[key or decision_key(node)]
+        self._row[number] = self._row[number] + amounts if number in self._row else amounts
+
+    def _add_param(self, life: Life, param: Node, node: Node) -> None:
+        """What is kept of it, and a state that the op of the moment reads it in, which may be that
+        or its storage."""
+        kept = self._unsharded_bytes(param)
+        if not life.group.crosses or life.group.phase is Phase.FORWARD:
+            is_kept = False
+        elif node.phase is Phase.FORWARD:
+            is_kept = node.index > self.last[life.group.root]
+        else:
+            # What is cast of it may be cast early.
+            is_kept = node.index <= life.first and not any(use in self.casts for use in life.uses)
+        if is_kept:
+            self._add(param, kept)
+        if node.index in life.uses:
+            self._add(node, self._read_bytes(life, node))
+            self._add(param, -self._output_bytes(param, 0) - (kept if is_kept else 0))
+
+    def _add_optional(self, life: Life, copy: Node, node: Node) -> None:
+        """An output of an optional copy, if that is there; else what is saved of the original's."""
+        output, piece = life.group.root.output, self._shard_key(life.group.root)
+        if node.phase is Phase.FORWARD:
+            root = Ref(self.by_name[copy.name], output)
+            if node.index > self.last.get(root, root.node):
+                self._add(copy, self._saved(copy, output))
+        elif node.index < life.first:
+            # A copy is made where the first op needs it that is there: maybe later than here.
+            self._add(copy, self._saved(copy, output))
+        elif life.certain < node.index < life.last:
+            self._add(copy, self._per_label(copy, ("piece", output), lambda _: piece))
+
+    def _add_saved(self, life: Life, root: Node, node: Node) -> None:
+        """What crosses, while nothing reads it, and later a piece of it."""
+        ref = life.group.root
+        is_whole = (
+            node.index > self.last.get(ref, ref.node)
+            if node.phase is Phase.FORWARD
+            else node.index < life.first
+        )
+        key = SAVED + root_key(self.graph, ref)
+        if is_whole and root_key(self.graph, ref) in self.offloaded:
+            return
+        if is_whole and key in self.number:
+            self._add(root, self._sizes(ref, self.labels[key]), key)
+        elif is_whole:
+            self._add(root, self._output_bytes(root, ref.output))
+        elif node.phase is Phase.BACKWARD and node.index < life.last:
+            self._add_shard(root, ref)
+
+    def _add_output(self, life: Life, root: Node, node: Node) -> None:
+        assert life.start is not None
+        if root.index in self.casts or node.index <= life.start:
+            return
+        if root.op == RESTORE and node.index < life.certain:
+            # It is brought back for the first op that is there: maybe later than here.
+            return
+        if node.index < life.first:
+            self._add(root, self._waiting(root, life.group.root.output))
+        elif node.index < life.last:
+            self._add_shard(root, life.group.root)
+
+    def _add_gradient(self, param: Node, gradient: Ref) -> None:
+        """A piece of it, unless it may be on the host already."""
+        piece, residency = self._shard_key(gradient), self.residency
+
+        def size(label: Label) -> int:
+            assert isinstance(label, ParamChoice)
+            return 0 if residency.is_on_host(param, label) else piece
+
+        self._add(param, self._per_label(param, ("gradient", piece, residency.who(param)), size))
+
+    def _add_shard(self, root: Node, ref: Ref) -> None:
+        self._add(
+            root, np.full(len(self.labels[decision_key(root)]), self._shard_key(ref), np.int64)
+        )
+
+    def _shard_key(self, ref: Ref) -> int:
+        return self.graph.type_of(ref).num_bytes // prod(self.sizes)
+
+    def _at_rest(self, param: Node) -> IntArray:
+        """Bytes of a parameter with its gradient and states."""
+
+        def size(label: Label) -> int:
+            assert isinstance(label, ParamChoice)
+            if self.residency.is_elsewhere(param, label):
+                return 0
+            return self.param_memory.at_rest(param, label.storage)
+
+        stepped = self.param_memory.optimizer(param)
+        return self._per_label(param, ("at rest", stepped, self.residency.who(param)), size)
+
+    def _output_bytes(self, node: Node, output: int) -> IntArray:
+        """Bytes of an output as the node makes it, or as a parameter is stored."""
+
+        def size(label: Label) -> int:
+            match label:
+                case Choice():
+                    state = shardings(node, label)[1][output]
+                case ParamChoice():
+                    if self.residency.is_elsewhere(node, label):
+                        return 0
+                    state = label.storage
+                case Sharding():
+                    state = label
+                case _:
+                    return 0
+            return self._local(Ref(node.index, output), state)
+
+        who = self.residency.who(node) if node.role is Role.PARAM else ""
+        return self._per_label(node, ("made", output, who), size)
+
+    def _waiting(self, node: Node, output: int) -> IntArray:
+        """Bytes of an output that nothing has read yet: what is partial may be in pieces."""
+        ref = Ref(node.index, output)
+
+        def size(label: Label) -> int:
+            if not isinstance(label, Choice):
+                return 0
+            state = shardings(node, label)[1][output]
+            return self._shard_key(ref) if state.has_partial else self._local(ref, state)
+
+        return self._per_label(node, ("waiting", output), size)
+
+    def _saved(self, copy: Node, output: int) -> IntArray:
+        ref = Ref(copy.index, output)
+
+        def size(label: Label) -> int:
+            if not isinstance(label, Saved) or not label.states or label.offloaded:
+                return 0
+            return self._saved_bytes(ref, label.states[output])
+
+        return self._per_label(copy, ("saved", output), size)
+
+    def _returned(self, output: Node) -> IntArray:
+        """Bytes of what leaves the graph."""
+
+        def size(label: Label) -> int:
+            assert isinstance(label, Sharding)
+            return self._local(output.inputs[0], label)
+
+        return self._per_label(output, ("returned",), size)
+
+    def _unsharded_bytes(self, param: Node) -> IntArray:
+        residency = self.residency
+
+        def size(label: Label) -> int:
+            assert isinstance(label, ParamChoice)
+            is_copy = label.for_backward != label.storage or residency.stays(param, label)
+            return self._local(Ref(param.index), label.for_backward) if is_copy else 0
+
+        return self._per_label(param, ("kept", residency.who(param)), size)
+
+    def _read_bytes(self, life: Life, user: Node) -> IntArray:
+        """Bytes of a tensor in the state that an op reads it in."""
+        use, ref = life.uses[user.index], life.group.root
+        views = tuple(self.graph.nodes[view].key for view in use.chain)
+
+        def size(label: Label) -> int:
+            if not isinstance(label, Choice):
+                return 0
+            state = requirement(self.graph, use, shardings(user, label)[0][use.arg])
+            return 0 if state is None else self._local(ref, state)
+
+        return self._per_label(user, (root_key(self.graph, ref), use.arg, views), size)
+
+    def _scratch(self, node: Node) -> IntArray:
+        def size(label: Label) -> int:
+            if not isinstance(label, Choice):
+                return 0
+            return scratch_bytes(self.graph, node, label, self.sizes)
+
+        return self._per_label(node, ("scratch",), size)
+
+    def _per_label(
+        self, node: Node, what: tuple[object, ...], size: Callable[[Label], int]
+    ) -> IntArray:
+        """`size` of each choice of a node; `what` tells apart what is asked of nodes alike."""
+        if (node.key, *what) not in self._known:
+            found = [size(label) for label in self.labels[decision_key(node)]]
+            self._known[node.key, *what] = np.array(found, np.int64)
+        return self._known[node.key, *what]
+
+    def _sizes(self, ref: Ref, labels: tuple[Label, ...]) -> IntArray:
+        """Bytes of a tensor in each of the states `labels`."""
+        known = SAVED, root_key(self.graph, ref)
+        if known not in self._known:
+            found = [self._saved_bytes(ref, x) if isinstance(x, Sharding) else 0 for x in labels]
+            self._known[known] = np.array(found, np.int64)
+        return self._known[known]
+
+    def _saved_bytes(self, ref: Ref, state: Sharding) -> int:
+        """Bytes of a tensor as it is saved."""
+        return local_bytes(self.rounding.saved_type(ref), self.graph.atoms, state, self.sizes)
+
+    def _local(self, ref: Ref, state: Sharding) -> int:
+        return local_bytes(self.graph.type_of(ref), self.graph.atoms, state, self.sizes)

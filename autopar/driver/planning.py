@@ -1,0 +1,151 @@
+"""What is asked for a call of a model, and the plan that answers it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from autopar.cluster import parsing
+from autopar.cluster.measured import measured_on
+from autopar.cluster.profile import Profile
+from autopar.compile import ModelCall, Say
+from autopar.driver.search.finding import Finding
+from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.margin import find_margin
+from autopar.driver.search.open_counts import possible_counts
+from autopar.driver.search.shortage import FEW_COUNTS, fewest
+from autopar.driver.search.stages_if_needed import best_of_all
+from autopar.errors import ArgumentError, AutoparError, ConstraintError, InfeasibleError
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.mesh import Cluster
+from autopar.ir.units import format_ns
+from autopar.plans.compatibility import check_fit, undivided_batch
+from autopar.plans.plan import Plan
+from autopar.plans.requests.matching import matches, unmatched
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import GraphRequest, make_graph_request
+from autopar.plans.structure import Structure
+from autopar.runtime.module.building import split_inputs
+from autopar.runtime.torch_private import flatten
+from autopar.tracer import OutputFilter, Traced, only_losses
+
+# What users call the inputs of a model, which graphs count by their position.
+
+
+def aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
+    """{"input:0": "input_ids"}, of a call of `model`: the argument of each leaf, and its number
+    among those of an argument that holds several."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    found: dict[str, str] = {}
+    position = 0
+    for key, value in [*enumerate(args), *kwargs.items()]:
+        name = names[key] if isinstance(key, int) and key < len(names) else str(key)
+        leaves = len(flatten(value)[0])
+        for k in range(leaves):
+            found[f"input:{position}"] = name if leaves == 1 else f"{name}.{k}"
+            position += 1
+    return found
+
+
+def call_on(
+    model: nn.Module, inputs: Any, options: Options, selects: OutputFilter = only_losses
+) -> ModelCall:
+    """A call of `model` on `inputs`: a tensor, a tuple of arguments or a mapping of keyword
+    arguments."""
+    return ModelCall(model, *split_inputs(inputs), options, selects)
+
+
+def make_call_request(
+    call: ModelCall, traced: Traced, cluster: Cluster, options: Options
+) -> GraphRequest:
+    """What `options` ask of a plan for a call, of which the user may speak in the call's names."""
+    known = aliases(call.model, call.args, call.kwargs)
+    known |= {f"output:{i}": leaf.name for i, leaf in enumerate(traced.outputs)}
+    return make_graph_request(traced.graph, cluster, options, known)
+
+
+def answer(graph_request: GraphRequest, say: Say) -> Plan:
+    """The best plan, with its margin if that is asked for, and what else was looked at.
+    InfeasibleError if none fits in memory, with what may help."""
+    trail = Trail(say)
+    try:
+        found = best_of_all(graph_request, trail)
+    except InfeasibleError as error:
+        hint = undivided_batch(graph_request.graph, graph_request.cluster.num_devices)
+        raise InfeasibleError(f"{error}{_more_microbatches(graph_request, trail)}{hint}") from error
+    margin = find_margin(found, trail) if graph_request.options.margin else None
+    return found.plan(margin, trail.outcomes)
+
+
+def _more_microbatches(graph_request: GraphRequest, trail: Trail) -> str:
+    """The fewest microbatches, if any are found, in which the stages that are asked for fit."""
+    options = graph_request.options
+    if not options.is_staged or options.microbatches is None or options.actions is not None:
+        return ""
+
+    def planned_in(count: int) -> Finding | None:
+        again = replace(options, microbatches=count)
+        try:
+            return best_of_all(replace(graph_request, options=again), trail)
+        except AutoparError as error:
+            trail(f"{error}")
+            return None
+
+    trail("looking for microbatches that would do")
+    more = [n for n in possible_counts(graph_request.graph) if n > options.microbatches]
+    found = fewest(more[:FEW_COUNTS], planned_in)
+    if found is None:
+        return ""
+    count, best = found
+    return f". What would do: --microbatches {count} (a step of {format_ns(best.step_ns)})"
+
+
+def planned_gradients(structure: Structure) -> OutputFilter:
+    """Which outputs have gradients in the graph that a plan is for: those it does not return
+    without."""
+    outputs = (key for each in structure.stages for key in each.outputs)
+    detached = {int(key.partition(":")[2].partition("~")[0]) for key in outputs}
+    return lambda position, _name: position not in detached
+
+
+def checked_plan(plan: Plan, traced: Traced) -> Plan:
+    """`plan`. PlanMismatchError, saying how, if it is for another graph."""
+    check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
+    return plan
+
+
+def check_outputs(traced: Traced, options: Options) -> None:
+    """ConstraintError, naming what comes close, if an output is asked for that there is not;
+    ArgumentError if one is to have a gradient and to be left out."""
+    for i, leaf in enumerate(traced.outputs):
+        if options.wants_gradient(i, leaf.name) and options.leaves_out(i, leaf.name):
+            raise ArgumentError(
+                f"output {leaf.name} is among outputs.unread, which are None, and among "
+                "outputs.differentiable, which backward goes through: name it in one of them"
+            )
+    names = [leaf.name for leaf in traced.outputs if leaf.item is not None]
+    positions = [str(i) for i, leaf in enumerate(traced.outputs) if leaf.item is not None]
+    left_out = [(leaf.name, str(i)) for i, leaf in enumerate(traced.outputs) if leaf.is_left_out]
+    known = [*names, *positions]
+    asked = [("outputs.differentiable", p, known) for p in options.differentiable_outputs]
+    known = [*known, *(name for pair in left_out for name in pair)]
+    asked += [("outputs.unread", p, known) for p in options.unread_outputs]
+    for option, pattern, there in asked:
+        if not any(matches(pattern, name) for name in there):
+            raise ConstraintError(f"{option}: {unmatched(traced.graph.name, pattern, names)}")
+
+
+def describe_cluster(
+    cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None
+) -> Cluster:
+    """The cluster, with what the profile measured in place of presets."""
+    found = parsing.parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    if profile is None:
+        return parsing.checked(found, f"cluster {found.name}")
+    measured = profile if isinstance(profile, Profile) else Profile.load(profile)
+    return parsing.checked(measured_on(found, measured), f"cluster {found.name} with its profile")

@@ -1,0 +1,145 @@
+"""The bills of two plans, side by side: what a step takes, and what memory holds at the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from autopar.ir.units import format_bytes, format_ns, format_percent
+from autopar.plans.estimates import Estimates
+from autopar.plans.plan import Plan
+from autopar.report.costs import HOLDER_TITLES, HOST_LABEL, device_bytes, held_by
+from autopar.report.stage_content import blocks
+
+Unit = Literal["ns", "bytes", "flops", "tokens/s", "samples/s", "ppm"]
+
+TIME = "time"
+MEMORY = "memory per device at the peak"
+AXES = "communication by axis"
+BLOCKS = "blocks"
+RATES = "rates"
+STAGES = "stages"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of both bills; None where a plan lacks it. `whole` is the old step, or the old
+    peak: the measure of how much it changed. Figures without one are told, and never count.
+    """
+
+    section: str
+    name: str
+    unit: Unit
+    before: int | None
+    after: int | None
+    whole: int | None = None
+    change_percent: float | None = None
+    """Of the figure itself; None if it was 0 or is not in both."""
+
+    @property
+    def is_changed(self) -> bool:
+        return self.before != self.after and None not in (self.before, self.after)
+
+
+def compare_costs(old: Plan, new: Plan) -> tuple[Figure, ...]:
+    """The figures of both plans, those of a section together, in order of the step and of names."""
+    before, after = dict(_entries(old.estimates)), dict(_entries(new.estimates))
+    measures = {"ns": old.estimates.step_ns, "bytes": old.estimates.memory.total}
+    is_measured = (TIME, MEMORY, AXES, BLOCKS, STAGES)
+    found: list[Figure] = []
+    for place in sorted({**before, **after}, key=lambda p: (_SECTIONS.index(p[0]), p[1])):
+        section, _, name, unit = place
+        least = 0 if section in (AXES, BLOCKS) else None
+        a, b = before.get(place, least), after.get(place, least)
+        whole = measures.get(unit) if section in is_measured else None
+        found.append(Figure(section, name, unit, a, b, whole, _percent(a, b)))
+    return tuple(found)
+
+
+OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
+"""Sections whose figures have names of autopar's; those of the others come from the plans."""
+
+_SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
+
+_HOLDERS = ("peak", *HOLDER_TITLES.values(), HOST_LABEL)
+"""All that memory may hold, in order: a plan may have nothing of some."""
+
+_Place = tuple[str, tuple[int, str], str, Unit]
+"""Section, order within it, name and unit."""
+
+
+def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
+    memory = estimates.memory
+    times: Mapping[str, int] = {
+        "step": estimates.step_ns,
+        "compute": estimates.compute_ns,
+        "communication": estimates.communication_ns,
+        "exposed communication": estimates.exposed_communication_ns,
+        "hidden communication": estimates.hidden_communication_ns,
+        "optimizer": estimates.optimizer_ns,
+        "waiting for the host": estimates.exposed_host_ns,
+        "waiting for other stages": estimates.bubble_ns,
+    }
+    holders = {"peak": memory.total, **held_by(memory), **device_bytes(estimates)}
+    for k, (name, ns) in enumerate(times.items()):
+        yield (TIME, (k, ""), name, "ns"), ns
+    for name, num_bytes in holders.items():
+        yield (MEMORY, (_HOLDERS.index(name), ""), name, "bytes"), num_bytes
+    several = estimates.stages if len(estimates.stages) > 1 else ()
+    for k, each in enumerate(several):
+        place = (k, "")
+        yield (STAGES, place, f"stage {k}, all microbatches", "ns"), each.step_ns
+        yield (STAGES, place, f"stage {k}, forward of one", "ns"), each.microbatch.forward_ns
+        yield (STAGES, place, f"stage {k}, backward of one", "ns"), each.microbatch.backward_ns
+        if each.microbatch.weights_ns:
+            yield (
+                (STAGES, place, f"stage {k}, weights of one", "ns"),
+                each.microbatch.weights_ns,
+            )
+        yield (STAGES, place, f"stage {k}, peak", "bytes"), each.memory.total
+    for (axis, kind), ns in _by_axis(estimates).items():
+        name = f"{kind} on {axis}"
+        yield (AXES, (0, f"{axis} {kind}"), name, "ns"), ns
+    for block in blocks([op for each in estimates.stages for op in each.ops.values()]):
+        yield (BLOCKS, (0, block.module), block.module, "ns"), block.total_ns
+    yield (RATES, (0, ""), "FLOPs of the model", "flops"), estimates.flops
+    if estimates.samples:
+        yield (RATES, (1, ""), "samples per second", "samples/s"), estimates.samples_per_s
+    else:
+        yield (RATES, (1, ""), "tokens per second", "tokens/s"), estimates.tokens_per_s
+    yield (RATES, (2, ""), "model FLOPs utilisation", "ppm"), estimates.mfu_ppm
+
+
+def _by_axis(estimates: Estimates) -> dict[tuple[str, str], int]:
+    sums: dict[tuple[str, str], int] = {}
+    for total in (total for each in estimates.stages for total in each.collectives):
+        place = total.axis, total.kind
+        sums[place] = sums.get(place, 0) + total.time_ns
+    return sums
+
+
+def _percent(before: int | None, after: int | None) -> float | None:
+    return None if not before or after is None else round(100 * (after - before) / before, 4)
+
+
+def value_text(value: int | None, unit: Unit) -> str:
+    """`412 ms`; empty for what a plan lacks."""
+    if value is None:
+        return ""
+    if unit == "ns":
+        return format_ns(value)
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "ppm":
+        return format_percent(value / 1e6)
+    return f"{value:.4g}"
+
+
+def change_text(figure: Figure) -> str:
+    """`+3.3 %`; empty where nothing changed, or no percentage says it."""
+    percent = figure.change_percent
+    if not percent:
+        return "new" if figure.after and figure.before == 0 else ""
+    text = f"{percent:+.3g} %"
+    return text if percent < 1000 else f"x{1 + percent / 100:.3g}"

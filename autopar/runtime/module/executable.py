@@ -1,0 +1,198 @@
+"""Programs that were made for calls of a model, and what they take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import AutoparError
+from autopar.ir.graph import Graph, Role
+from autopar.ir.sharding import InputSharding
+from autopar.plans.plan import Plan
+from autopar.runtime.module.recreated import RecreatedTensor, recreated_by_hooks
+from autopar.runtime.process.alone import compare_beside
+from autopar.runtime.process.stage_groups import StageGroups
+from autopar.runtime.process.world import Groups, ParamPlace
+from autopar.runtime.program.binding import Result, RowResult
+from autopar.runtime.program.externals import at_place, external_number, whole_external
+from autopar.runtime.program.function import Step
+from autopar.runtime.program.guards import Guard, Read
+from autopar.runtime.program.leavings import LeftBehind
+from autopar.runtime.program.meter import Meter
+from autopar.runtime.program.random import DefaultRandom
+from autopar.runtime.torch_private import TreeSpec
+
+
+class Signature(NamedTuple):
+    """The arguments that a program was made for: a call that differs in any of it needs another
+    one. `objects` are the arguments that are neither tensors nor constants, frozen."""
+
+    inputs: tuple[str, ...]
+    input_shardings: tuple[InputSharding | None, ...]
+    objects: tuple[Hashable, ...]
+    spec: TreeSpec
+    autocast: tuple[str, ...]
+
+    def facts(self) -> dict[str, str]:
+        """What ranks compare."""
+        return {
+            "inputs": ", ".join(self.inputs),
+            "structure of the inputs": str(self.spec),
+            "autocast": ", ".join(self.autocast) or "off",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """A program bound to this rank.
+
+    `places` says where each parameter lies, but for those that are plain tensors, whole on every
+    rank; `sharded_inputs` the inputs taken in the pieces that ranks are handed ("input:0"); `rows`
+    the results that have rows of the batch that ranks hold pieces of, `sequences` those whose dim 1
+    is that of inputs, with their positions; `random` is what it draws from, if it draws any.
+    `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
+    `origin` is the same for all programs of a call, each with gradients of more outputs;
+    `reads` are what a program is right for beside its arguments, `leavings` what forward leaves;
+    `externals` the script's tensors that are inputs, by their numbers.
+    """
+
+    step: Step
+    plan: Plan
+    backend: str
+    meter: Meter
+    groups: Groups | StageGroups | None
+    places: Mapping[str, ParamPlace]
+    sharded_inputs: frozenset[str]
+    results: tuple[Result, ...]
+    rows: Mapping[str, RowResult]
+    sequences: Mapping[str, tuple[int, ...]]
+    in_spec: TreeSpec
+    out_spec: TreeSpec
+    names: tuple[str, ...]
+    random: DefaultRandom | None
+    reads: tuple[Read, ...]
+    leavings: tuple[LeftBehind, ...] = ()
+    externals: tuple[Tensor, ...] = ()
+    origin: object = field(default_factory=object)
+
+
+@dataclass(slots=True)
+class ProgramEntry:
+    """A program, the `number`-th that was made by all ranks together, and when it is the one to
+    run: while `guard` holds, of calls of this signature. `slots` has of each external tensor its
+    place among those that the guard sees."""
+
+    number: int
+    signature: Signature
+    guard: Guard
+    executable: Executable
+    slots: tuple[int, ...]
+    params: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """The parameters it takes, by name, while the guard holds."""
+    buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """The same of buffers, by their names among the inputs of its forward graph."""
+    recreated: tuple[RecreatedTensor, ...] = ()
+    """What hooks make of parameters before each forward."""
+    trained: tuple[bool, ...] = ()
+    """Which of the parameters require gradients."""
+    others: tuple[str, ...] = ()
+    """Those among `params` that are the script's: each call brings them where the program has
+    them."""
+
+    @classmethod
+    def of(
+        cls, number: int, signature: Signature, model: nn.Module, executable: Executable
+    ) -> ProgramEntry:
+        """A program that was just made, for the model as it is."""
+        names = (*executable.step.params, *_buffers(executable))
+        named = (name for name in names if external_number(name) is None)
+        reads = (Read(*owner_of(model, name), name) for name in named)
+        guard = Guard(model, [*executable.reads, *reads])
+        seen = [id(x) for x in guard.trained]
+        slots = tuple(seen.index(id(x)) for x in executable.externals)
+        # Those of this call may have a history, which would stay as long as the program.
+        made = cls(number, signature, guard, replace(executable, externals=()), slots)
+        made.collect(model)
+        return made
+
+    def collect(self, model: nn.Module) -> None:
+        """From now on the program takes what the model has now."""
+        self.params = {name: self.tensor(model, name) for name in self.executable.step.params}
+        self.recreated = tuple(recreated_by_hooks(model))
+        self.trained = tuple(param.requires_grad for param in self.params.values())
+        self.others = tuple(
+            name
+            for name, x in self.params.items()
+            if not isinstance(x, nn.Parameter) or external_number(name) is not None
+        )
+        self.buffers = {f"buffer:{n}": tensor_of(model, n) for n in _buffers(self.executable)}
+
+    def tensor(self, model: nn.Module, name: str) -> Tensor:
+        """A parameter or buffer of the model, or a tensor of the script's."""
+        number = external_number(name)
+        return tensor_of(model, name) if number is None else self.guard.trained[self.slots[number]]
+
+    def is_stored(self, model: nn.Module) -> bool:
+        """Whether parameters are stored as the program has them, and buffers plain: none is new.
+        What a script puts in the place of parameters is brought there."""
+        executable = self.executable
+        if executable.groups is None:
+            return True
+        places = executable.places.items()
+        stored = {n: place for n, place in places if n in executable.step.params}
+        params = ((tensor_of(model, name), place) for name, place in stored.items())
+        return all(
+            not isinstance(param, nn.Parameter)
+            or (isinstance(param, DTensor) and (param.device_mesh, param.placements) == place)
+            for param, place in params
+        ) and not any(isinstance(tensor_of(model, n), DTensor) for n in _buffers(executable))
+
+    def ready_params(self, device: torch.device) -> Mapping[str, Tensor]:
+        """What the program takes as parameters in a call."""
+        if not self.others:
+            return self.params
+        found = dict(self.params)
+        for name in self.others:
+            x, place = found[name], self.executable.places.get(name)
+            compare_beside(f"{name}, which forward reads", [x])
+            found[name] = whole_external(x, device) if place is None else at_place(x, name, *place)
+        return found
+
+
+def _buffers(executable: Executable) -> list[str]:
+    """The names of those that a program takes."""
+    names = executable.step.forward_inputs
+    return [n.removeprefix("buffer:") for n in names if n.startswith("buffer:")]
+
+
+def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that has a parameter or a buffer, and its name there."""
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path), leaf
+
+
+def tensor_of(model: nn.Module, name: str) -> Tensor:
+    """A parameter or a buffer. AutoparError if it is gone."""
+    module, leaf = owner_of(model, name)
+    found = getattr(module, leaf, None)
+    if not isinstance(found, Tensor):
+        raise AutoparError(f"{name} was a tensor of the model when it was planned, and is none")
+    return found
+
+
+def external_tensors(
+    model: nn.Module, graph: Graph, numbered: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """The script's tensors that a step has as parameters, by their names there; `numbered` are
+    those that no module has."""
+    names = [node.target for node in graph.with_role(Role.PARAM) if node.external]
+    numbers = {name: external_number(name) for name in names}
+    return {
+        name: tensor_of(model, name) if number is None else numbered[number]
+        for name, number in numbers.items()
+    }

@@ -1,0 +1,318 @@
+"""A step in microbatches, run as if its graphs were one forward and one backward.
+
+The forward runs all turns, each forward and backward, and saves the gradients. Where they are known
+to be in proportion to the gradient of the loss, the backward multiplies them by what comes in. So a
+script calls `loss.backward()` as ever, or scales its loss before.
+
+Where gradients may be in no proportion (a hook that clamps them, a loss of two outputs, float16, in
+which a script scales its loss to keep small gradients apart from zero), the turns are done again if
+another gradient comes in than they started from; the next call starts from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from autopar.runtime.program.program import MICROBATCH_INPUT, WEIGHTS, Program, Sum
+from autopar.runtime.program.random import DefaultRandom, draws
+from autopar.runtime.torch_private import keeps_graph
+
+_NO_STATE = torch.empty(0, dtype=torch.uint8)
+Around = Callable[[bool], AbstractContextManager[None]]
+
+Graphs = Mapping[tuple[bool, str], Callable[[list[Any]], Sequence[Any]]]
+"""What runs the graph of a phase, in the last turn (True) or one before."""
+
+
+class Values(Protocol):
+    """How the values of a step are handled, be they tensors or lists of them, one per rank."""
+
+    def zeros(self, total: Sum) -> Any:
+        """What a sum starts from, or memory for rows."""
+        ...
+
+    def microbatch(self, number: int) -> Any:
+        """The number of a turn as its graphs take it."""
+        ...
+
+    def put(self, rows: Any, microbatch: int, shard: Any) -> None:
+        """Enter the rows of a turn."""
+        ...
+
+
+class TensorValues:
+    """Those of one rank, on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def zeros(self, total: Sum) -> Tensor:
+        dtype: torch.dtype = getattr(torch, total.dtype)
+        make = torch.empty if total.is_collected else torch.zeros
+        return make(total.shape, dtype=dtype, device=self.device)
+
+    def microbatch(self, number: int) -> Tensor:
+        return _number(number, self.device)
+
+    def put(self, rows: Tensor, microbatch: int, shard: Tensor) -> None:
+        rows[:, microbatch] = shard.reshape(rows.shape[0], rows.shape[2])
+
+
+@cache
+def _number(number: int, device: torch.device) -> Tensor:
+    """Made once: a copy to a GPU would have the host wait."""
+    with torch.inference_mode(False):
+        return torch.tensor([number], device=device)
+
+
+class MicrobatchRun:
+    """A step in turns as it is run, of what is `given` by name, where the losses have the gradients
+    `tangents`; without them there is no backward. Each graph is run inside `around`, which is told
+    whether the turn is the last. Turns go forward and backward in any order, of which
+    `last_microbatches` are done last, forward and backward.
+
+    `results` and `gradients` are those so far, by their names in `program`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        graphs: Graphs,
+        values: Values,
+        given: Mapping[str, Any],
+        tangents: Mapping[str, Any] | None,
+        around: Around,
+        last_microbatches: tuple[int, int] | None = None,
+    ) -> None:
+        self.program, self.graphs, self.values, self.around = program, graphs, values, around
+        self.last_microbatches = last_microbatches or (
+            program.microbatches - 1,
+            program.microbatches - 1,
+        )
+        self.given = {**given, **(tangents or {})}
+        self.has_backward = program.backward is not None and tangents is not None
+        needed = [s for s in program.sums if tangents is not None or s.phase == "forward"]
+        self.sums = {found.name: values.zeros(found) for found in needed}
+        self.collected = {found.name for found in needed if found.is_collected}
+        self.results: dict[str, Any] = {}
+        self.gradients: dict[str, Any] = {}
+        self.saved: dict[int, dict[str, Any]] = {}
+        """What the turns have saved whose backward is to come."""
+
+    def forward(self, microbatch: int, received: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The forward of a turn, with what other stages have sent, which is let go once it is read;
+        what they are sent."""
+        self.saved[microbatch] = {}
+        sent = self._run("forward", microbatch, received)
+        if not self.has_backward:
+            del self.saved[microbatch]
+        return sent
+
+    def backward(self, microbatch: int, received: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The backward of a turn, or the first part of it, likewise. Where all of it is of the
+        whole batch, turns before the last have none."""
+        part = self._part("backward", microbatch)
+        sent = {} if part.backward is None else self._run("backward", microbatch, received)
+        if part.weights is None:
+            del self.saved[microbatch]
+        return sent
+
+    def weights(self, microbatch: int) -> None:
+        """The second part of the backward of a turn, if it has any."""
+        if self._part(WEIGHTS, microbatch).weights is not None:
+            self._run(WEIGHTS, microbatch, None)
+            del self.saved[microbatch]
+
+    def _is_last(self, phase: str, microbatch: int) -> bool:
+        """Whether no turn comes after this one in a phase."""
+        return microbatch == self.last_microbatches[phase != "forward"]
+
+    def _part(self, phase: str, microbatch: int) -> Program:
+        """The program of a turn in a phase."""
+        part = self.program if self._is_last(phase, microbatch) else self.program.before
+        assert part is not None
+        return part
+
+    def _run(self, phase: str, microbatch: int, received: dict[str, Any] | None) -> dict[str, Any]:
+        is_last = self._is_last(phase, microbatch)
+        names, outputs = self._part(phase, microbatch).names(phase)
+        self.given[MICROBATCH_INPUT] = self.values.microbatch(microbatch)
+        received, saved = received or {}, self.saved[microbatch]
+        taken = [self._take(name, received, saved) for name in names]
+        received.clear()
+        with self.around(is_last):
+            found = self.graphs[is_last, phase](taken)
+        sent: dict[str, Any] = {}
+        places = {"saved": saved, "sum": self.sums, "grad": self.gradients, "sent": sent}
+        for name, value in zip(outputs, found, strict=True):
+            if name in self.collected:
+                self.values.put(self.sums[name], microbatch, value)
+            else:
+                places.get(name.partition(":")[0], self.results)[name] = value
+        return sent
+
+    def _take(self, name: str, received: dict[str, Any], saved: dict[str, Any]) -> Any:
+        """An input of a graph; what is not read again is not held here either."""
+        if name in self.sums:
+            return self.sums[name] if name in self.collected else self.sums.pop(name)
+        if name in self.given:
+            return self.given[name]
+        return saved.pop(name) if name.startswith("saved:") else received.pop(name)
+
+
+def run_microbatches(run: MicrobatchRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(results, gradients) of all turns, one after the other."""
+    for microbatch in range(run.program.microbatches):
+        run.forward(microbatch)
+        if run.has_backward:
+            run.backward(microbatch)
+    return run.results, run.gradients
+
+
+RunAll = Callable[
+    [Mapping[str, Any], Mapping[str, Any] | None], tuple[dict[str, Any], dict[str, Any]]
+]
+"""Runs all turns, of what is given by name and the gradients of the losses, if there are any: the
+results and the gradients of parameters by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchNames:
+    """What a step in turns takes and makes on one rank, by the names of `Program`: its inputs, its
+    results and gradients, and what backward is given. It `draws` random numbers or does not; its
+    gradients are known to be in proportion to the loss's, if it `is_proportional`."""
+
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    gradients: tuple[str, ...]
+    tangent_dtypes: Mapping[str, str]
+    is_proportional: bool
+    draws: bool
+
+    @staticmethod
+    def of(program: Program) -> MicrobatchNames:
+        """Those of a program in microbatches."""
+        names = (name for part in program.parts for name in part.forward_inputs)
+        own = {MICROBATCH_INPUT, *(found.name for found in program.sums)}
+        return MicrobatchNames(
+            tuple(name for name in dict.fromkeys(names) if name not in own),
+            tuple(n for n in program.forward_outputs if not n.startswith("saved:")),
+            program.backward_outputs,
+            program.tangent_dtypes,
+            program.is_proportional,
+            draws(program.forward),
+        )
+
+
+def microbatch_runner(program: Program, graphs: Graphs, device: torch.device) -> RunAll:
+    """What runs a program in microbatches on one rank."""
+    is_random = draws(program.forward)
+
+    def run(
+        given: Mapping[str, Any], tangents: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        around = replaying(DefaultRandom(device)) if is_random else at_once
+        return run_microbatches(
+            MicrobatchRun(program, graphs, TensorValues(device), given, tangents, around)
+        )
+
+    return run
+
+
+class MicrobatchedStep:
+    """The forward and backward of a step in microbatches, on one rank, which `run` runs."""
+
+    def __init__(self, names: MicrobatchNames, run: RunAll, device: torch.device) -> None:
+        self.names, self.run, self.device = names, run, device
+        self.tangents = tuple(names.tangent_dtypes)
+        self._scales = names.is_proportional and len(self.tangents) == 1
+        num_saved = len(names.gradients)
+        if not self._scales:
+            num_saved += len(self.tangents) + 1 + len(names.inputs)
+        self.saved = tuple(f"saved:{k}" for k in range(num_saved))
+        self._next: tuple[Tensor, ...] = ()
+        """The gradients that the turns of the next call start from."""
+
+    def inference(self, inputs: list[Any]) -> list[Tensor]:
+        """The results alone."""
+        given = list(inputs)
+        inputs.clear()
+        results, _ = self._run(given, None)
+        return [results[name] for name in self.names.results]
+
+    def forward(self, inputs: list[Any]) -> list[Tensor]:
+        """The results, then what is `saved`: the gradients; and where they do not follow from those
+        of another gradient of the loss by a factor, what of, and all that it takes to do the turns
+        again."""
+        given = list(inputs)
+        inputs.clear()
+        tangents = self._next or self._first()
+        state = DefaultRandom(self.device).now() if self.names.draws else _NO_STATE
+        results, gradients = self._run(given, tangents)
+        grads = [gradients[name] for name in self.names.gradients]
+        more = () if self._scales else (*tangents, state, *given)
+        return [*(results[name] for name in self.names.results), *grads, *more]
+
+    def backward(self, inputs: list[Any]) -> list[Tensor]:
+        """The gradients, of what comes in behind what is saved."""
+        num_grads, num = len(self.names.gradients), len(self.tangents)
+        grads, more, given = inputs[:num_grads], inputs[num_grads:-num], inputs[-num:]
+        inputs.clear()
+        if self._scales:
+            return _scaled(grads, given[0])
+        used, state, values = more[:num], more[num], more[num + 1 :]
+        if all(torch.equal(a, b) for a, b in zip(used, given, strict=True)):
+            return [grad.clone() for grad in grads] if keeps_graph() else grads
+        grads.clear()
+        self._next = tuple(tangent.detach().clone() for tangent in given)
+        draws = self.names.draws
+        with DefaultRandom(self.device).replayed(state) if draws else nullcontext():
+            _, found = self._run(values, self._next)
+        return [found[name] for name in self.names.gradients]
+
+    def _first(self) -> tuple[Tensor, ...]:
+        """One for the first loss, zero for others, which are mostly looked at alone."""
+        dtypes = (getattr(torch, name) for name in self.names.tangent_dtypes.values())
+        return tuple(
+            torch.full((), float(not k), dtype=dtype, device=self.device)
+            for k, dtype in enumerate(dtypes)
+        )
+
+    def _run(
+        self, inputs: Sequence[Any], tangents: Sequence[Tensor] | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        given = dict(zip(self.names.inputs, inputs, strict=True))
+        return self.run(
+            given, None if tangents is None else dict(zip(self.tangents, tangents, strict=True))
+        )
+
+
+def _scaled(grads: list[Tensor], given: Tensor) -> list[Tensor]:
+    """Gradients of a loss whose own is `given`, from those of one whose own is 1."""
+    if not keeps_graph() and given.device.type == "cpu" and given.item() == 1:
+        return grads
+    found = list[Tensor]()
+    factors = {device: given.to(device) for device in {grad.device for grad in grads}}
+    for k, grad in enumerate(grads):
+        found.append(grad * factors[grad.device])
+        grads[k] = found[k]
+    return found
+
+
+def replaying(random: DefaultRandom) -> Around:
+    """What is around each turn, so that what is drawn of random numbers for the whole batch is the
+    same in all: `random` starts from where it is now."""
+    state = random.now()
+    return lambda is_last: nullcontext() if is_last else random.replayed(state)
+
+
+def at_once(_: bool) -> AbstractContextManager[None]:
+    """What is around each turn where nothing is drawn."""
+    return nullcontext()

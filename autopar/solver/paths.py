@@ -1,0 +1,108 @@
+"""What enters the program: which arcs of a flow, and nothing that no cheap plan uses.
+
+An arc between whose ends there is a cheaper way is never needed. What is left is cut down to the
+arcs that lead from where the tensor is made to where it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.ir.problem import FORBIDDEN, BoolArray, Flow, IntArray, Problem
+from autopar.solver.windows import most_hidden
+
+PathFinder = Callable[[Flow, IntArray, IntArray, Sequence[IntArray]], list[IntArray]]
+"""Flow, distances between its states, states it is made in, states each commodity may ask for ->
+the arcs of each commodity."""
+
+
+def any_path(
+    flow: Flow, distance: IntArray, sources: IntArray, targets: Sequence[IntArray]
+) -> list[IntArray]:
+    """Every arc an optimal plan may need. Alone, a commodity takes a shortest way; several may meet
+    anywhere to share one."""
+    direct = _direct_arcs(flow, distance)
+    if len(targets) == 1:
+        return [_shortest_arcs(flow, direct, distance, sources, targets[0])]
+    return [_usable_arcs(flow, direct, distance, sources, states) for states in targets]
+
+
+def shortest_paths(
+    flow: Flow, distance: IntArray, sources: IntArray, targets: Sequence[IntArray]
+) -> list[IntArray]:
+    """The arcs on shortest ways between any of the states at the ends: fewer than may be needed, so
+    that commodities share what lies on their ways but go no further to meet."""
+    direct = _direct_arcs(flow, distance)
+    ends = np.unique(np.concatenate([sources, *targets]))
+    return [_shortest_arcs(flow, direct, distance, ends, states) for states in targets]
+
+
+def _direct_arcs(flow: Flow, distance: IntArray) -> IntArray:
+    """The arcs than which no way between their ends is cheaper, the first of equal ones."""
+    ends = flow.tails * len(flow.states) + flow.heads
+    best = (flow.costs < FORBIDDEN) & (flow.costs == distance[flow.tails, flow.heads])
+    best &= flow.tails != flow.heads
+    arcs = np.flatnonzero(best)
+    return np.sort(arcs[np.unique(ends[arcs], return_index=True)[1]])
+
+
+def _usable_arcs(
+    flow: Flow, arcs: IntArray, distance: IntArray, sources: IntArray, targets: IntArray
+) -> IntArray:
+    """The arcs that lie on a way from one of `sources` to one of `targets`."""
+    ahead: BoolArray = np.any(distance[sources] < FORBIDDEN, axis=0)
+    behind: BoolArray = np.any(distance[:, targets] < FORBIDDEN, axis=1)
+    return arcs[ahead[flow.tails[arcs]] & behind[flow.heads[arcs]]]
+
+
+def _shortest_arcs(
+    flow: Flow, arcs: IntArray, distance: IntArray, sources: IntArray, targets: IntArray
+) -> IntArray:
+    """The arcs that lie on a shortest way from one of `sources` to one of `targets`."""
+    there = distance[np.ix_(sources, targets)]
+    needed = np.zeros(len(arcs), dtype=np.bool_)
+    for source, lengths in zip(sources, there, strict=True):
+        upto = distance[source, flow.tails[arcs]] + flow.costs[arcs]
+        by_arc = upto[:, None] + distance[np.ix_(flow.heads[arcs], targets)]
+        needed |= ((by_arc == lengths) & (lengths < FORBIDDEN)).any(axis=1)
+    return arcs[needed]
+
+
+# What is forbidden before a program is made of a problem: all that no plan uses that costs no more
+# than one in hand.
+
+LARGEST_COST = 2**38
+"""Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
+
+
+def largest_cost(problem: Problem) -> int:
+    """The largest absolute cost of anything allowed."""
+    parts = [*problem.costs, *(e.cost for e in problem.edges), *(f.costs for f in problem.flows)]
+    return max((int(np.abs(p[p < FORBIDDEN]).max(initial=0)) for p in parts), default=0)
+
+
+def forbid_above(problem: Problem, objective: int) -> Problem:
+    """`problem` with every choice, pair and arc forbidden that no plan of at most `objective` uses.
+
+    A plan costs at least the sum of what each node and each edge costs at the least.
+    """
+    least = sum(int(costs.min()) for costs in problem.costs)
+    least += sum(int(edge.cost.min()) for edge in problem.edges)
+    least -= sum(most_hidden(window) for window in problem.windows)
+    room = objective - least
+    return replace(
+        problem,
+        costs=tuple(_capped(costs, int(costs.min()) + room) for costs in problem.costs),
+        edges=tuple(
+            replace(edge, cost=_capped(edge.cost, int(edge.cost.min()) + room))
+            for edge in problem.edges
+        ),
+        flows=tuple(replace(flow, costs=_capped(flow.costs, room)) for flow in problem.flows),
+    )
+
+
+def _capped(costs: IntArray, most: int) -> IntArray:
+    return np.where(costs > min(most, FORBIDDEN), FORBIDDEN, costs)

@@ -1,0 +1,282 @@
+"""Ops written as others: what shards better in pieces, and what nobody has described as a whole.
+
+An op of `DECOMPOSITIONS` becomes the ops of its function there. Any other op without a rule becomes
+what torch's core decompositions make of it, again and again, until every op has a rule or no
+decomposition is left.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from autopar.rules.table import rule_for
+from autopar.tracer import torch_private
+from autopar.tracer.decompose import META
+from autopar.tracer.snapshot import call_of
+
+# Batch norm and variances in pieces whose sums may be spread over ranks.
+#
+# The statistics of a batch are sums over all of it, so that they are right however the batch is
+# sharded. With them given, batch norm in training is batch norm in inference, one fused kernel.
+
+aten = torch.ops.aten
+_INFERENCE = aten._native_batch_norm_legit_no_training.default
+_MASK = [True, True, True]
+
+
+def _per_channel(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(1, -1, *(1,) * (like.dim() - 2))
+
+
+def _moments(x: Tensor, dims: Sequence[int], correction: float) -> tuple[Tensor, Tensor]:
+    """(variance, mean) of x over `dims`, which stay as dims of size 1. Squares are of distances
+    from the mean: the mean of the squares less the square of the mean would cancel."""
+    count = prod(x.shape[dim] for dim in dims)
+    mean = x.sum([*dims], keepdim=True) / count
+    distance = x - mean
+    return (distance * distance).sum([*dims], keepdim=True) / max(0, count - correction), mean
+
+
+def batch_norm_decomposed(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """aten._native_batch_norm_legit_functional: (y, mean, 1/std, new running mean, new running
+    variance). The running variance is that of a sample, with n - 1."""
+    if not training:
+        if running_mean is None or running_var is None:
+            return NotImplemented
+        found = _INFERENCE(x, weight, bias, running_mean, running_var, momentum, eps)
+        return *found, running_mean.clone(), running_var.clone()
+    y, mean, invstd, var = _normalised(x, weight, bias, running_mean, momentum, eps)
+    count = x.numel() // x.shape[1]
+    if running_mean is not None and running_var is not None:
+        running_mean = running_mean * (1 - momentum) + mean.to(running_mean.dtype) * momentum
+        sample = var * (count / max(1, count - 1))
+        running_var = running_var * (1 - momentum) + sample.to(running_var.dtype) * momentum
+    return y, mean, invstd, running_mean, running_var
+
+
+def batch_norm_without_stats(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """aten._native_batch_norm_legit.no_stats: (y, mean, 1/std)."""
+    if not training:
+        return NotImplemented
+    return _normalised(x, weight, bias, None, momentum, eps)[:3]
+
+
+def _normalised(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    state: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(y, mean, 1/std, variance). Statistics are in the dtype of weights and running statistics,
+    if there are any, and computed in float32 at least."""
+    like = next((t for t in (weight, state) if t is not None), x)
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    var, mean = _moments(exact, [0, *range(2, x.dim())], 0)
+    invstd = torch.rsqrt(var + eps)
+    mean, var, invstd = (t.flatten().to(like.dtype) for t in (mean, var, invstd))
+    y = _INFERENCE(x, weight, bias, mean, var, momentum, eps)[0]
+    return y, mean, invstd, var
+
+
+def batch_norm_backward_decomposed(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    mask: Sequence[bool],
+) -> Any:
+    """aten.native_batch_norm_backward: with the statistics held fixed, as in inference, and what
+    they add as functions of x: dx -= w / std / n * (db + (x - mean) / std * dw)."""
+    if not train or mean is None or invstd is None:
+        return NotImplemented
+    fixed = aten.native_batch_norm_backward.default
+    var = 1 / (invstd * invstd) - eps
+    dx, dw, db = fixed(grad, x, weight, mean, var, None, None, False, eps, _MASK)
+    if mask[0]:
+        scale = invstd / -(x.numel() // x.shape[1])
+        if weight is not None:
+            scale = scale * weight
+        slope = _per_channel(scale * invstd * dw.to(scale.dtype), x)
+        offset = _per_channel(scale * db.to(scale.dtype), x)
+        moved = torch.addcmul(offset, x - _per_channel(mean, x), slope)
+        dx = dx + moved.to(dx.dtype)
+    found = (dx, dw, db)
+    return tuple(t if want else None for t, want in zip(found, mask, strict=True))
+
+
+def _variance(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    dims = [d % x.dim() for d in dim or range(x.dim())] if x.dim() else []
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    found = _moments(exact, dims, 1 if correction is None else correction)
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims]
+    var, mean = (t.reshape(shape).to(x.dtype) for t in found)
+    return var, mean
+
+
+def variance(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """aten.var.correction."""
+    return NotImplemented if x.is_complex() else _variance(x, *args, **kwargs)[0]
+
+
+def deviation(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """aten.std.correction."""
+    return NotImplemented if x.is_complex() else _variance(x, *args, **kwargs)[0].sqrt()
+
+
+def variance_and_mean(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """aten.var_mean.correction: (variance, mean)."""
+    return NotImplemented if x.is_complex() else _variance(x, *args, **kwargs)
+
+
+NORM_DECOMPOSITIONS: dict[Any, Any] = {
+    aten._native_batch_norm_legit_functional.default: batch_norm_decomposed,
+    aten._native_batch_norm_legit.no_stats: batch_norm_without_stats,
+    aten.native_batch_norm_backward.default: batch_norm_backward_decomposed,
+    aten.var.correction: variance,
+    aten.std.correction: deviation,
+    aten.var_mean.correction: variance_and_mean,
+}
+
+Decomposition = Callable[..., Any]
+"""An op as a function of its arguments that calls other ops; NotImplemented leaves it as it is."""
+
+DECOMPOSITIONS: dict[Any, Decomposition] = {
+    **NORM_DECOMPOSITIONS,
+    # A view whose numbers are other ones than its memory's cannot be sent.
+    aten._conj.default: aten._conj_physical.default,
+}
+
+
+def decompose_ops(gm: fx.GraphModule) -> fx.GraphModule:
+    """Replace ops by their pieces, and ops without a rule by their decompositions."""
+    pending = [node for node in reversed(gm.graph.nodes) if node.op == "call_function"]
+    while pending:
+        node = pending.pop()
+        if node.target is operator.getitem or not node.users:
+            continue
+        function = DECOMPOSITIONS.get(node.target)
+        if function is None and rule_for(call_of(node)) is None:
+            function = torch_private.decomposition(node.target)
+        if function is not None:
+            pending += reversed(_replace(node, function))
+    return gm
+
+
+def _replace(node: fx.Node, function: Decomposition) -> list[fx.Node]:
+    """Put the ops that `function` calls in the place of `node`; those ops. None where it declines,
+    or computes tensors of other shapes."""
+    sources = list(dict.fromkeys(node.all_input_nodes))
+    position = {source: i for i, source in enumerate(sources)}
+
+    several = isinstance(node.meta["val"], tuple | list)
+    wanted = node.meta["val"] if several else (node.meta["val"],)
+
+    def call(*tensors: Tensor) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: tensors[position[n]])
+        found = function(*map(_own, args), **{k: _own(value) for k, value in kwargs.items()})
+        trusted = found is NotImplemented or node.target in DECOMPOSITIONS
+        return found if trusted else _cast(found, wanted, several=several)
+
+    traced = torch_private.ops_of(call, [source.meta["val"] for source in sources])
+    if traced is None:
+        return []
+    results = traced.graph.output_node().args[0]
+    found = results if isinstance(results, tuple | list) else (results,)
+    if not _alike(found, wanted):
+        return []
+    copies = dict(zip(traced.graph.find_nodes(op="placeholder"), sources, strict=True))
+    made = _copy(node, traced, copies)
+    if several:
+        for user in list(node.users):
+            _, which = user.args
+            assert isinstance(which, int)
+            user.replace_all_uses_with(copies[found[which]])
+            node.graph.erase_node(user)
+    else:
+        node.replace_all_uses_with(copies[found[0]])
+    node.graph.erase_node(node)
+    return made
+
+
+def _cast(raw: Any, expected: Sequence[Any], *, several: bool) -> Any:
+    """Results in the dtypes of the op's."""
+    results = raw if several else (raw,)
+    if len(results) != len(expected):
+        return raw
+    cast = tuple(
+        new.to(old.dtype) if isinstance(new, Tensor) and isinstance(old, Tensor) else new
+        for new, old in zip(results, expected, strict=True)
+    )
+    return cast if several else cast[0]
+
+
+def _own(value: Any) -> Any:
+    """FX's lists cannot be changed; a function may change those it is given."""
+    return [_own(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _alike(results: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Whether the results are of the shapes that the op's are; what is None is left out. Dtypes are
+    those of the pieces: of statistics under autocast, fake tensors and kernels disagree."""
+    if len(results) != len(expected):
+        return False
+    pairs = [
+        (new.meta.get("val") if isinstance(new, fx.Node) else new, old)
+        for new, old in zip(results, expected, strict=True)
+    ]
+    return all(
+        isinstance(new, Tensor) and new.shape == old.shape
+        for new, old in pairs
+        if isinstance(old, Tensor)
+    )
+
+
+def _copy(node: fx.Node, traced: fx.GraphModule, copies: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    """The ops of `traced` in front of `node`, in its place in the model."""
+    made: list[fx.Node] = []
+    with node.graph.inserting_before(node):
+        for inner in traced.graph.nodes:
+            if inner.op in ("placeholder", "output"):
+                continue
+            copy = node.graph.node_copy(inner, copies.__getitem__)
+            copy.meta = {key: node.meta[key] for key in META if key in node.meta}
+            copy.meta["val"] = inner.meta["val"]
+            copies[inner] = copy
+            made.append(copy)
+    return made

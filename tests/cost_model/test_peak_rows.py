@@ -1,0 +1,139 @@
+"""Rows of memory: what a problem says is held at a moment is held when the step is played."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
+from autopar.cost_model import step_simulation as bill
+from autopar.cost_model.cost_breakdown import cost_breakdown
+from autopar.cost_model.peak_rows import with_peak_rows
+from autopar.cost_model.price import price
+from autopar.ir.choices import ParamChoice, Saved
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Mesh
+from autopar.ir.peak_candidates import PeakCandidate, is_peak_candidate, peak_candidate_of
+from autopar.ir.problem import Problem, Solution, Status
+from autopar.ir.schedule import Compute
+from autopar.ir.timeline import Timeline
+from autopar.plans.decisions import make_stage, resolved_request, same_choice
+from autopar.plans.requests.options import Options
+from autopar.plans.requests.request import PlanRequest, make_graph_request
+from autopar.solver import evaluate, solve
+from autopar.solver.clock import Clock
+from autopar.solver.evaluate import Evaluator
+from autopar.solver.heuristic import Descent
+from autopar.solver.memory import usages_at
+from autopar.tracer import trace
+from tests.codegen.models import case
+
+MOMENTS = 40
+
+
+def random_solution(problem: Problem, seed: int) -> Solution:
+    """Of any cost, in which nothing is saved that backward does not read."""
+    rng = np.random.default_rng(seed)
+    costs = tuple(rng.integers(0, 10**6, len(c)) for c in problem.costs)
+    stated = replace(problem, costs=costs, windows=(), usage_limit=None)
+    found = Descent(stated, Evaluator(stated), Clock(None)).grown()
+    if not evaluate(stated, found).feasible:
+        found = solve(stated).choice
+    choice, before = list(found), list[int]()
+    for node, labels in enumerate(problem.labels):
+        label = labels[choice[node]]
+        # Where copies alone read a parameter in backward, it might be kept for none.
+        if isinstance(label, ParamChoice) and "weights" in problem.keys[node]:
+            choice[node] = labels.index(
+                ParamChoice(label.storage, label.storage, label.num_on_host)
+            )
+    while choice != before:
+        before = list(choice)
+        for node, labels in enumerate(problem.labels):
+            sinks = [s for flow in problem.flows if flow.source == node for s in flow.sinks]
+            if Saved() in labels and all(s.state[choice[s.node]] < 0 for s in sinks):
+                choice[node] = labels.index(Saved())
+    return Solution(Status.FEASIBLE, tuple(choice), evaluate(problem, choice).arcs)
+
+
+def held_at_ops(
+    request: PlanRequest, problem: Problem, solution: Solution
+) -> dict[PeakCandidate, int]:
+    """What is held while each op is computed, when the step that a solution comes to is played."""
+    settled = request
+    if request.is_open:
+        settled = resolved_request(request, problem, solution)
+        plain = price(settled)
+        choice = same_choice(problem, solution, plain, settled.step)
+        found = evaluate(plain, choice)
+        problem, solution = plain, replace(solution, choice=choice, arcs=found.arcs)
+    timelines: list[Timeline] = []
+    with pytest.MonkeyPatch.context() as patch:
+        play = bill.simulate_events
+        patch.setattr(
+            bill, "simulate_events", lambda *args: timelines.append(play(*args)) or timelines[-1]
+        )
+        structure = make_stage(settled, problem, solution)
+        memory = cost_breakdown(settled, structure).estimates.memory
+    (played,) = timelines
+    static = memory.params + memory.gradients + memory.optimizer
+    return {
+        peak_candidate_of(settled.step, event.node): static + sum(live)
+        for event, live in zip(played.events, played.live, strict=True)
+        if isinstance(event, Compute) and is_peak_candidate(settled.step, event.node)
+    }
+
+
+class Joined(nn.Module):
+    """Weights that are one product's, or added up: their gradients are parts of one tensor, or one;
+    and what it returns is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(64, 64)) for _ in range(4))
+        self.v, self.w = (nn.Parameter(torch.randn(256, 8)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ torch.cat([*self.weights], 1)
+        z = (y.tanh() @ (self.v + self.w)).sin()
+        return z.square().mean(), y
+
+
+def graph_of(name: str) -> Graph:
+    if name == "joined":
+        return trace(Joined(), (torch.randn(32, 64),), {}).graph
+    return case(name).traced.graph
+
+
+@pytest.mark.breadth(7)
+@pytest.mark.parametrize("residency", ["cuda", "auto"])
+@pytest.mark.parametrize(
+    ("mesh", "is_open"), [("1", False), ("2", False), ("2x2", False), ("1", True), ("2", True)]
+)
+@pytest.mark.parametrize("name", ["shapes", "gpt2", "llama", "joined"])
+def test_no_more_than_is_held(name: str, mesh: str, is_open: bool, residency: str) -> None:
+    graph, cluster = graph_of(name), parse_cluster(f"{mesh}xH100")
+    on_host = {"auto": "auto" if is_open else "cpu"}.get(residency, residency)
+    asked = make_graph_request(
+        graph, cluster, Options(mesh=mesh, backend="eager", residency=on_host)
+    )
+    laid = parse_mesh(mesh, cluster)
+    if residency == "auto":
+        # So that each module of a list is a block.
+        laid = Mesh(tuple(replace(axis, bucket_bytes=1) for axis in laid))
+    request = asked.on(laid)
+    request = request.opened() if is_open else request
+    problem = price(request)
+    for seed in range(2):
+        solution = random_solution(problem, seed)
+        held = held_at_ops(request, problem, solution)
+        peak_candidates = [*held]
+        for moment in peak_candidates[seed :: 1 + len(peak_candidates) // MOMENTS]:
+            row = with_peak_rows(request, problem, {moment: 0})
+            stated = sum(int(u[solution.choice[i]]) for i, u in usages_at(row, 1))
+            assert stated <= held[moment], moment

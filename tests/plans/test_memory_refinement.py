@@ -1,0 +1,43 @@
+"""What is set aside for what a problem does not count, when no plan leaves that much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from autopar.errors import InfeasibleError
+from autopar.ir.mesh import Mesh
+from autopar.ir.peak_candidates import PeakCandidate
+from autopar.ir.problem import Conflict, Solution, Status
+from autopar.plans.memory_refinement import MemoryRefinement
+from autopar.plans.requests.request import PlanRequest
+
+MOMENT = cast(PeakCandidate, "the fullest")
+NO_PLAN = Solution(Status.INFEASIBLE, conflict=Conflict(0, needed=90, limit=80))
+
+
+class Request:
+    mesh = Mesh(())
+
+
+def fitting(aside: int, **known: Any) -> MemoryRefinement:
+    def restate(stated: Any, _: Any) -> Any:
+        return stated
+
+    request = cast(PlanRequest, Request())
+    stated = cast(Any, None)
+    return replace(MemoryRefinement(request, stated, restate, str), rows={MOMENT: aside}, **known)
+
+
+def test_what_a_rough_plan_showed_was_a_guess() -> None:
+    known = fitting(30, is_guess=True)
+    assert known.rules_out(NO_PLAN) and known.rows == {MOMENT: 0}
+    with pytest.raises(InfeasibleError):
+        known.rules_out(NO_PLAN)
+
+
+def test_what_another_plan_showed_is_lessened_by_what_is_missing() -> None:
+    known = fitting(30)
+    assert known.rules_out(NO_PLAN) and known.rows == {MOMENT: 20}

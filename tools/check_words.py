@@ -1,0 +1,126 @@
+"""Fail when a name of the package has a word that autopar alone would understand.
+
+What counts is the name of a module, class, function, method, parameter or field, word by word
+(`num_again` has `again`). Plan files and pages take theirs from such names. Local variables do not
+count.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SAY = {
+    "again": "recompute",
+    "asked": "the noun it is: request, options",
+    "away": "offloaded",
+    "bill": "cost breakdown",
+    "climb": "line search",
+    "fitting": "memory refinement",
+    "found": "the noun it is: plan, candidate, result",
+    "handed": "input sharding, or saved for backward",
+    "homes": "stage assignment",
+    "hosted": "on the host",
+    "kept": "for backward, unsharded",
+    "leanest": "smallest memory",
+    "lookup": "embedding",
+    "made": "the noun it is: output, result",
+    "mail": "messages",
+    "meeting": "pre-step check",
+    "moment": "peak candidate",
+    "moments": "peak candidates",
+    "newcomers": "added parameters",
+    "parcel": "shard piece",
+    "parcels": "shard pieces",
+    "passage": "send plan",
+    "piece": "shard",
+    "pieces": "shards",
+    "played": "simulated",
+    "product": "matmul",
+    "products": "matmuls",
+    "promising": "candidates",
+    "remade": "recreated",
+    "roll": "rank registry",
+    "said": "the noun it is: message, text",
+    "settling": "resolve",
+    "sorts": "segment kinds",
+    "spots": "stack location",
+    "thought": "estimated",
+    "told": "the noun it is: message, text",
+    "turn": "microbatch",
+    "turns": "microbatches",
+    "wanted": "the noun it is: target, placement",
+    "ways": "paths, number of parts",
+}
+"""What to say instead of a word."""
+
+PLAIN = {
+    "ShardPiece": "a part of a shard",
+    "shard_pieces": "parts of shards",
+    "embedding_lookup": "says itself what is looked up",
+    "_found_inf": "torch's own name",
+    "_in_turn": "one after the other",
+    "in_one_piece": "not in several",
+    "_moments": "mean and variance",
+    "kept": "what is not left out, in the solver and of blocks",
+}
+"""Names in which such a word means something else, and what."""
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def names_of(node: ast.AST) -> Iterator[str]:
+    """The classes, functions, parameters and fields that a file defines, but in functions."""
+    for each in ast.iter_child_nodes(node):
+        match each:
+            case ast.FunctionDef(args=args) | ast.AsyncFunctionDef(args=args):
+                yield each.name
+                every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+                yield from (arg.arg for arg in every if arg is not None)
+                yield from _attributes(each)
+            case ast.ClassDef():
+                yield each.name
+                yield from names_of(each)
+            case ast.AnnAssign(target=ast.Name(name)) if isinstance(node, ast.ClassDef):
+                yield name
+            case ast.stmt():
+                yield from names_of(each)
+            case _:
+                pass
+
+
+def _attributes(function: ast.AST) -> Iterator[str]:
+    for node in ast.walk(function):
+        match node:
+            case ast.Attribute(value=ast.Name("self"), ctx=ast.Store()):
+                yield node.attr
+            case _:
+                pass
+
+
+def foreign_words(root: Path) -> list[str]:
+    """`file: name: what to say` for each name of the package that has such a word."""
+    complaints: list[str] = []
+    for path in sorted((root / "autopar").rglob("*.py")):
+        names = {path.stem, *names_of(ast.parse(path.read_text(encoding="utf-8")))}
+        for name in sorted(names - PLAIN.keys()):
+            words = [word.lower() for word in _WORDS.findall(name)]
+            say = [f"{word} is {SAY[word]}" for word in words if word in SAY]
+            if say:
+                complaints.append(f"{path.relative_to(root).as_posix()}: {name}: {', '.join(say)}")
+    return complaints
+
+
+def main() -> int:
+    """Print the complaints; 1 if there are any."""
+    complaints = foreign_words(Path(__file__).resolve().parents[1])
+    for complaint in complaints:
+        print(complaint)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
