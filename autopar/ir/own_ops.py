@@ -41,7 +41,7 @@ CHUNKED = frozenset({LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKWARD})
 
 # The keys of ops of backward that recompute what ops of forward made (`passes.recompute`).
 
-COPY, OPTION = "again", "maybe again"
+COPY, OPTION = "recompute", "maybe recompute"
 """Stand in the key of a copy where that of its original has the phase."""
 
 

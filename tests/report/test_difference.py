@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Plan, tuple[str, str, str, int, str, str]]] = {
         with_params(lambda n, p: replace(p, for_backward="[S(0), S(1)]") if "up" in n else p),
         (
             "decision", "parameters", ALL_UP, 4,
-            "[S(1) on tp, S(0) on dp], kept [S(1) on tp]", "[S(1) on tp, S(0) on dp]",
+            "[S(1) on tp, S(0) on dp], for backward [S(1) on tp]", "[S(1) on tp, S(0) on dp]",
         ),
     ),
     "wider parameter": (

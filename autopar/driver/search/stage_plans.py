@@ -148,7 +148,7 @@ class _Planner:
         self, limits: StageBytes, shares: StageBytes, on_host: Mapping[str, bool]
     ) -> list[Candidate]:
         """The plans of all stages, each within so many bytes of its device and of the host, where
-        it is known of some parameters whether they are `num_on_host`."""
+        it is known of some parameters whether they are `on_host`."""
         graphs, say = self.graphs, self.say
         laid = _LaidOut({}, {})
         found: dict[int, Candidate] = {}

@@ -164,7 +164,7 @@ class _Splitter:
             replace(atom, size=atom.size // self.microbatches) if number in self.batch else atom
             for number, atom in enumerate(self.graph.atoms)
         ]
-        atoms.append(Atom(self.microbatches, "turn", in_param=False))
+        atoms.append(Atom(self.microbatches, "microbatch", in_param=False))
         found = replace(
             self.graph, nodes=tuple(self.nodes), atoms=tuple(atoms), microbatches=self.microbatches
         )

@@ -39,7 +39,7 @@ and outputs of the model, what a module returns, activations saved for backward;
 those that have the batch, of the others those that cast or add up parameters and gradients, and
 the rest; the products with weights."""
 
-OP_KINDS = ("ops", "batched", "casts", "unbatched", "product")
+OP_KINDS = ("ops", "batched", "casts", "unbatched", "matmul")
 EVERY_AXIS = "*"
 _WORDS = ("S", "batch", "in", "out", "unmoved")
 _AXIS = re.compile(r"\*|[A-Za-z_]\w*", re.ASCII)
@@ -177,7 +177,7 @@ def check_kind(kind: str, spec: PlacementSpec, origin: str) -> None:
         elif demand.what == "unmoved":
             allowed = kind == "param"
         else:
-            words = ("S", "batch") if kind not in ("param", "kept") else ("S",)
+            words = ("S", "batch") if kind not in ("param", "for_backward") else ("S",)
             allowed = demand.what in words if placement is None else _whole(placement)
         if not allowed:
             raise ConstraintError(f"{origin}: {kind or 'it'} cannot be {demand}")

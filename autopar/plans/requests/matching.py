@@ -48,7 +48,7 @@ def _is_number(part: str) -> bool:
 
 def names(graph: Graph, kind: str) -> tuple[str, ...]:
     """What the patterns of a kind of constraint choose from, in order of appearance."""
-    if kind in ("param", "kept"):
+    if kind in ("param", "for_backward"):
         found: Iterable[str] = (n.target for n in graph.with_role(Role.PARAM) if not n.external)
     elif kind == "input":
         found = (node.target for node in graph.with_role(Role.INPUT))
@@ -129,7 +129,7 @@ def unmatched(
     model: str, pattern: str, known: Sequence[str], kinds: Sequence[str] = ("output",)
 ) -> str:
     """What to say where a pattern matches none of the `known` names."""
-    what = " or ".join({"param": "parameter", "kept": "parameter"}.get(k, k) for k in kinds)
+    what = " or ".join({"param": "parameter", "for_backward": "parameter"}.get(k, k) for k in kinds)
     what = "module" if kinds[0] in (*OP_KINDS, "saved") else what
     patterns = dict.fromkeys(map(general, known))
     choices = list(patterns if "*" in pattern else dict.fromkeys([*known, *patterns]))

@@ -105,7 +105,7 @@ def _summa(
     yield f"batched:* = not batch on {columns.name}"
     yield f"matmul:* = out on {columns.name}"
     yield from _lines(graph, blocks, "param")
-    yield from _lines(graph, blocks, "kept")
+    yield from _lines(graph, blocks, "for_backward")
     yield "ops:* = S on *"
     yield "saved:* = S on *"
 
