@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.driver.search.infeasible_subset import MAX_PROBES, smallest_infeasible_subset
-from autopar.errors import ConstraintError
+from autopar.errors import ConstraintError, OldNameWarning
 from autopar.ir.sharding import C, R, S
 from autopar.plans.requests.constraints import (
     Constraint,
@@ -162,3 +162,13 @@ def test_of_many_limits_a_set_is_named_that_cannot_be_made_smaller() -> None:
 
     assert set(smallest_infeasible_subset(limits, possible)) in clashes
     assert len(tried) <= 40 + MAX_PROBES
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [("kept:*.w=R", "for_backward:*.w=R"), ("product:mlp=batch on tp", "matmul:mlp=batch on tp")],
+)
+def test_kinds_of_the_last_release_are_those_of_now_with_a_warning(before: str, now: str) -> None:
+    with pytest.warns(OldNameWarning, match=f"write {now.partition('=')[0]}".replace("*", r"\*")):
+        found = Constraint.parse(before, "a pin")
+    assert found == Constraint.parse(now, "a pin")

@@ -18,12 +18,13 @@ and `not` before a word excludes it.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
-from autopar.errors import ConstraintError, UnsuitedMeshError
+from autopar.errors import ConstraintError, OldNameWarning, UnsuitedMeshError
 from autopar.ir.graph import Node, TensorType
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Placement, R, Sharding
@@ -39,6 +40,8 @@ and outputs of the model, what a module returns, activations saved for backward;
 those that have the batch, of the others those that cast or add up parameters and gradients, and
 the rest; the products with weights."""
 
+_BEFORE = {"kept": "for_backward", "product": "matmul"}
+"""Kinds as they were named in the last release."""
 OP_KINDS = ("ops", "batched", "casts", "unbatched", "matmul")
 EVERY_AXIS = "*"
 _WORDS = ("S", "batch", "in", "out", "unmoved")
@@ -159,6 +162,10 @@ def _split_kind(name: str, origin: str) -> tuple[str, str]:
     kind, colon, pattern = name.partition(":")
     if not colon:
         return "", name
+    if kind in _BEFORE:
+        text = f"{kind}: goes with the next release: write {_BEFORE[kind]}:{pattern}"
+        warnings.warn(OldNameWarning(text), stacklevel=2)
+        kind = _BEFORE[kind]
     if kind not in _KINDS or not pattern:
         raise ConstraintError(
             f"{origin}: {kind!r} is not a kind of thing to constrain: {', '.join(_KINDS)}"
