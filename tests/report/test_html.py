@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -183,6 +184,21 @@ HOSTILE = (
     "\x1b[31m\u202e\x00\ud7ff\u2028",
     "a" * 10_000,
 )
+
+
+UNSTYLED = {"bar", "cut", "inbox"}
+"""What is grouped so, and has the looks of its parts."""
+
+
+def test_whatever_is_drawn_has_looks_of_its_own() -> None:
+    """Without a rule an area of a picture is black."""
+    page = html(Plan.load(EXAMPLE))
+    styles = set(re.findall(rb"[.]([A-Za-z][\w-]*)", page[: page.index(b"</style>")]))
+    scripts = set(re.findall(rb"[.\"']([A-Za-z][\w-]*)", page[page.index(b"<script") :]))
+    values = [value for name, value in check(page).attributes if name == "class" and value]
+    used = {word for value in values for word in value.split()}
+    assert used - {each.decode() for each in styles | scripts} <= UNSTYLED
+    assert set(re.findall(rb"var\(--([\w-]+)\)", page)) <= set(re.findall(rb"--([\w-]+):", page))
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
