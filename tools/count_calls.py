@@ -105,7 +105,7 @@ class Function(NamedTuple):
     name: str
 
 
-COMMAND, ANSWER = Function("cli.plan", "plan"), Function("driver.asking", "answer")
+COMMAND, ANSWER = Function("cli.plan", "plan"), Function("driver.planning", "answer")
 TRACE, PRICE = Function("tracer", "trace"), Function("cost_model.price", "price")
 SOLVE = Function("solver.driver", "solve")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress
-from autopar.ir.problem import Status
 from autopar.ir.sharding import Placement, Sharding
 from autopar.ir.units import format_bytes, format_ns, format_share
 from autopar.plans.estimates import OpTotal
@@ -52,6 +51,9 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
 
 
 def _figures(alternative: Alternative, now_ns: int) -> Row:
+    # It brings numpy, which a page of a stored plan does without.
+    from autopar.ir.problem import Status
+
     if alternative.is_chosen:
         return format_ns(now_ns), "chosen"
     if alternative.status is Status.INFEASIBLE:

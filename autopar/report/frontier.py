@@ -61,7 +61,7 @@ class FrontierSummary(Printed):
     rungs: tuple[Rung, ...]
     verdict: str
     imposed: tuple[str, ...]
-    maker_of: str
+    maker: str
 
     @property
     def plans(self) -> tuple[Planned, ...]:
@@ -99,7 +99,7 @@ def summarize_frontier(frontier: Frontier) -> FrontierSummary:
         rungs=rungs,
         verdict=_verdict(frontier, unlimited, rungs),
         imposed=provenance.imposed,
-        maker_of=maker_of(provenance),
+        maker=maker_of(provenance),
     )
 
 
@@ -147,7 +147,7 @@ def _head(summary: FrontierSummary) -> RenderableType:
     for line in summary.imposed:
         grid.add_row("imposed", name(line))
     grid.add_row("memory", Text(escape(summary.verdict)))
-    grid.add_row("made by", name(summary.maker_of, "dim"))
+    grid.add_row("made by", name(summary.maker, "dim"))
     return grid
 
 

@@ -76,7 +76,7 @@ class Summary(Printed):
     stage: StageContent | None
     warnings: tuple[str, ...]
     digest: str
-    maker_of: str
+    maker: str
 
     def page(self) -> RenderableType:
         sections: list[RenderableType] = [_head(self)]
@@ -136,7 +136,7 @@ def summarize(plan: Plan, stage: int | None = None) -> Summary:
         stage=content,
         warnings=tuple(cautions(plan)),
         digest=plan.digest,
-        maker_of=maker_of(provenance),
+        maker=maker_of(provenance),
     )
 
 
@@ -183,7 +183,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
         yield "margin", Text(escape(summary.margin[:MAX_SENTENCE]))
     if summary.searched:
         yield "search", name(summary.searched)
-    yield "plan", name(f"{summary.digest} ({summary.maker_of})", "dim")
+    yield "plan", name(f"{summary.digest} ({summary.maker})", "dim")
 
 
 def _proof(summary: Summary) -> Iterator[tuple[str, Text]]:

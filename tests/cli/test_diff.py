@@ -71,7 +71,7 @@ def test_json_has_all_of_it(files: tuple[str, str], options: tuple[str, ...]) ->
             }
         ],
     }
-    step = content["difference"]["bill"][0]
+    step = content["difference"]["costs"][0]
     assert (step["name"], step["before"], step["after"]) == ("step", 31 * 10**6, 32 * 10**6)
 
 

@@ -27,9 +27,11 @@ def targets_elsewhere_scored_by_every_rank(patch: Patch) -> None:
 
 @fault(exchanged(LINEAR_BACKWARD, "2"))
 def ignored_targets_with_gradients(patch: Patch) -> None:
-    original = emitters._own_targets
+    original = emitters._targets_or_elsewhere
     patch.setattr(
-        emitters, "_own_targets", lambda p, target, _, classes: original(p, target, -7, classes)
+        emitters,
+        "_targets_or_elsewhere",
+        lambda p, target, _, classes: original(p, target, -7, classes),
     )
 
 

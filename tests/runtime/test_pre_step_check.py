@@ -118,8 +118,8 @@ def test_a_rank_that_has_ended_is_waited_for_no_longer(monkeypatch: pytest.Monke
     text, error = gather(work)
     assert isinstance(error, ValueError)
     assert re.match(
-        r"rank 0 waited in the start of call 2, at test_meeting\.py:\d+ in work, and rank 1 has "
-        r"ended after 1 calls; every rank calls a compiled model at the same time",
+        r"rank 0 waited in the start of call 2, at test_pre_step_check\.py:\d+ in work, and rank 1 "
+        r"has ended after 1 calls; every rank calls a compiled model at the same time",
         text,
     )
 
@@ -138,7 +138,7 @@ def test_a_rank_that_stays_away_is_named_when_time_is_up(monkeypatch: pytest.Mon
         return str(caught.value)
 
     text, _ = gather(work, timeout_s=2.0)
-    assert re.search(r"and rank 1 is at test_meeting\.py:\d+ in work$", text)
+    assert re.search(r"and rank 1 is at test_pre_step_check\.py:\d+ in work$", text)
 
 
 def test_a_collective_that_fails_says_what_it_was_of() -> None:
