@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
@@ -12,13 +13,16 @@ from autopar.ir.patterns import compress
 from autopar.ir.sharding import Placement, Sharding
 from autopar.ir.units import format_bytes, format_ns, format_share
 from autopar.plans.estimates import OpTotal
-from autopar.plans.explanation import Alternative, Benefit, Explanation
 from autopar.plans.plan import StagePlan
 from autopar.plans.requests.matching import general
 from autopar.plans.structure import Param
 from autopar.report.names import PARAM, short_op, tensor_name
 from autopar.report.placed import on_axes, options_by_axis, parsed, shard_bytes, sharding_text
 from autopar.report.printed import Row, columns
+
+if TYPE_CHECKING:
+    # It brings numpy, which a page of a stored plan does without.
+    from autopar.plans.explanation import Alternative, Benefit, Explanation
 
 # Explanations as plain text. All steps are as modelled (`Estimates.modelled_ns`).
 
@@ -51,7 +55,6 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
 
 
 def _figures(alternative: Alternative, now_ns: int) -> Row:
-    # It brings numpy, which a page of a stored plan does without.
     from autopar.ir.problem import Status
 
     if alternative.is_chosen:
