@@ -1,29 +1,22 @@
-"""The adapter to HiGHS: a PuLP solver that hands a model over in bulk and reads the truth back.
+"""The adapter to HiGHS, which takes a program as arrays and reads the truth back.
 
-`pulp.HiGHS` adds columns and rows one by one, ignores options that HiGHS refuses, and reports a
-time-out with an incumbent as optimal. `Highs` passes arrays, checks every option, reads status,
-incumbent and bound from HiGHS itself, and can solve the model again with other costs, with columns
-fixed at zero, or with its integer columns integer after they were relaxed.
+`Highs` checks every option, reads status, incumbent and bound from HiGHS itself, and can solve the
+program again with other costs, with columns fixed at zero, or with its integer columns integer
+after they were relaxed.
 """
-
-# PuLP has no types of its own: what it hands out is unknown, not wrong.
-# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
-# pyright: reportUnknownVariableType=none, reportUnknownArgumentType=none
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import chain
 
 import highspy
 import numpy as np
 import numpy.typing as npt
-import pulp
 
 from autopar.errors import SolverError
-from autopar.ir.problem import BoolArray, FloatArray
+from autopar.ir.problem import BoolArray, FloatArray, IntArray
 from autopar.solver.clock import Clock
 
 Option = str | int | float | bool
@@ -63,12 +56,21 @@ _OUTCOMES: dict[highspy.HighsModelStatus, Outcome] = {
     highspy.HighsModelStatus.kInterrupt: Outcome.LIMIT,
 }
 
-_PULP_STATUS: dict[Outcome, int] = {
-    Outcome.OPTIMAL: pulp.LpStatusOptimal,
-    Outcome.INFEASIBLE: pulp.LpStatusInfeasible,
-    Outcome.LIMIT: pulp.LpStatusNotSolved,
-    Outcome.FAILED: pulp.LpStatusUndefined,
-}
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearProgram:
+    """`min costs x` with `row_lower <= A x <= row_upper` and `lower <= x <= upper`; `A` in
+    compressed rows. `integer` are the columns that are integer once it is not relaxed."""
+
+    costs: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+    row_starts: IntArray
+    columns: IntArray
+    values: FloatArray
+    row_lower: FloatArray
+    row_upper: FloatArray
+    integer: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +87,7 @@ class Answer:
     detail: str
 
 
-class Highs(pulp.HiGHS):
+class Highs:
     """HiGHS in this process. Deterministic: one thread, seed 0, no gap, no clock unless asked."""
 
     def __init__(
@@ -93,7 +95,6 @@ class Highs(pulp.HiGHS):
     ) -> None:
         """`options` are HiGHS's own, on top of the fixed ones. No run goes on when the `clock` has
         expired."""
-        super().__init__(mip=False, msg=False)
         self.options: dict[str, Option] = {
             "output_flag": False,
             "threads": 1,
@@ -104,15 +105,13 @@ class Highs(pulp.HiGHS):
         self.answer: Answer | None = None
         self._highs = highspy.Highs()
         self._integer: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
-        self._presolve = "choose"
         self._is_integer = False
         self._clock = clock or Clock(None)
-        self._start: highspy.HighsBasis | None = None
         self._point: FloatArray | None = None
 
     def relax(
         self,
-        program: pulp.LpProblem,
+        program: LinearProgram,
         patience: int | None = None,
         start: highspy.HighsBasis | None = None,
         enough: float = _ANY_COST,
@@ -125,12 +124,21 @@ class Highs(pulp.HiGHS):
         On the programs of `ilp`, presolve costs more than it saves: it folds the flows' sparse
         states into dense rows. Without it, one to thirteen times faster was measured (three axes).
         """
-        self._presolve, self._start = "off", start
-        own, most = self.options, self.options.get("simplex_iteration_limit", _ANY_NUMBER)
-        steps = most if patience is None else patience
-        self.options = own | {"simplex_iteration_limit": steps, "objective_bound": enough}
-        program.solve(self)
-        self.options = own
+        # A scheduler made for another number of threads makes every run fail in this process.
+        highspy.Highs.resetGlobalScheduler(True)
+        self._highs, self._is_integer = highspy.Highs(), False
+        most = self.options.get("simplex_iteration_limit", _ANY_NUMBER)
+        first: dict[str, Option] = {
+            "presolve": "off",
+            "simplex_iteration_limit": most if patience is None else patience,
+            "objective_bound": enough,
+        }
+        for name, value in {**self.options, **first}.items():
+            self.set_option(name, value)
+        self._take_over(program)
+        if start is not None:
+            self._highs.setBasis(start)
+        self._run()
         self.set_option("simplex_iteration_limit", most)
         self.set_option("objective_bound", _ANY_COST)
         status = self._highs.getModelStatus()
@@ -151,71 +159,28 @@ class Highs(pulp.HiGHS):
             self._highs.clearSolver()
             self._run()
 
-    def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:
-        """PuLP's hook: a fresh HiGHS with our options."""
-        # A scheduler made for another number of threads makes every run fail in this process.
-        highspy.Highs.resetGlobalScheduler(True)
-        self._highs, self._is_integer = highspy.Highs(), False
-        for name, value in {"presolve": self._presolve, **self.options}.items():
-            self.set_option(name, value)
-        lp.solverModel = self._highs  # pyright: ignore[reportAttributeAccessIssue]
-
     def set_option(self, name: str, value: Option) -> None:
         """Sets an option of HiGHS; SolverError when HiGHS refuses it."""
         if self._highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
             raise SolverError(f"HiGHS {self._highs.version()} refuses the option {name} = {value}")
 
-    def buildSolverModel(self, lp: pulp.LpProblem) -> None:
-        """PuLP's hook: hands the relaxation over, by rows, in one call."""
-        variables = lp.variables()
-        rows = lp.constraints()
-        terms = [row.expr for row in rows]
-        # By identity, as PuLP compares them too: its own hash is a call of Python for each term.
-        place = {id(variable): index for index, variable in enumerate(variables)}
-        assert lp.objective is not None
-        costs = {id(variable): cost for variable, cost in lp.objective.items()}
+    def _take_over(self, program: LinearProgram) -> None:
+        """Hands the relaxation over, by rows, in one call."""
         model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = len(variables), len(rows)
-        model.col_cost_ = np.array([costs.get(id(v), 0.0) for v in variables])
-        model.col_lower_ = _limits((v.lowBound for v in variables), -np.inf)
-        model.col_upper_ = _limits((v.upBound for v in variables), np.inf)
-        model.row_lower_ = _limits((row.getLb() for row in rows), -np.inf)
-        model.row_upper_ = _limits((row.getUb() for row in rows), np.inf)
+        model.num_col_, model.num_row_ = len(program.costs), len(program.row_lower)
+        model.col_cost_ = program.costs
+        model.col_lower_, model.col_upper_ = program.lower, program.upper
+        model.row_lower_, model.row_upper_ = program.row_lower, program.row_upper
         matrix = model.a_matrix_
         matrix.format_ = highspy.MatrixFormat.kRowwise
-        matrix.start_ = np.cumsum([0, *map(len, terms)], dtype=np.int32)
-        ends = map(id, chain.from_iterable(terms))
-        matrix.index_ = np.fromiter(map(place.__getitem__, ends), dtype=np.int32)
-        matrix.value_ = np.fromiter(
-            chain.from_iterable(t.values() for t in terms), dtype=np.float64
-        )
+        matrix.start_ = program.row_starts.astype(np.int32)
+        matrix.index_ = program.columns.astype(np.int32)
+        matrix.value_ = program.values
         if self._highs.passModel(model) == highspy.HighsStatus.kError:
             raise SolverError("HiGHS refuses the model")
-        self._rows = np.array(model.row_lower_), np.array(model.row_upper_)
-        self._columns = np.array(model.col_lower_), np.array(model.col_upper_)
-        self._integer = np.array(
-            [j for j, v in enumerate(variables) if v.cat == pulp.LpInteger], dtype=np.int32
-        )
-
-    def callSolver(self, lp: pulp.LpProblem) -> None:
-        """PuLP's hook."""
-        if self._start is not None:
-            self._highs.setBasis(self._start)
-        self._run()
-
-    def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
-        """PuLP's hook: the values and PuLP's words for the outcome, without its optimism."""
-        answer = self.last
-        for variable, value in zip(lp.variables(), answer.values.tolist(), strict=False):
-            variable.varValue = value
-        found = (
-            pulp.LpSolutionIntegerFeasible if len(answer.values) else pulp.LpSolutionNoSolutionFound
-        )
-        if answer.outcome is Outcome.OPTIMAL:
-            found = pulp.LpSolutionOptimal
-        elif answer.outcome is Outcome.INFEASIBLE:
-            found = pulp.LpSolutionInfeasible
-        return _PULP_STATUS[answer.outcome], found
+        self._rows = program.row_lower, program.row_upper
+        self._columns = program.lower, program.upper
+        self._integer = program.integer.astype(np.int32)
 
     @property
     def last(self) -> Answer:
@@ -249,7 +214,7 @@ class Highs(pulp.HiGHS):
         columns = np.arange(len(self._columns[0]), dtype=np.int32)
         self._highs.changeColsBounds(len(columns), columns, *self._columns)
         rows = np.arange(len(self._rows[0]), dtype=np.int32)
-        self._highs.changeRowsBounds(len(rows), rows, *self._rows)  # pyright: ignore[reportAttributeAccessIssue]
+        self._highs.changeRowsBounds(len(rows), rows, *self._rows)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     def basis(self) -> highspy.HighsBasis:
         """The basis of the last run, for `start_from`."""
@@ -265,7 +230,7 @@ class Highs(pulp.HiGHS):
     ) -> None:
         """Keeps rows within `slack` of their upper (else lower) limit in the runs that follow."""
         lower, upper = (side[rows] for side in self._rows)
-        self._highs.changeRowsBounds(  # pyright: ignore[reportAttributeAccessIssue]
+        self._highs.changeRowsBounds(  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             len(rows),
             rows.astype(np.int32),
             np.where(at_upper, np.maximum(lower, upper - slack), lower),
@@ -360,10 +325,6 @@ class Highs(pulp.HiGHS):
         self.set_option("time_limit", spent_s + self._clock.left_s())
         self._highs.run()
         self.answer = _read(self._highs, self._is_integer)
-
-
-def _limits(values: Iterable[float | None], missing: float) -> FloatArray:
-    return np.array([missing if v is None else v for v in values], dtype=np.float64)
 
 
 def _read(highs: highspy.Highs, is_integer: bool) -> Answer:

@@ -25,6 +25,7 @@ import pulp
 from autopar.errors import InfeasibleError, SolverError
 from autopar.ir.cutting import CutProblem, Division, RankMeshes
 from autopar.solver.adapter import Highs, Outcome
+from autopar.solver.modelling import as_arrays
 
 _GAP = 1e-3
 """Of the objective: what a stage takes is not known that well."""
@@ -146,13 +147,14 @@ class _Program:
         if self.problem.meshes is not None:
             self._on_meshes(self.problem.meshes)
         solver = Highs({"mip_rel_gap": _GAP})
-        solver.relax(self.program)
+        solver.relax(as_arrays(self.program))
         answer = solver.solve_integer()
         if answer.outcome is Outcome.INFEASIBLE:
             raise InfeasibleError("no stages fit in memory")
         if answer.outcome is not Outcome.OPTIMAL:
             raise SolverError(f"no stages were found: {answer.detail}")
-        solver.findSolutionValues(self.program)
+        for column, value in zip(self.program.variables(), answer.values.tolist(), strict=True):
+            column.varValue = value
         taken = tuple(
             tuple(tuple(way.varValue or 0.0 for way in ways) for ways in stage)
             for stage in self.taken

@@ -1,4 +1,4 @@
-"""The problem as an integer linear program, in arrays; `relaxation` makes it a PuLP model.
+"""The problem as an integer linear program, in arrays, which `relaxation` hands to HiGHS.
 
 Variables (all in [0, 1], only `s` integer):
 

@@ -20,6 +20,7 @@ from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.clock import Clock
 from autopar.solver.column_generation import path
 from autopar.solver.infeasible import explain_conflict
+from autopar.solver.modelling import as_arrays
 from tests.solver.fake_clock import FakeClock, Runs, fake_clock, watch_runs
 from tests.solver.making import edge, problem
 from tests.solver.synthetic import transformer
@@ -119,7 +120,7 @@ def test_a_program_without_integer_columns_is_a_linear_one(
     highs = Highs(clock=Clock(LIMIT_S))
     highs.relax(knapsack(20))
     highs.solve_integer()
-    for answer in (highs.relax(plain), highs.solve_integer()):
+    for answer in (highs.relax(as_arrays(plain)), highs.solve_integer()):
         assert answer.objective == answer.bound == 0.5
     assert holds(runs)
 
