@@ -62,8 +62,8 @@ def move_ns(
     sharing: Sharing | None,
 ) -> int:
     """Nanoseconds of `move` = step(source, target) of one tensor, as in `moves_ns`."""
-    found, _ = moves_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
-    return int(found)
+    found, _ = moves_ns(tensor, atoms, [(source, target)], move, mesh, device, sharing=sharing)
+    return int(found[0])
 
 
 def move_host_ns(
@@ -78,45 +78,51 @@ def move_host_ns(
     sharing: Sharing | None,
 ) -> int:
     """Nanoseconds in which the host launches it, as in `moves_ns`."""
-    _, found = moves_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
-    return int(found)
+    _, found = moves_ns(tensor, atoms, [(source, target)], move, mesh, device, sharing=sharing)
+    return int(found[0])
 
 
 def moves_ns(
     tensor: TensorType,
     atoms: Sequence[Atom],
-    source: Sharding,
-    target: Sharding,
+    pairs: Sequence[tuple[Sharding, Sharding]],
     move: Collective,
     mesh: Mesh,
     device: Device,
     *,
     sharing: Sharing | None,
 ) -> tuple[IntArray, IntArray]:
-    """Nanoseconds of `move` = step(source, target) of many tensors, all of which can take it: sizes
-    of atoms are arrays, with an entry for each. With the copies that lay its buffers out. And those
-    in which the host launches it and its copies.
+    """Nanoseconds of `move` = step(source, target) for each of `pairs`, of many tensors, all of
+    which can take it: sizes of atoms are arrays, with an entry for each. With the copies that lay
+    its buffers out. And those in which the host launches it and its copies. Both have a row per
+    pair.
 
     What shares a bucket (`sharing` is not None) bears a part of its latency and is copied into it,
     a gather out of it too; chunks travel alone.
     """
-    in_bytes, out_bytes = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
-    copies = layout_copies(tensor, atoms, source, target, move, mesh.sizes)
-    copied = np.where(copies.sent, in_bytes, 0) + np.where(copies.brought, out_bytes, 0)
-    launches = 1.0 * copies.sent + copies.brought
+    buffers = np.empty((4, len(pairs), *np.shape(tensor.num_bytes)), np.int64)
+    for k, (source, target) in enumerate(pairs):
+        where = tensor, atoms, source, target, move, mesh.sizes
+        buffers[0, k], buffers[1, k] = buffer_bytes(*where)
+        buffers[2, k], buffers[3, k] = layout_copies(*where)
+    in_bytes, out_bytes, sent, brought = cast("tuple[int, ...]", (*buffers,))
+    copied, launches = sent * in_bytes + brought * out_bytes, 1.0 * sent + brought
     share, bucket_bytes = 1.0, mesh.axes[move.axis].bucket_bytes
-    if sharing and can_share(move, source):
+    if sharing:
         larger = np.maximum(in_bytes, out_bytes)
-        shares = larger < bucket_bytes
-        share = cast("float", np.where(shares, sharing.latency_share(larger, bucket_bytes), share))
-        is_cut = np.logical_and(move.kind == "all_gather", np.logical_not(copies.brought))
+        can = np.array([can_share(move, source) for source, _ in pairs])
+        shares = (can & (larger < bucket_bytes).T).T
+        part = sharing.latency_share(larger, bucket_bytes)
+        share = cast("float", np.where(shares, part, share))
+        is_cut = np.logical_and(move.kind == "all_gather", brought == 0)
         copied = copied + np.where(shares, in_bytes + np.where(is_cut, out_bytes, 0), 0)
         launches = launches + np.where(shares, share + is_cut, 0)
     copy_s = 2 * copied / (device.kernels.pointwise * device.memory_bytes_per_s)
     sent_s = collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis], share)
     launches = launches + (LAUNCHES_PER_COLLECTIVE * share if move.kind != "slice" else 1)
-    host_s = np.broadcast_to(launches * device.host_launch_s, np.shape(sent_s))
-    return _all_to_ns(np.asarray(sent_s + copy_s)), _all_to_ns(host_s)
+    both_s = sent_s + copy_s, launches * device.host_launch_s
+    device_ns, host_ns = (_all_to_ns(np.asarray(each_s)) for each_s in both_s)
+    return device_ns, host_ns
 
 
 def sent(

@@ -236,15 +236,13 @@ def _make(
     axes: list[IntArray] = [np.empty(0, np.int64)]
     for move, pairs in steps:
         first, kind = _kinds(steps, move, pairs)
-        priced = np.empty((2, len(alike), len(first)), np.int64)
         steps_of: list[list[int]] = pairs[first].tolist()
-        for k, (tail, head) in enumerate(steps_of):
-            priced[0, :, k], priced[1, :, k] = moves_ns(
-                *stack, states[tail], states[head], move, mesh, device, sharing=sharing
-            )
+        between = [(states[tail], states[head]) for tail, head in steps_of]
+        priced = moves_ns(*stack, between, move, mesh, device, sharing=sharing)
         joined.append(pairs)
         axes.append(np.full(len(pairs), -1 if move.kind == "slice" else move.axis))
-        costs.append(priced[:, :, kind])
+        by_kind = np.reshape(priced, (2, len(first), len(alike)))
+        costs.append(by_kind.transpose(0, 2, 1)[:, :, kind])
     arcs, by_tensor = np.concatenate(joined), np.concatenate(costs, axis=2)
     order = np.lexsort((arcs[:, 1], arcs[:, 0]))
     tails, heads = (np.ascontiguousarray(column) for column in arcs[order].T)

@@ -200,7 +200,7 @@ def pull_back(graph: Graph, view: Node, sharding: Sharding) -> Sharding | None:
     not have as such is cut into chunks)."""
     found = _pulled(graph)[view.index]
     placements: list[Placement] = []
-    for placement in sharding.placements:
+    for placement in sharding:
         if placement not in found:
             assert placement.kind == "C"
             dim = _same_dim(graph, view, placement.dim)

@@ -37,7 +37,7 @@ def input_state(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> Shar
     if handed.sizes == tuple(sizes):
         state = handed.sharding
     elif len(handed.sizes) == 1:
-        state = Sharding(handed.sharding.placements * len(sizes))
+        state = Sharding(handed.sharding * len(sizes))
     else:
         return whole
     return state if _is_cut_so(node, atoms, state, sizes) else whole

@@ -76,7 +76,7 @@ def local_part_sizes(
     """Per dim, the sizes of its parts on one rank, before any cut into chunks. The sharding must be
     legal."""
     ways: dict[Slot, int] = {}
-    for placement, size in zip(sharding.placements, sizes, strict=True):
+    for placement, size in zip(sharding, sizes, strict=True):
         if placement.kind == "S":
             ways[placement.slot] = ways.get(placement.slot, 1) * size
     return tuple(
@@ -103,7 +103,7 @@ def local_bytes(
 ) -> int:
     """Bytes of one rank's piece, the largest if they differ. The sharding must be legal."""
     ways = 1
-    for placement, size in zip(sharding.placements, sizes, strict=True):
+    for placement, size in zip(sharding, sizes, strict=True):
         if placement.kind == "C":
             return prod(local_shape(tensor, atoms, sharding, sizes)) * itemsize(tensor.dtype)
         if placement.kind == "S":
@@ -151,7 +151,7 @@ def step(
 ) -> Collective | None:
     """The single collective from `source` to `target`, two legal states that differ on one axis;
     None if they differ on several, or if the axis is not innermost where it shards."""
-    pairs = zip(source.placements, target.placements, strict=True)
+    pairs = zip(source, target, strict=True)
     changed = [k for k, (a, b) in enumerate(pairs) if a != b]
     if len(changed) != 1:
         return None

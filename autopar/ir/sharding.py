@@ -11,7 +11,6 @@ so, and nothing is computed so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -67,20 +66,14 @@ def C(dim: int) -> Placement:
     return Placement("C", dim)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Sharding:
+class Sharding(tuple[Placement, ...]):
     """One placement per mesh axis, in mesh order."""
 
-    placements: tuple[Placement, ...]
+    # A tuple itself, as pricing hashes and compares millions of them.
+    __slots__ = ()
 
     def __str__(self) -> str:
-        return "[" + ", ".join(map(str, self.placements)) + "]"
-
-    def __iter__(self) -> Iterator[Placement]:
-        return iter(self.placements)
-
-    def __getitem__(self, axis: int) -> Placement:
-        return self.placements[axis]
+        return "[" + ", ".join(map(str, self)) + "]"
 
     @staticmethod
     @lru_cache(1 << 12)
@@ -102,19 +95,19 @@ class Sharding:
 
     @property
     def is_replicated(self) -> bool:
-        return all(p == R for p in self.placements)
+        return all(p == R for p in self)
 
     @property
     def has_partial(self) -> bool:
-        return any(p == P for p in self.placements)
+        return any(p == P for p in self)
 
     def with_axis(self, axis: int, placement: Placement) -> Sharding:
         """The same, but for one axis."""
-        return Sharding((*self.placements[:axis], placement, *self.placements[axis + 1 :]))
+        return Sharding((*self[:axis], placement, *self[axis + 1 :]))
 
     def axes_on(self, slot: tuple[int, int]) -> tuple[int, ...]:
         """The mesh axes, ascending, that shard part `slot` = (dim, part)."""
-        return tuple(k for k, p in enumerate(self.placements) if p.kind == "S" and p.slot == slot)
+        return tuple(k for k, p in enumerate(self) if p.kind == "S" and p.slot == slot)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def largest(size: int, all_counts: Iterable[int]) -> int:
 
 def chunked_axes(sharding: Sharding) -> tuple[int, ...]:
     """The axes that cut a dim into chunks, outermost (fastest) first."""
-    found = [k for k, placement in enumerate(sharding.placements) if placement.kind == "C"]
+    found = [k for k, placement in enumerate(sharding) if placement.kind == "C"]
     return tuple(reversed(found))
 
 

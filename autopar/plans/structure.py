@@ -240,7 +240,7 @@ def _check_stage(stage: Stage) -> None:
         if num_bytes > MAX_TENSOR_BYTES:
             raise ValueError(f"parameter {name}: shape {list(param.shape)} is not plausible")
         for sharding in (param.choice.storage, param.choice.for_backward):
-            if len(sharding.placements) != len(names) or sharding.has_partial:
+            if len(sharding) != len(names) or sharding.has_partial:
                 raise ValueError(f"parameter {name}: {sharding} on {len(names)} mesh axes")
             if any(p.dim >= len(param.shape) for p in sharding):
                 raise ValueError(f"parameter {name}: {sharding}, shape {list(param.shape)}")

@@ -98,7 +98,7 @@ def parsed(text: str, mesh: Mesh) -> Sharding | None:
         sharding = Sharding.parse(text)
     except ValueError:
         return None
-    return sharding if len(sharding.placements) == len(mesh) else None
+    return sharding if len(sharding) == len(mesh) else None
 
 
 def sharding_text(text: str, mesh: Mesh) -> str:

@@ -159,7 +159,7 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
         if matrix and at.shape[0] * at.shape[1] > 2**24:
             # Where memory does not bind, gradients of attention are summed as fast as scattered.
             is_whole = is_h100 and any(module in parameter for module in ATTENTION[1:3])
-            assert storage.placements.count(R) == is_whole, parameter
+            assert storage.count(R) == is_whole, parameter
     whole, shards = Sharding((S(0), R)), Sharding((S(0), S(1)))
     assert used(layout, "input_layernorm", "mul") == ({shards, whole} if is_h100 else {shards})
     for module in NORMS[1:]:

@@ -108,7 +108,7 @@ def test_the_plan_says_which_weights_are_free() -> None:
     (line,) = free_line(plan)
     assert line.startswith("strategy megatron: no rule for layers.*.weight_ih_l0, layers.*.weight_")
     assert "no rule for layers.*.weight_ih_l0" in " ".join(str(plan.summary()).split())
-    assert plan.structure.params["layers.1.weight"].choice.storage.placements[0].kind == "S"
+    assert plan.structure.params["layers.1.weight"].choice.storage[0].kind == "S"
     # The line is not taken for something to ask for.
     assert options_of(plan).strategy == "megatron"
     assert not free_line(planned("norm alone", "megatron", "2"))

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from autopar.ir.problem import FORBIDDEN, Flow, Problem, Saving, Window
 from autopar.solver import evaluate
 from autopar.solver.clock import Clock
+from autopar.solver.column_generation import relays
 from autopar.solver.column_generation.passing import Passing, unpriced
 from autopar.solver.column_generation.relays import distances_weighed, no_potentials, relay
-from autopar.solver.routing import all_distances
+from autopar.solver.routing import all_distances, shortest_distances
 from autopar.solver.windows import normalised, weighed
 
 from .bruteforce import solve_by_enumeration
@@ -45,6 +46,16 @@ def test_of_all_fastest_ways_the_cheapest_counts(arcs: list[tuple[int, int, int,
         for end in range(STATES):
             ways = list(_ways(given_arcs, other, start, end))
             assert found[start, end] == (min(ways)[1] if ways else FORBIDDEN)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ARCS)
+def test_the_compiled_search_for_ways_says_what_numpy_says(
+    arcs: list[tuple[int, int, int, int]],
+) -> None:
+    of_arcs = [np.array([arc[k] for arc in arcs], np.int64) for k in range(3)]
+    found = relays._shortest_distances(STATES, *of_arcs)
+    assert found.tolist() == shortest_distances(STATES, *of_arcs).tolist()
 
 
 def _ways(given_arcs: Flow, other: Flow, start: int, end: int) -> list[tuple[int, int]]:

@@ -289,10 +289,10 @@ def on_mesh(constraint: Constraint, mesh: Mesh) -> tuple[Tests, ...]:
     """
     wanted, names = constraint.placement, mesh.names
     if wanted.positional is not None:
-        if len(wanted.positional.placements) != len(names):
+        if len(wanted.positional) != len(names):
             raise UnsuitedMeshError(
                 f"{constraint.origin}: {wanted.positional} is for "
-                f"{len(wanted.positional.placements)} mesh axes, and mesh "
+                f"{len(wanted.positional)} mesh axes, and mesh "
                 f"{mesh or 'of one device'} has {len(names)}"
             )
         return (tuple(Test(k, p) for k, p in enumerate(wanted.positional)),)

@@ -105,8 +105,7 @@ class GraphRequest:
         fitting = [
             each
             for each in self.constraints
-            if each.placement.positional is None
-            or len(each.placement.positional.placements) == len(mesh)
+            if each.placement.positional is None or len(each.placement.positional) == len(mesh)
         ]
         keys = {node.target: node.key for node in graph.with_role(Role.PARAM)}
         first: dict[str, Constraint] = {}

@@ -20,7 +20,6 @@ from autopar.solver.pairwise.compiling import compiled
 from autopar.solver.pairwise.contract import Contracted
 from autopar.solver.pairwise.core import Core, lay_out
 from autopar.solver.pairwise.tables import Tables, added
-from autopar.solver.routing import shortest_distances
 
 # What a flow charges those who use it, and credits the one who makes it, per state.
 #
@@ -253,13 +252,31 @@ def _split(
     parts = _shares(flow, prices)
     for (sink, state), price, part in zip(distinct_sinks(flow), prices, parts, strict=True):
         arcs = (flow.tails, flow.heads, part)
-        own = distance if len(prices) == 1 else shortest_distances(len(flow.states), *arcs)
+        own = distance if len(prices) == 1 else _shortest_distances(len(flow.states), *arcs)
         table = _paid(own, flow.source_state, state)
         if sink == flow.source:
             builder.charge(sink, np.diagonal(table))
         else:
             to_source = -_at(price, flow.source_state)
             builder.link(flow.source, sink, table, to_source, _at(price, state))
+
+
+@compiled
+def _shortest_distances(size: int, tails: IntArray, heads: IntArray, costs: IntArray) -> IntArray:
+    """`routing.shortest_distances`, compiled: on three axes, where a tensor has hundreds of states,
+    numpy takes five times as long, and every commodity has costs of its own."""
+    found = np.full((size, size), FORBIDDEN)
+    for state in range(size):
+        found[state, state] = 0
+    for a in range(len(tails)):
+        found[tails[a], heads[a]] = min(found[tails[a], heads[a]], costs[a])
+    for middle in range(size):
+        for i in range(size):
+            upto = found[i, middle]
+            if upto < FORBIDDEN:
+                for j in range(size):
+                    found[i, j] = min(found[i, j], upto + found[middle, j])
+    return found
 
 
 def _shares(flow: Flow, prices: tuple[FloatArray, ...]) -> list[IntArray]:
