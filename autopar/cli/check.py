@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import replace
 
 import click
 
@@ -49,7 +48,7 @@ def check(
     from autopar.driver.gate.golden import Check, find_recipes, run_all
     from autopar.driver.gate.plan_cache import default_folder
     from autopar.errors import AutoparWarning
-    from autopar.report.checks import CheckOutcome, Checks, checks, checks_markdown
+    from autopar.report.checks import CheckOutcome, checks, checks_markdown
     from autopar.report.verdict import parse_bounds
 
     asked = Check(
@@ -76,5 +75,5 @@ def check(
     if form == "md":
         click.echo(checks_markdown(content), nl=False)
     else:
-        print_content(content, Checks.page, replace(how, as_json=how.as_json or form == "json"))
+        print_content(content, content.page, how)
     return content.status

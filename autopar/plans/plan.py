@@ -201,6 +201,20 @@ class StagePlan:
         return self.whole.provenance
 
 
+def stage_of(plan: Plan, stage: int | None, what: str = "") -> StagePlan:
+    """A stage of a plan; without a number, the only one. PlanError, saying what there is, if there
+    are several, and `what` it is that has to be of one."""
+    count = len(plan.stages)
+    if stage is None and count > 1:
+        why = f"{what} is of one stage, and " if what else ""
+        last = count - 1
+        raise PlanError(f"{why}the plan has {count} stages: say which (--stage 0 to {last})")
+    if stage is not None and stage >= count:
+        there = f"{count} stages, 0 to {count - 1}" if count > 1 else "one stage, 0"
+        raise PlanError(f"there is no stage {stage}: the plan has {there}")
+    return plan.stages[stage or 0]
+
+
 def _check_timeline(estimates: StageEstimates) -> None:
     curve = estimates.memory_curve
     steps = {key: len(found) for key, found in estimates.sends.items()}

@@ -27,7 +27,7 @@ from autopar.report.costs import costs, held_by
 from autopar.report.decisions import Alike, DecisionText, alike, op_decision, param_decision
 from autopar.report.limits import Bottlenecks, find_limits, margin_text
 from autopar.report.names import PARAM, WHOLE_MODEL, clean, maker, short_op, tensor_name
-from autopar.report.pipeline_reasons import PipelineReasons
+from autopar.report.pipeline_reasons import PipelineReasons, pipeline_reasons
 from autopar.report.printed import Printed, section, with_rest
 from autopar.report.printed import name as name_text
 from autopar.report.printed import table as new_table
@@ -153,8 +153,9 @@ def knows(plan: StagePlan, name: str) -> bool:
     return bool(_params(plan, name) or _ops(plan, name) or _inside(plan, name))
 
 
-def whole_reasons(plan: Plan, pipeline: PipelineReasons | None) -> Reasons:
-    """What all of a plan says of itself; of several stages, what `pipeline` does."""
+def whole_reasons(plan: Plan) -> Reasons:
+    """What all of a plan says of itself; of several stages, what limits them together."""
+    pipeline = pipeline_reasons(plan)
     if pipeline is None:
         return _whole(plan.stages[0])
     what = "the whole plan", "plan", plan.structure.model, plan.estimates.step_ns

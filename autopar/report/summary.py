@@ -17,7 +17,7 @@ from rich.text import Text
 from autopar.ir.mesh import NO_AXES
 from autopar.ir.units import format_bytes_of, format_ns, format_percent
 from autopar.plans.estimates import Memory
-from autopar.plans.plan import Plan
+from autopar.plans.plan import Plan, stage_of
 from autopar.plans.provenance import PROVEN, CandidateOutcome, Provenance
 from autopar.report.cautions import cautions, searched_text
 from autopar.report.costs import HOST_LABEL, HostUse, host_table, host_use
@@ -91,11 +91,12 @@ class Summary(Printed):
 
 
 def summarize(plan: Plan, stage: int | None = None) -> Summary:
-    """The summary of a plan, with all of the `stage` that is chosen, or of the only one."""
+    """The summary of a plan, with all of the `stage` that is chosen, or of the only one. PlanError
+    if there is no such stage."""
     structure, estimates, provenance = plan.structure, plan.estimates, plan.provenance
     content, pipeline = None, pipeline_content(plan)
     if stage is not None or pipeline is None:
-        own = plan.stages[stage or 0]
+        own = stage_of(plan, stage)
         step = timeline(own)
         content = stage_content(own, step, find_limits(own, step))
     return Summary(
