@@ -18,6 +18,7 @@ import msgspec
 
 from autopar.errors import PlanError
 from autopar.ir.files import Format, Wire
+from autopar.ir.grouping import grouped
 from autopar.ir.patterns import MAX_NAMES, compress, expand
 from autopar.plans.display import Shown
 from autopar.plans.estimates import Estimates, Figures, StageEstimates
@@ -84,10 +85,10 @@ def _with_params(stage: Any) -> Table:
 
 
 def _packed(params: Mapping[str, Any]) -> Table:
-    classes: dict[tuple[str, bytes], list[str]] = {}
-    for name, param in params.items():
-        content = msgspec.json.encode(param, order="sorted")
-        classes.setdefault((general(name), content), []).append(name)
+    classes = grouped(
+        ((general(name), msgspec.json.encode(param, order="sorted")), name)
+        for name, param in params.items()
+    )
     return {text: params[names[0]] for names in classes.values() for text in compress(names)}
 
 

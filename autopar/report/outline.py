@@ -54,12 +54,7 @@ def _params(plan: Plan) -> list[Row]:
     structure = plan.structure.only
     found = sorted(param_groups(structure.params, structure.mesh), key=lambda group: group.name)
     return [
-        (
-            p.name,
-            p.stored
-            if p.for_backward == p.storage
-            else f"{p.stored}, for backward {p.for_backward}",
-        )
+        (p.name, p.stored + f", for backward {p.for_backward}" * (p.for_backward != p.storage))
         for p in found
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from autopar.ir.own_ops import original_key
@@ -12,6 +13,7 @@ from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.structure import Param
 from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import WHOLE_MODEL, op_place
+from autopar.report.timeline import block_of
 
 TOLERANCE_PERCENT = 1
 """Estimates, and the figures they start from, are equal if they differ by no more."""
@@ -116,7 +118,7 @@ def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     """Topics whose cause is the model; some may be empty. Of plans in stages, whose ops are not
     those of the model alone, none is on ops but for those without a rule."""
     a, b = old.structure, new.structure
-    params, (x, y) = (a.params, b.params), (old.stages[0], new.stages[0])
+    params, x, y = [*_params(a.params, b.params)], old.stages[0], new.stages[0]
     staged = not have_ops_of_model(old, new)
     graph = single("class", a.model, b.model)
     graph += single("fingerprint of the graph", a.fingerprint, b.fingerprint)
@@ -124,8 +126,14 @@ def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
         Topic(title, "model", changes)
         for title, changes in (
             (FINGERPRINT, graph),
-            ("parameters that are new or gone", folded(_unshared_params(*params))),
-            ("parameters of another shape or type", folded(_reshaped(*params))),
+            (
+                "parameters that are new or gone",
+                folded(each for each in params if not (each.before and each.after)),
+            ),
+            (
+                "parameters of another shape or type",
+                folded(each for each in params if each.before and each.after),
+            ),
             ("ops that are new or gone", () if staged else gathered(_unshared_ops(x, y))),
             ("ops done more or less often", () if staged else _recounted(x, y)),
             (
@@ -142,19 +150,14 @@ def have_ops_of_model(old: Plan, new: Plan) -> bool:
     return not any(plan.structure.is_pipeline for plan in (old, new))
 
 
-def _unshared_params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
+def _params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
+    """Parameters whose types differ, or that only one plan has."""
     for name in {**old, **new}:
-        if name not in new:
-            yield ChangeItem("", name, old[name].type_text, "", old[name].num_bytes)
-        elif name not in old:
-            yield ChangeItem("", name, "", new[name].type_text, new[name].num_bytes)
-
-
-def _reshaped(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
-    for name in old:
-        if name in new and old[name].type_text != new[name].type_text:
-            weight = max(old[name].num_bytes, new[name].num_bytes)
-            yield ChangeItem("", name, old[name].type_text, new[name].type_text, weight)
+        found = [side.get(name) for side in (old, new)]
+        before, after = (param.type_text if param else "" for param in found)
+        if before != after:
+            weight = max(param.num_bytes for param in found if param)
+            yield ChangeItem("", name, before, after, weight)
 
 
 def _unshared_ops(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
@@ -172,12 +175,11 @@ def _unshared_ops(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
 
 def _recounted(old: StagePlan, new: StagePlan) -> tuple[Change, ...]:
     """By the repeated block that ops are in: all of a block's are, where a layer is added."""
-    classes: dict[tuple[str, int, int], int] = {}
-    for _, a, b in _shared_totals(old, new):
-        if a.count != b.count:
-            block = a.module.partition("*")[0] + "*" if "*" in a.module else a.module
-            place = block or WHOLE_MODEL, a.count, b.count
-            classes[place] = classes.get(place, 0) + 1
+    classes = Counter(
+        (block_of(a.module) or WHOLE_MODEL, a.count, b.count)
+        for _, a, b in _shared_totals(old, new)
+        if a.count != b.count
+    )
     return tuple(
         Change(block, count, f"{a} of each", f"{b} of each")
         for (block, a, b), count in sorted(classes.items(), key=lambda c: (-c[1], c[0]))

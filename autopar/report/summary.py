@@ -24,7 +24,7 @@ from autopar.report.costs import HOST_LABEL, HostUse, host_table, host_use
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.names import escape
 from autopar.report.pipeline import PipelineContent, pipeline_content
-from autopar.report.printed import Printed, name, section, speed_text
+from autopar.report.printed import Printed, name, section
 from autopar.report.stage_content import StageContent, stage_content
 from autopar.report.timeline import timeline
 
@@ -167,7 +167,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
         yield "pipeline", f"{len(pipeline.stages)} stages, {order}"
     yield "step", _step(summary)
     if summary.utilisation:
-        yield "speed", speed_text(summary)
+        yield "speed", _speed(summary)
     yield "memory", format_bytes_of(summary.memory_bytes, summary.memory_limit_bytes)
     if summary.host is not None:
         yield HOST_LABEL, summary.host.text
@@ -196,6 +196,13 @@ def _proof(summary: Summary) -> Iterator[tuple[str, Text]]:
     elif summary.bound_ns:
         found = f"{found}, of the times of segments under one plan of the whole model"
         yield "cuts", proof.append(found, style="default")
+
+
+def _speed(summary: Summary) -> str:
+    unit = "tokens" if summary.tokens_per_s else "samples"
+    per_s = summary.tokens_per_s or summary.samples_per_s
+    rate = f"{per_s:,} {unit}/s, " if per_s else ""
+    return f"{rate}{format_percent(summary.utilisation)} of the devices' peak FLOP/s"
 
 
 def _step(summary: Summary) -> str:

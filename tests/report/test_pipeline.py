@@ -22,7 +22,7 @@ from autopar.report.pipeline import (
 )
 from autopar.report.printed import plain
 from autopar.report.summary import summarize
-from autopar.report.waits import draw, exposed_ns, simulated_ranks
+from autopar.report.waits import draw, exposed_ns
 from tests.redone import redecided, repriced
 from tests.report.plans import MIB, MS, Order, in_order, staged_plan, two_axis_plan, with_stage
 
@@ -87,8 +87,8 @@ sequence on tp""",
 
 def test_who_waits_for_whom() -> None:
     """Rank 0 has 30 ms of each microbatch, rank 1 60; messages take 5."""
-    table, played = simulated_plan(staged_plan())
-    first, second = ranks = simulated_ranks(table, played)
+    _, played, ranks = simulated_plan(staged_plan())
+    first, second = ranks
     assert (first.busy_ns, first.before_ns, first.between_ns, first.behind_ns) == (
         65 * MS, 0, 100 * MS, 0
     )  # fmt: skip
@@ -116,8 +116,8 @@ def test_what_a_rank_does_is_all_there_is() -> None:
         (Order("gpipe", 3), 3), (Order("1f1b", 5), 4), (INTERLEAVED, 2),
         (INTERLEAVED, 1),
     ):  # fmt: skip
-        table, played = simulated_plan(staged_plan(schedule, ranks))
-        for rank in simulated_ranks(table, played):
+        _, played, simulated = simulated_plan(staged_plan(schedule, ranks))
+        for rank in simulated:
             assert rank.busy_ns + rank.shared_ns + rank.waits_ns == played.step_ns
             assert sum(each.waited_ns for each in rank.actions) == rank.before_ns + rank.between_ns
             assert all((each.after is None) == (each.waited_ns == 0) for each in rank.actions)
