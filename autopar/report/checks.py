@@ -17,14 +17,14 @@ from autopar.report.names import clean
 from autopar.report.printed import Printed, code, details, fitted, markdown_table
 from autopar.report.verdict import DIFFERENT, SAME, Verdict, parts, verdict_headline, verdict_line
 
-CheckStatus = Literal["same", "different", "missing", "made", "updated", "error"]
+CheckStatus = Literal["same", "different", "missing", "created", "updated", "error"]
 
 ERROR = 1
 MARKER = "<!-- autopar-check:v1 -->"
 """The first line of a comment, by which the next check finds it."""
 
 _STYLES: dict[CheckStatus, str] = {
-    "same": "green", "made": "green", "updated": "yellow", "different": "red", "missing": "red",
+    "same": "green", "created": "green", "updated": "yellow", "different": "red", "missing": "red",
     "error": "red",
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from autopar.report.changes import ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import maker, op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
 
-AS_COMPUTED = "as it is made"
+AS_COMPUTED = "as computed"
 STAYS = "stays"
 _MADE, _NOT_MADE = "recomputed", "saved, if it is read"
 _ON_HOST, _ON_DEVICE = "in the host's memory", "on the device, if it is saved"

@@ -108,8 +108,8 @@ def _notes(old: Plan, new: Plan) -> Iterator[str]:
     for what in ("autopar", "torch", "solver"):
         before, after = getattr(a, what), getattr(b, what)
         if before != after:
-            yield f"made with {what} {before or '?'} before, {after or '?'} now"
-    yield from (f"no longer imposed: {line}" for line in a.imposed if line not in b.imposed)
+            yield f"planned with {what} {before or '?'} before, {after or '?'} now"
+    yield from (f"imposed before: {line}" for line in a.imposed if line not in b.imposed)
     yield from (f"imposed now: {line}" for line in b.imposed if line not in a.imposed)
     for which, provenance in (("old", a), ("new", b)):
         if not provenance.is_proven:

@@ -147,7 +147,7 @@ def _head(summary: FrontierSummary) -> RenderableType:
     for line in summary.imposed:
         grid.add_row("imposed", name(line))
     grid.add_row("memory", Text(escape(summary.verdict)))
-    grid.add_row("made by", name(summary.maker, "dim"))
+    grid.add_row("planner", name(summary.maker, "dim"))
     return grid
 
 

@@ -74,7 +74,7 @@ def margin_text(provenance: Provenance) -> str:
     """A sentence on the best plan of another structure."""
     margin, own_ns = provenance.margin, provenance.objective_ns
     if margin is None:
-        return "not in the plan: it was not asked for, or no plan of another structure is known"
+        return "not in the plan: it was not requested, or no plan of another structure is known"
     if margin.step_ns is None:
         least = _more(margin.bound_ns, own_ns)
         return f"as modelled, a plan of another structure takes at least {least}"

@@ -43,7 +43,7 @@ def outline(graph: Graph, plan: Plan) -> str:
     ]
     for title, rows in (
         ("parameters, as stored", _params(plan)),
-        ("activations, as made -> as used", _activations(graph, plan)),
+        ("activations, as computed -> as used", _activations(graph, plan)),
         ("collectives, with local bytes", _collectives(plan)),
     ):
         lines += ["", title, *columns(rows)]

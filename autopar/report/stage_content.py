@@ -227,7 +227,7 @@ def _params(part: StageContent) -> RenderableType:
     for group in part.params[:MAX_ROWS]:
         placed = _placed(group.stored)
         if group.for_backward != group.storage:
-            placed.append("\nkept ").append_text(_placed(group.for_backward))
+            placed.append("\nbackward: ").append_text(_placed(group.for_backward))
         table.add_row(
             name(group.name),
             str(group.count),

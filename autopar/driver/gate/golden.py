@@ -127,7 +127,7 @@ def _compared(name: str, golden: Path, plan: Plan, check: Check) -> CheckOutcome
         if not check.update:
             return CheckOutcome(name, "missing", f"there is no {golden.name}: --update makes it")
         write_golden(plan, golden, check.allow_gap)
-        return CheckOutcome(name, "made", step_ns=plan.estimates.step_ns)
+        return CheckOutcome(name, "created", step_ns=plan.estimates.step_ns)
     verdict = judge(compare(old, plan), None if check.update else check.bounds)
     if verdict.status == SAME:
         return CheckOutcome(name, "same", verdict=verdict, step_ns=plan.estimates.step_ns)

@@ -94,7 +94,7 @@ def _routes(plan: StagePlan) -> Iterable[DecisionRow]:
 def _states(plan: StagePlan) -> Iterable[DecisionRow]:
     mesh = plan.structure.mesh
     for key, state in sorted(plan.structure.saved.items()):
-        yield DecisionRow("saved", key, sharding_text(state, mesh), "kept for backward", "")
+        yield DecisionRow("saved", key, sharding_text(state, mesh), "saved for backward", "")
     for key in sorted(plan.structure.recompute):
         yield DecisionRow("recompute", key, "", "recomputed in backward instead of saved", "")
     for key in sorted(plan.structure.offloaded):

@@ -209,7 +209,7 @@ def _facts(
         ("Mesh of a stage", () if pipeline is None else _meshes(pipeline)),
         ("Candidates", tuple(searched_lines(provenance))),
         ("Plan", (plan.digest,)),
-        ("Made by", (maker_of(provenance),)),
+        ("Planner", (maker_of(provenance),)),
     )
 
 
