@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import gcd
 
-from autopar.cluster.parsing import parse_cluster
-from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, listed
+from autopar.errors import ArgumentError, PlanMismatchError, listed
 from autopar.ir.graph import Graph, Role
 from autopar.ir.input_sharding import describe_inputs
 from autopar.ir.mesh import Cluster
 from autopar.plans.pipeline_orders import IN_CHUNKS
-from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
 from autopar.plans.structure import Structure
 
@@ -96,16 +94,6 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
             f"{fingerprint} of the model)"
         ]
     _refuse(structure, differences)
-
-
-def planned_cluster(plan: Plan | None) -> Cluster | None:
-    """The cluster a plan is for; None if that was described in a file."""
-    if plan is None:
-        return None
-    try:
-        return parse_cluster(plan.structure.cluster)
-    except ClusterError:
-        return None
 
 
 def undivided_batch(graph: Graph, num_devices: int) -> str:

@@ -152,7 +152,9 @@ def reasons(plan: StagePlan, name: str = "") -> Reasons:
     if not groups and not ops:
         raise AutoparError(_unknown(plan, name))
     keys = tuple(dict.fromkeys((*_param_keys(plan, groups), *ops)))
-    senders = (*keys, *_gradient_keys(plan, (k for k in keys if k.startswith(PARAM))))
+    # Of parameters, what is sent of their gradients too.
+    read = (plan.estimates.ops[key].inputs for key in keys if key.startswith(PARAM))
+    senders = (*keys, *(root for inputs in read for root, _ in inputs))
     parts = sorted(
         (*_computed(plan, keys), *_sent(plan, senders)),
         key=lambda part: (-part.time_ns, part.where, part.what, part.phase),
@@ -234,11 +236,6 @@ def _param_keys(plan: StagePlan, groups: Sequence[Alike]) -> tuple[str, ...]:
 
 def _type(op: OpTotal) -> str:
     return op.outputs[0][0] if op.outputs else ""
-
-
-def _gradient_keys(plan: StagePlan, keys: Iterable[str]) -> tuple[str, ...]:
-    """The ops that make the gradients of these parameters."""
-    return tuple(root for key in keys for root, _ in plan.estimates.ops[key].inputs)
 
 
 def _ops(plan: StagePlan, name: str) -> dict[str, OpTotal]:

@@ -188,9 +188,6 @@ def _used_in(each: StreamedParam, phase: Phase) -> int | None:
 
 def _first_ops(layout: Layout, phase: Phase) -> dict[int, int]:
     """The first op of each block of a phase."""
-    graph, found = layout.graph, dict[int, int]()
-    blocks = blocks_of(graph, layout.mesh).of
-    for node in graph.with_role(Role.OP):
-        if node.phase is phase and not node.view:
-            found.setdefault(blocks[node.index], node.index)
-    return found
+    blocks = blocks_of(layout.graph, layout.mesh).of
+    ops = reversed(layout.graph.with_role(Role.OP))
+    return {blocks[n.index]: n.index for n in ops if n.phase is phase and not n.view}
