@@ -48,25 +48,22 @@ def stored_options(options: Options, structure: Structure) -> Options:
     count, chunks = structure.microbatches, structure.loss_chunks
     saved_dtype = structure.stages[0].saved_dtype
     stored = replace(options.in_stages_of(structure), microbatches=count)
-    _check_same("pipeline.stages", options.stages, len(structure.stages))
-    _check_same("pipeline.cuts", ", ".join(options.cuts), ", ".join(stored.cuts))
     usual = {"auto": "", **{name: f"{name}:2" for name in IN_CHUNKS}}
-    asked = usual.get(options.schedule, options.schedule)
-    _check_same(
-        "pipeline.schedule", asked, "\n".join(structure.schedule_rows) or structure.schedule
-    )
-    _check_same("microbatches", options.microbatches, count)
-    _check_same("memory.loss_chunks", options.loss_chunks, chunks)
-    _check_same("memory.saved_dtype", options.saved_dtype, saved_dtype)
+    schedule = "\n".join(structure.schedule_rows) or structure.schedule
+    for name, expected, found in (
+        ("pipeline.stages", options.stages, len(structure.stages)),
+        ("pipeline.cuts", ", ".join(options.cuts), ", ".join(stored.cuts)),
+        ("pipeline.schedule", usual.get(options.schedule, options.schedule), schedule),
+        ("microbatches", options.microbatches, count),
+        ("memory.loss_chunks", options.loss_chunks, chunks),
+        ("memory.saved_dtype", options.saved_dtype, saved_dtype),
+    ):
+        if expected and expected != found:
+            raise ArgumentError(
+                f"{name}={expected!r}: the plan has {found or 'none'}, and is applied as it is: "
+                f"leave {name} out, or plan again with it"
+            )
     return replace(stored, loss_chunks=chunks, saved_dtype=saved_dtype)
-
-
-def _check_same(name: str, expected: int | str | None, stored: int | str) -> None:
-    if expected and expected != stored:
-        raise ArgumentError(
-            f"{name}={expected!r}: the plan has {stored or 'none'}, and is applied as it is: leave "
-            f"{name} out, or plan again with it"
-        )
 
 
 def check_params(structure: Structure, params: ParamTypes) -> None:

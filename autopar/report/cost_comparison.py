@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from autopar.ir.grouping import grouped
-from autopar.ir.units import format_bytes, format_ns, format_percent
+from autopar.ir.units import format_bytes, format_ns, format_ppm
 from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
 from autopar.report.costs import HOLDER_TITLES, HOST_LABEL, held_by
@@ -118,17 +118,14 @@ def _percent(before: int | None, after: int | None) -> float | None:
     return None if not before or after is None else round(100 * (after - before) / before, 4)
 
 
+_TEXTS: Mapping[Unit, Callable[[int], str]] = {
+    "ns": format_ns, "bytes": format_bytes, "ppm": format_ppm
+}  # fmt: skip
+
+
 def value_text(value: int | None, unit: Unit) -> str:
     """`412 ms`; empty for what a plan lacks."""
-    if value is None:
-        return ""
-    if unit == "ns":
-        return format_ns(value)
-    if unit == "bytes":
-        return format_bytes(value)
-    if unit == "ppm":
-        return format_percent(value / 1e6)
-    return f"{value:.4g}"
+    return "" if value is None else _TEXTS.get(unit, "{:.4g}".format)(value)
 
 
 def change_text(figure: Figure) -> str:

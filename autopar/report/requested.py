@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from autopar.ir.own_ops import original_key
-from autopar.ir.units import format_bytes, format_bytes_per_s, format_ns, format_percent
+from autopar.ir.units import format_bytes, format_bytes_per_s, format_ns, format_ppm
 from autopar.plans.cluster_rates import ClusterRates
 from autopar.plans.estimates import OpTotal
 from autopar.plans.plan import Plan, StagePlan
@@ -56,53 +57,39 @@ def _inputs(old: Plan, new: Plan) -> Iterator[tuple[str, str, str]]:
 def _rates(old: Plan, new: Plan) -> tuple[Change, ...]:
     a, b = old.estimates.cluster, new.estimates.cluster
     found = single("device", a.device, b.device)
-    before, after = dict(_figures(a)), dict(_figures(b))
+    before, after = (
+        {what: (figure, text) for what, figure, text in _figures(cluster)} for cluster in (a, b)
+    )
     for what in {**before, **after}:
-        x, y = before.get(what), after.get(what)
+        sides = before.get(what), after.get(what)
+        x, y = (side[0] if side else None for side in sides)
         if not (isinstance(x, int) and isinstance(y, int)) or _moved(x, y):
-            found += single(what, _text(what, x), _text(what, y))
+            found += single(what, *(side[1](side[0]) if side else "" for side in sides))
     return found
 
 
-_BANDWIDTH, _LATENCY, _START = "bandwidth", "latency", "start"
-_KERNELS = "kernels"
-_EFFICIENCY, _ROOT = "efficiency", "what lies between start and bandwidth"
-
-
-def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str]]:
-    yield "memory of a device", cluster.memory_bytes
-    yield f"{_BANDWIDTH} of a device's memory", cluster.memory_bytes_per_s
+def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str, Callable[[Any], str]]]:
+    """Each with how it is printed; texts differ, and numbers by more than a tolerance."""
+    digits = "{:.4g}".format
+    yield "memory of a device", cluster.memory_bytes, format_bytes
+    yield "bandwidth of a device's memory", cluster.memory_bytes_per_s, format_bytes_per_s
     for dtype, rate in sorted(cluster.flops_per_s.items()):
-        yield f"FLOP/s in {dtype}", rate
+        yield f"FLOP/s in {dtype}", rate, digits
     for name, figure in sorted(cluster.kernels.items()):
-        yield f"{_KERNELS}: {name}", figure
+        yield f"kernels: {name}", figure, digits
     for k, link in enumerate(cluster.links):
-        yield f"link of level {k}", link.name
-        yield f"groups on level {k}", str(link.size)
-        yield f"{_BANDWIDTH} of the link of level {k}", link.bytes_per_s
-        yield f"{_LATENCY} of the link of level {k}", link.latency_ns
-        yield f"{_START} of a collective on level {k}", link.start_ns
-        yield f"{_EFFICIENCY} on level {k}", link.efficiency_ppm
+        yield f"link of level {k}", link.name, str
+        yield f"groups on level {k}", str(link.size), str
+        yield f"bandwidth of the link of level {k}", link.bytes_per_s, format_bytes_per_s
+        yield f"latency of the link of level {k}", link.latency_ns, format_ns
+        yield f"start of a collective on level {k}", link.start_ns, format_ns
+        yield f"efficiency on level {k}", link.efficiency_ppm, format_ppm
         for each in link.measured:
             beside = f" with {each.shared} on each side" if each.shared else ""
             where = f"of {each.kind} among {each.ranks}{beside} on level {k}"
-            yield f"{_START} {where}", each.start_ns
-            yield f"{_BANDWIDTH} {where}", each.bytes_per_s
-            yield f"{_ROOT} {where}", each.root_ns
-
-
-def _text(what: str, figure: int | str | None) -> str:
-    if figure is None or isinstance(figure, str):
-        return figure or ""
-    if what.startswith("memory"):
-        return format_bytes(figure)
-    if what.startswith(_BANDWIDTH):
-        return format_bytes_per_s(figure)
-    if what.startswith((_LATENCY, _START, _ROOT)):
-        return format_ns(figure)
-    if what.startswith(_EFFICIENCY):
-        return format_percent(figure / 1e6)
-    return f"{figure:.4g}"
+            yield f"start {where}", each.start_ns, format_ns
+            yield f"bandwidth {where}", each.bytes_per_s, format_bytes_per_s
+            yield f"what lies between start and bandwidth {where}", each.root_ns, format_ns
 
 
 def _moved(before: int, after: int) -> bool:

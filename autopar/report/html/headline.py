@@ -10,7 +10,7 @@ from autopar.ir.units import (
     format_bytes,
     format_bytes_per_s,
     format_ns,
-    format_percent,
+    format_ppm,
     format_share,
 )
 from autopar.plans.cluster_rates import ClusterRates
@@ -138,7 +138,7 @@ def _proof(plan: Plan, *, is_of_cuts: bool) -> Card:
     provenance, title = plan.provenance, "Cuts" if is_of_cuts else "Proof"
     if is_of_cuts and not provenance.bound_ns:
         return Card(title, "as given", ("others were not looked at",))
-    gap = format_percent(provenance.gap_ppm / 1e6)
+    gap = format_ppm(provenance.gap_ppm)
     notes = (
         f"bound {format_ns(provenance.bound_ns)}, gap {gap}",
         f"objective {format_ns(provenance.objective_ns)}, as modelled"
@@ -159,7 +159,7 @@ def speed_cards(estimates: Figures) -> tuple[Card, Card]:
     )
     mfu = (
         (
-            format_percent(estimates.mfu_ppm / 1e6),
+            format_ppm(estimates.mfu_ppm),
             f"{_flop(estimates.flops)} a step on all devices",
         )
         if estimates.mfu_ppm
