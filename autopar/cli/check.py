@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from itertools import count
 
 import click
 
@@ -59,13 +60,12 @@ def check(
         num_processes=num_processes or len(os.sched_getaffinity(0)),
     )
     paths = find_recipes(folders)
-    done: list[str] = []
+    done = count(1)
     with spoken_progress() as progress:
         progress(f"planning {len(paths)} plans again")
 
         def told(outcome: CheckOutcome) -> None:
-            done.append(outcome.name)
-            progress(f"{len(done)} of {len(paths)} planned again; {outcome.name} {outcome.status}")
+            progress(f"{next(done)} of {len(paths)} planned again; {outcome.name} {outcome.status}")
 
         outcomes = run_all(paths, asked, told)
     for outcome in outcomes:

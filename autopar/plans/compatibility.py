@@ -10,6 +10,7 @@ from autopar.errors import ArgumentError, PlanMismatchError, listed
 from autopar.ir.graph import Graph, Role
 from autopar.ir.input_sharding import describe_inputs
 from autopar.ir.mesh import Cluster
+from autopar.ir.units import format_count
 from autopar.plans.pipeline_orders import IN_CHUNKS
 from autopar.plans.requests.options import Options
 from autopar.plans.structure import Structure
@@ -24,9 +25,9 @@ def check_world(structure: Structure, world_size: int) -> None:
     if wanted != world_size:
         where = f"mesh {structure.mesh_text}" + f" of each of {ranks} ranks" * (ranks > 1)
         raise PlanMismatchError(
-            f"the plan is for {_count(wanted, 'device')} ({where}), but "
-            f"{_count(world_size, 'process')} run: start {wanted} with torchrun, or plan again for "
-            f"{world_size}"
+            f"the plan is for {format_count(wanted, 'device')} ({where}), but "
+            f"{format_count(world_size, 'process')} run: start {wanted} with torchrun, or plan "
+            f"again for {world_size}"
         )
 
 
@@ -34,9 +35,9 @@ def check_cluster(cluster: Cluster, world_size: int) -> None:
     """PlanMismatchError if the cluster has another number of devices."""
     if cluster.num_devices != world_size:
         raise PlanMismatchError(
-            f"cluster {cluster.name} has {_count(cluster.num_devices, 'device')}, but "
-            f"{_count(world_size, 'process')} run: start one process per device with torchrun, or "
-            "leave out cluster= to use what is there"
+            f"cluster {cluster.name} has {format_count(cluster.num_devices, 'device')}, but "
+            f"{format_count(world_size, 'process')} run: start one process per device with "
+            "torchrun, or leave out cluster= to use what is there"
         )
 
 
@@ -147,8 +148,3 @@ def _refuse(structure: Structure, differences: Iterable[str]) -> None:
             f"the plan, made for {structure.model}, does not fit this model and its inputs: "
             f"{text}. Plan again for what you run"
         )
-
-
-def _count(n: int, what: str) -> str:
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{n} {what if n == 1 else plural}"

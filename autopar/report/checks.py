@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from autopar.ir.units import format_count
 from autopar.report.cost_comparison import value_text
 from autopar.report.names import clean
 from autopar.report.printed import Printed, code, details, fitted, markdown_table
@@ -83,10 +84,9 @@ def checks(outcomes: Sequence[CheckOutcome]) -> Checks:
 
 def counted(content: Checks) -> str:
     """`3 plans: 2 same, 1 different`, and how many were in the cache."""
-    number = len(content.outcomes)
     cached = sum(outcome.from_cache for outcome in content.outcomes)
     known = f"; {cached} solved before" if cached else ""
-    return f"{number} plan{'s' * (number != 1)}: {_statuses(content)}{known}"
+    return f"{format_count(len(content.outcomes), 'plan')}: {_statuses(content)}{known}"
 
 
 def _statuses(content: Checks) -> str:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autopar.ir.units import format_bytes, format_ns, format_percent
+from autopar.ir.units import format_bytes, format_count, format_ns, format_percent
 from autopar.plans.frontier import Frontier
 from autopar.plans.plan import Plan
 from autopar.report.costs import recompute_ns
@@ -138,7 +138,7 @@ def _verdict(frontier: Frontier, unlimited: Planned, rungs: Sequence[Rung]) -> s
 
 
 def _head(summary: FrontierSummary) -> RenderableType:
-    devices = f"{summary.world_size} device" + ("s" if summary.world_size != 1 else "")
+    devices = format_count(summary.world_size, "device")
     grid = Table.grid(padding=(0, 2))
     grid.add_row("model", name(f"{summary.model or '(unnamed)'}, trained with {summary.optimizer}"))
     for given in summary.inputs:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.ir.units import format_bytes, format_ns
+from autopar.ir.units import format_bytes, format_count, format_ns
 from autopar.plans.run_record import RunRecord
 from autopar.report.printed import Printed, name, table
 
@@ -31,10 +31,9 @@ class RunReport(Printed):
     def page(self) -> RenderableType:
         record = self.record
         predicted, measured = record.predicted, record.measured
-        steps = f"{record.steps} step" + ("s" if record.steps != 1 else "")
         head = (
             f"{record.model}, plan {record.plan[:12]}: {record.mesh} of {record.cluster}, "
-            f"{record.backend}, {steps} as rank {record.rank} saw them"
+            f"{record.backend}, {format_count(record.steps, 'step')} as rank {record.rank} saw them"
         )
         computed_ns = (
             measured.passes_ns - measured.exposed_ns if measured.exposed_ns is not None else None

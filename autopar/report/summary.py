@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar.ir.mesh import NO_AXES
-from autopar.ir.units import format_bytes_of, format_ns, format_percent
+from autopar.ir.units import format_bytes_of, format_count, format_ns, format_percent
 from autopar.plans.estimates import Memory
 from autopar.plans.plan import Plan, stage_of
 from autopar.plans.provenance import PROVEN, CandidateOutcome, Provenance
@@ -154,7 +154,7 @@ def _head(summary: Summary) -> RenderableType:
 
 
 def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
-    devices = f"{summary.world_size} device" + ("s" if summary.world_size != 1 else "")
+    devices = format_count(summary.world_size, "device")
     pipeline, mesh = summary.pipeline, ""
     if pipeline is None and summary.mesh != NO_AXES:
         mesh = f": {summary.mesh}"

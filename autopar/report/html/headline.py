@@ -9,6 +9,7 @@ from autopar.ir.grouping import grouped
 from autopar.ir.units import (
     format_bytes,
     format_bytes_per_s,
+    format_count,
     format_ns,
     format_ppm,
     format_share,
@@ -63,7 +64,7 @@ def headline(plan: Plan, pipeline: PipelineContent | None, limits: Bottlenecks |
     """The headline of a plan; `limits` are those of its only stage, `pipeline` is of several."""
     structure = plan.structure
     binds: tuple[str, ...] = pipeline.binds if pipeline else limits.binds if limits else ()
-    devices = f"{plan.world_size} device" + ("s" if plan.world_size != 1 else "")
+    devices = format_count(plan.world_size, "device")
     where = structure.mesh_text if pipeline is None else f"{len(pipeline.stages)} stages"
     return Headline(
         model=structure.model or "(unnamed model)",
@@ -118,7 +119,7 @@ def _cards(
 
 def _pipeline_cards(plan: Plan, pipeline: PipelineContent) -> Iterator[Card]:
     structure, estimates = plan.structure, plan.estimates
-    ranks = f"{len(pipeline.ranks)} rank" + "s" * (len(pipeline.ranks) > 1)
+    ranks = format_count(len(pipeline.ranks), "rank")
     yield Card(
         "Schedule",
         structure.schedule,

@@ -17,7 +17,7 @@ from autopar.report.costs import Cost
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
 from autopar.report.html.charts import areas, gantt, memory_bars
-from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
+from autopar.report.html.decisions import ROW_KINDS, DecisionRow, decisions
 from autopar.report.html.headline import Headline, Share, headline, shares
 from autopar.report.html.memory import MemoryUse, memory_use
 from autopar.report.html.pipeline_part import PASS_WORDS, SHARED, PipelinePart, pipeline_part
@@ -49,7 +49,7 @@ class StagePage:
     memory: MemoryUse
     traffic: tuple[AxisTraffic, ...]
     graphs: tuple[BlockGraph, ...]
-    decisions: Decisions
+    decisions: tuple[DecisionRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
