@@ -1,8 +1,9 @@
-"""Fail when a name of the package has a word that autopar alone would understand.
+"""Fail when a name or a label of the package has a word that autopar alone would understand.
 
 What counts is the name of a module, class, function, method, parameter or field, word by word
 (`num_again` has `again`). Plan files and pages take theirs from such names. Local variables do not
-count.
+count. Labels are what the commands and pages print: strings in `cli` and `report` that are no
+docstrings, and templates, style sheets and scripts of pages as a whole, names of classes included.
 """
 
 from __future__ import annotations
@@ -69,6 +70,14 @@ PLAIN = {
 }
 """Names in which such a word means something else, and what."""
 
+ROOMS_OF_LABELS = ("cli", "report")
+PAGES = (".css", ".j2", ".js")
+"""What pages are made of that is no Python."""
+
+PLAIN_LABELS = re.compile(r"\bplan(?:s|ned) again\b|\b(?:plan|solution was|was) found\b")
+"""What is plain English in labels: once more, and what a search comes to."""
+
+_COMMENT = re.compile(r"\{#.*?#\}|/\*.*?\*/", re.DOTALL)
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -101,16 +110,40 @@ def _attributes(function: ast.AST) -> Iterator[str]:
                 pass
 
 
+def labels_of(path: Path) -> Iterator[str]:
+    """The labels in a file: strings but for docstrings, or all lines if it is no Python."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in PAGES:
+        yield from map(str.strip, _COMMENT.sub("", text).splitlines())
+        return
+    nodes = [*ast.walk(ast.parse(text))]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        match node:
+            case ast.Constant(value=str(label)) if id(node) not in docstrings:
+                yield label
+            case _:
+                pass
+
+
 def foreign_words(root: Path) -> list[str]:
-    """`file: name: what to say` for each name of the package that has such a word."""
-    complaints: list[str] = []
-    for path in sorted((root / "autopar").rglob("*.py")):
+    """`file: name: what to say` for each name or label of the package that has such a word."""
+    package = root / "autopar"
+    found: list[tuple[Path, str, str]] = []
+    for path in sorted(package.rglob("*.py")):
         names = {path.stem, *names_of(ast.parse(path.read_text(encoding="utf-8")))}
-        for name in sorted(names - PLAIN.keys()):
-            words = [word.lower() for word in _WORDS.findall(name)]
-            say = [f"{word} is {SAY[word]}" for word in words if word in SAY]
-            if say:
-                complaints.append(f"{path.relative_to(root).as_posix()}: {name}: {', '.join(say)}")
+        found += [(path, name, name) for name in sorted(names - PLAIN.keys())]
+    for room in ROOMS_OF_LABELS:
+        for path in sorted(package.joinpath(room).rglob("*")):
+            if path.suffix in (".py", *PAGES):
+                labels = dict.fromkeys(labels_of(path))
+                found += [(path, repr(label), PLAIN_LABELS.sub("", label)) for label in labels]
+    complaints: list[str] = []
+    for path, shown, text in found:
+        words = [word.lower() for word in _WORDS.findall(text)]
+        say = [f"{word} is {SAY[word]}" for word in words if word in SAY]
+        if say:
+            complaints.append(f"{path.relative_to(root).as_posix()}: {shown}: {', '.join(say)}")
     return complaints
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import replace
+from itertools import count
 
 import click
 
@@ -49,7 +49,7 @@ def check(
     from autopar.driver.gate.golden import Check, find_recipes, run_all
     from autopar.driver.gate.plan_cache import default_folder
     from autopar.errors import AutoparWarning
-    from autopar.report.checks import CheckOutcome, Checks, checks, checks_markdown
+    from autopar.report.checks import CheckOutcome, checks, checks_markdown
     from autopar.report.verdict import parse_bounds
 
     asked = Check(
@@ -60,13 +60,12 @@ def check(
         num_processes=num_processes or len(os.sched_getaffinity(0)),
     )
     paths = find_recipes(folders)
-    done: list[str] = []
+    done = count(1)
     with spoken_progress() as progress:
         progress(f"planning {len(paths)} plans again")
 
         def told(outcome: CheckOutcome) -> None:
-            done.append(outcome.name)
-            progress(f"{len(done)} of {len(paths)} planned again; {outcome.name} {outcome.status}")
+            progress(f"{next(done)} of {len(paths)} planned again; {outcome.name} {outcome.status}")
 
         outcomes = run_all(paths, asked, told)
     for outcome in outcomes:
@@ -76,5 +75,5 @@ def check(
     if form == "md":
         click.echo(checks_markdown(content), nl=False)
     else:
-        print_content(content, Checks.page, replace(how, as_json=how.as_json or form == "json"))
+        print_content(content, content.page, how)
     return content.status

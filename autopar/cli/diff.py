@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import click
 
 from autopar.cli.terminal import Output, comparison_options, page_options, print_content
@@ -28,12 +26,12 @@ def diff(
     """
     from autopar.plans.plan import Plan
     from autopar.report.difference import compare
-    from autopar.report.verdict import Verdict, judge, markdown, parse_bounds
+    from autopar.report.verdict import judge, markdown, parse_bounds
 
     bounds = None if fail_over is None else parse_bounds(fail_over)
     verdict = judge(compare(Plan.load(old), Plan.load(new)), bounds)
     if form == "md":
         click.echo(markdown(verdict, verdict.difference.new.model), nl=False)
     else:
-        print_content(verdict, Verdict.page, replace(how, as_json=how.as_json or form == "json"))
+        print_content(verdict, verdict.page, how)
     return verdict.status

@@ -11,6 +11,7 @@ from autopar.cli.plan_flags import PlanFlags
 from autopar.cli.terminal import (
     Output,
     batch_option,
+    build_target,
     page_options,
     print_content,
     spoken_progress,
@@ -60,7 +61,6 @@ def explain(
     from autopar.plans.plan import Plan
     from autopar.report.explained import explained
     from autopar.report.reasons import knows
-    from autopar.report.shown import page_of
 
     plan = Plan.load(file)
     is_target = target is None and _TARGET.fullmatch(name or "") is not None
@@ -75,7 +75,7 @@ def explain(
         found = _alternatives(
             plan, name or "", target, global_batch, cluster, profile_file, imposed, stage
         )
-    print_content(found, page_of, how)
+    print_content(found, found.page, how)
 
 
 def _alternatives(
@@ -88,7 +88,6 @@ def _alternatives(
     imposed: ConstraintOptions | None,
     stage: int | None,
 ) -> Reasons:
-    from autopar.driver.target import load_target
     from autopar.plans.recorded import cluster_of, options_of
 
     # What is missing is said before torch is imported.
@@ -96,12 +95,9 @@ def _alternatives(
         cluster_of(plan)
     options_of(plan, imposed)
     with spoken_progress() as progress:
-        progress("importing the target")
-        function = load_target(target)
+        built = build_target(target, global_batch, progress)
         from autopar.driver.explain.alternatives import explain_plan
-        from autopar.runtime.module.building import build
 
-        built = build(function, global_batch, on_meta=True)
         return explain_plan(
             plan,
             name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -10,6 +9,7 @@ import click
 from autopar.cli.plan_flags import PlanFlags
 from autopar.cli.terminal import (
     Output,
+    build_target,
     page_options,
     print_content,
     spoken_progress,
@@ -77,20 +77,21 @@ def plan(
         _frontier(target, global_batch, limits, output, how, options)
         return
     from autopar.ir.files import is_standard_output
-    from autopar.report.shown import page_of, shown
+    from autopar.report.summary import summarize
 
     with spoken_progress() as progress:
-        model, inputs = _built(target, global_batch, progress)
+        built = build_target(target, global_batch, progress)
         from autopar.driver.api import plan as make_plan
 
         if search["margin"] is None:
             search["margin"] = output is not None
-        found = make_plan(model, inputs, progress=progress, **options)
+        found = make_plan(built.model, built.inputs, progress=progress, **options)
     if output is not None:
         found.save(output)
         if is_standard_output(output):
             return
-    print_content(shown(found), page_of, how)
+    summary = summarize(found)
+    print_content(summary, summary.page, how)
 
 
 def _frontier(
@@ -104,32 +105,18 @@ def _frontier(
     """Print, and write as a page, the best steps within several memory limits."""
     from autopar.ir.files import is_standard_output
     from autopar.plans.frontier import read_limits
-    from autopar.report.frontier import FrontierSummary
 
     read_limits(limits)
     with spoken_progress() as progress:
-        model, inputs = _built(target, global_batch, progress)
+        built = build_target(target, global_batch, progress)
         from autopar.driver.api import frontier
 
-        found = frontier(model, inputs, limits=limits, progress=progress, **options).summary()
+        points = frontier(built.model, built.inputs, limits=limits, progress=progress, **options)
+        found = points.summary()
     if output is not None:
         from autopar.report.html.frontier import frontier_html
 
         write_page(output, frontier_html(found))
         if is_standard_output(output):
             return
-    print_content(found, FrontierSummary.page, how)
-
-
-def _built(
-    target: str, global_batch: int | None, progress: Callable[[str], None]
-) -> tuple[Any, Any]:
-    """The model and the inputs of a target."""
-    progress("importing the target")
-    from autopar.driver.target import load_target
-
-    function = load_target(target)
-    from autopar.runtime.module.building import build
-
-    built = build(function, global_batch, on_meta=True)
-    return built.model, built.inputs
+    print_content(found, found.page, how)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autopar.cli.terminal import stage_option, write_page
+from autopar.cli.terminal import debug_option, stage_option, write_page
 
 
 @click.command()
@@ -17,14 +17,11 @@ from autopar.cli.terminal import stage_option, write_page
     help="Write a trace for ui.perfetto.dev or chrome://tracing there, such as plan.trace.json.",
 )
 @stage_option
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def report(
-    file: str, output: str | None, trace_file: str | None, stage: int | None, debug: bool
-) -> None:
+@debug_option
+def report(file: str, output: str | None, trace_file: str | None, stage: int | None) -> None:
     """Write the plan in FILE as one HTML page that needs no network, as a timeline of the predicted
     step, or as both. Of a plan in stages, the page has all of them, and a timeline is of one."""
-    from autopar.plans.plan import Plan
-    from autopar.report.shown import stage_of
+    from autopar.plans.plan import Plan, stage_of
 
     if output is None and trace_file is None:
         raise click.UsageError("say what to write: -o PAGE, --trace TRACE, or both")

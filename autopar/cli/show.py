@@ -14,6 +14,7 @@ from autopar.cli.terminal import Output, page_options, print_content, stage_opti
 def show(file: str, stage: int | None, how: Output) -> None:
     """Print the decisions of the plan in FILE, and the predicted cost of a step."""
     from autopar.plans.plan import Plan
-    from autopar.report.shown import page_of, shown
+    from autopar.report.summary import summarize
 
-    print_content(shown(Plan.load(file), stage), page_of, how)
+    summary = summarize(Plan.load(file), stage)
+    print_content(summary, summary.page, how)

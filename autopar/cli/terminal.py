@@ -17,10 +17,11 @@ from autopar.ir.units import parse_bytes, parse_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from autopar.runtime.module.building import Built
+
 PIPED_WIDTH = 100
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ def page_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(*, as_json: bool, width: int | None, no_color: bool, **others: Any) -> Any:
+        as_json = as_json or others.get("form") == "json"
         return command(how=Output(as_json, width, no_color), **others)
 
     for option in (
@@ -112,7 +114,25 @@ stage_option = click.option(
 )
 
 
-def print_content(content: Content, page: Callable[[Content], RenderableType], how: Output) -> None:
+def build_target(
+    target: str,
+    global_batch: int | None,
+    progress: Callable[[str], None],
+    *,
+    on_meta: bool = True,
+    seed: int = 0,
+) -> Built:
+    """The model of a target with its inputs (`building.build`)."""
+    progress("importing the target")
+    from autopar.driver.target import load_target
+
+    function = load_target(target)
+    from autopar.runtime.module.building import build
+
+    return build(function, global_batch, on_meta=on_meta, seed=seed)
+
+
+def print_content(content: object, page: Callable[[], RenderableType], how: Output) -> None:
     """Print `content` on standard output: its page, or itself as JSON."""
     if how.as_json:
         import msgspec
@@ -125,11 +145,11 @@ def print_content(content: Content, page: Callable[[Content], RenderableType], h
     if not console.is_terminal:
         from autopar.report.printed import plain
 
-        click.echo(plain(page(content), how.width or PIPED_WIDTH))
+        click.echo(plain(page(), how.width or PIPED_WIDTH))
         return
     if how.width is not None:
         console.width = how.width
-    console.print(page(content))
+    console.print(page())
 
 
 def write_page(path: str, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from autopar.cli.plan_flags import PlanFlags
 from autopar.cli.terminal import (
     Output,
+    build_target,
     page_options,
     print_content,
     spoken_progress,
@@ -42,19 +44,15 @@ def verify(
     The loss and every gradient must be those of the unchanged model, else the status is 4. Options
     of outputs replace those that the plan records.
     """
-    from autopar.driver.target import load_target
     from autopar.plans.plan import Plan
 
     loaded = Plan.load(file)
     with spoken_progress() as progress:
-        progress("importing the target")
-        function = load_target(target)
+        built = build_target(target, global_batch, progress, on_meta=False, seed=seed)
         from autopar.driver.verify import compare_with_eager
         from autopar.plans.requests.plan_options import OutputOptions
-        from autopar.runtime.module.building import build
 
         given = OutputOptions(**options["outputs"])
-        built = build(function, global_batch, on_meta=False, seed=seed)
         report = compare_with_eager(
             loaded,
             built.model,
@@ -67,5 +65,5 @@ def verify(
 
     from autopar.report.verification import page
 
-    print_content(report, page, how)
+    print_content(report, partial(page, report), how)
     report.check()

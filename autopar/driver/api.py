@@ -33,11 +33,11 @@ from autopar.plans.compatibility import (
     check_cluster,
     check_params,
     check_world,
-    planned_cluster,
     stored_options,
 )
 from autopar.plans.frontier import Frontier, read_limits
 from autopar.plans.plan import Plan
+from autopar.plans.recorded import planned_cluster
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.plan_options import (
     ConstraintOptions,

@@ -10,8 +10,7 @@ from autopar.report.difference import compare
 from autopar.report.explained import explained
 from autopar.report.frontier import FrontierSummary, summarize_frontier
 from autopar.report.reasons import Reasons
-from autopar.report.shown import shown as summarize
-from autopar.report.summary import Summary
+from autopar.report.summary import Summary, summarize
 from autopar.report.verdict import Verdict, judge, parse_bounds
 
 if TYPE_CHECKING:

@@ -185,15 +185,15 @@ class PipelineSchedule:
                     )
         simulate_actions(self, lambda _: 1, hops)
 
-    def held(self, rank: int) -> int:
-        """How many microbatches at most have gone forward through a stage of a rank, and not back
-        yet, each stage counted on its own."""
-        return self._waiting(self.rows[rank])
-
     def in_flight(self, stage: int) -> int:
         """How many microbatches at most have gone forward through a stage, and not back yet."""
-        row = self.rows[self.ranks[stage]]
-        return self._waiting([action for action in row if action.stage == stage])
+        most = now = 0
+        last = Pass.WEIGHTS if self.is_split else Pass.BACKWARD
+        for action in self.rows[self.ranks[stage]]:
+            if action.stage == stage:
+                now += (action.kind is Pass.FORWARD) - (action.kind is last)
+                most = max(most, now)
+        return most
 
     def others(self, stage: int) -> tuple[Waiting, ...]:
         """How many other microbatches wait while a stage works on one: the most at a time, of which
@@ -216,14 +216,6 @@ class PipelineSchedule:
         return PipelineSchedule(
             tuple(tuple(a for a in row if a.microbatch < microbatches) for row in self.rows)
         )
-
-    def _waiting(self, actions: Sequence[Action]) -> int:
-        most = now = 0
-        last = Pass.WEIGHTS if self.is_split else Pass.BACKWARD
-        for action in actions:
-            now += (action.kind is Pass.FORWARD) - (action.kind is last)
-            most = max(most, now)
-        return most
 
 
 def _words(line: str) -> list[str]:

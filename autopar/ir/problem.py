@@ -206,8 +206,3 @@ class Solution:
     byte_ns: float | None = field(default=None, compare=False)
     is_limiting: bool = True
     is_rough: bool = False
-
-    @property
-    def gap(self) -> float:
-        """(objective - bound) / objective, at least 0."""
-        return max(0, self.objective - self.bound) / self.objective if self.objective else 0.0

@@ -83,6 +83,17 @@ def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.3g} %"
 
 
+def format_count(number: int, what: str) -> str:
+    """`1 device`; `2 devices`, `2 processes`."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
+
+
+def format_ppm(millionths: float) -> str:
+    """`31.2 %` of 312,000."""
+    return format_percent(millionths / 1e6)
+
+
 def format_share(part: float, whole: float) -> str:
     """`31.2 %`; empty if the whole is nothing."""
     return format_percent(part / whole) if whole else ""

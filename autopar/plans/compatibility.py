@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import gcd
 
-from autopar.cluster.parsing import parse_cluster
-from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, listed
+from autopar.errors import ArgumentError, PlanMismatchError, listed
 from autopar.ir.graph import Graph, Role
 from autopar.ir.input_sharding import describe_inputs
 from autopar.ir.mesh import Cluster
+from autopar.ir.units import format_count
 from autopar.plans.pipeline_orders import IN_CHUNKS
-from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
 from autopar.plans.structure import Structure
 
@@ -26,9 +25,9 @@ def check_world(structure: Structure, world_size: int) -> None:
     if wanted != world_size:
         where = f"mesh {structure.mesh_text}" + f" of each of {ranks} ranks" * (ranks > 1)
         raise PlanMismatchError(
-            f"the plan is for {_count(wanted, 'device')} ({where}), but "
-            f"{_count(world_size, 'process')} run: start {wanted} with torchrun, or plan again for "
-            f"{world_size}"
+            f"the plan is for {format_count(wanted, 'device')} ({where}), but "
+            f"{format_count(world_size, 'process')} run: start {wanted} with torchrun, or plan "
+            f"again for {world_size}"
         )
 
 
@@ -36,9 +35,9 @@ def check_cluster(cluster: Cluster, world_size: int) -> None:
     """PlanMismatchError if the cluster has another number of devices."""
     if cluster.num_devices != world_size:
         raise PlanMismatchError(
-            f"cluster {cluster.name} has {_count(cluster.num_devices, 'device')}, but "
-            f"{_count(world_size, 'process')} run: start one process per device with torchrun, or "
-            "leave out cluster= to use what is there"
+            f"cluster {cluster.name} has {format_count(cluster.num_devices, 'device')}, but "
+            f"{format_count(world_size, 'process')} run: start one process per device with "
+            "torchrun, or leave out cluster= to use what is there"
         )
 
 
@@ -50,25 +49,22 @@ def stored_options(options: Options, structure: Structure) -> Options:
     count, chunks = structure.microbatches, structure.loss_chunks
     saved_dtype = structure.stages[0].saved_dtype
     stored = replace(options.in_stages_of(structure), microbatches=count)
-    _check_same("pipeline.stages", options.stages, len(structure.stages))
-    _check_same("pipeline.cuts", ", ".join(options.cuts), ", ".join(stored.cuts))
     usual = {"auto": "", **{name: f"{name}:2" for name in IN_CHUNKS}}
-    asked = usual.get(options.schedule, options.schedule)
-    _check_same(
-        "pipeline.schedule", asked, "\n".join(structure.schedule_rows) or structure.schedule
-    )
-    _check_same("microbatches", options.microbatches, count)
-    _check_same("memory.loss_chunks", options.loss_chunks, chunks)
-    _check_same("memory.saved_dtype", options.saved_dtype, saved_dtype)
+    schedule = "\n".join(structure.schedule_rows) or structure.schedule
+    for name, expected, found in (
+        ("pipeline.stages", options.stages, len(structure.stages)),
+        ("pipeline.cuts", ", ".join(options.cuts), ", ".join(stored.cuts)),
+        ("pipeline.schedule", usual.get(options.schedule, options.schedule), schedule),
+        ("microbatches", options.microbatches, count),
+        ("memory.loss_chunks", options.loss_chunks, chunks),
+        ("memory.saved_dtype", options.saved_dtype, saved_dtype),
+    ):
+        if expected and expected != found:
+            raise ArgumentError(
+                f"{name}={expected!r}: the plan has {found or 'none'}, and is applied as it is: "
+                f"leave {name} out, or plan again with it"
+            )
     return replace(stored, loss_chunks=chunks, saved_dtype=saved_dtype)
-
-
-def _check_same(name: str, expected: int | str | None, stored: int | str) -> None:
-    if expected and expected != stored:
-        raise ArgumentError(
-            f"{name}={expected!r}: the plan has {stored or 'none'}, and is applied as it is: leave "
-            f"{name} out, or plan again with it"
-        )
 
 
 def check_params(structure: Structure, params: ParamTypes) -> None:
@@ -96,16 +92,6 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
             f"{fingerprint} of the model)"
         ]
     _refuse(structure, differences)
-
-
-def planned_cluster(plan: Plan | None) -> Cluster | None:
-    """The cluster a plan is for; None if that was described in a file."""
-    if plan is None:
-        return None
-    try:
-        return parse_cluster(plan.structure.cluster)
-    except ClusterError:
-        return None
 
 
 def undivided_batch(graph: Graph, num_devices: int) -> str:
@@ -162,8 +148,3 @@ def _refuse(structure: Structure, differences: Iterable[str]) -> None:
             f"the plan, made for {structure.model}, does not fit this model and its inputs: "
             f"{text}. Plan again for what you run"
         )
-
-
-def _count(n: int, what: str) -> str:
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{n} {what if n == 1 else plural}"

@@ -23,10 +23,7 @@ from autopar.plans.structure import MeshAxis, Param, Stage
 def make_stage(request: PlanRequest, problem: Problem, solution: Solution) -> Stage:
     """The decisions of `solution`, which must have a choice for every node of `problem`."""
     graph, mesh = request.graph, request.mesh
-    chosen = {
-        key: labels[c]
-        for key, labels, c in zip(problem.keys, problem.labels, solution.choice, strict=True)
-    }
+    chosen = _chosen(problem, solution)
     roles = {node.key: node.role for node in request.step.nodes}
     params: dict[str, Param] = {}
     for node in graph.with_role(Role.PARAM):
@@ -61,13 +58,13 @@ def make_stage(request: PlanRequest, problem: Problem, solution: Solution) -> St
 
 def _routes(problem: Problem, solution: Solution) -> dict[str, tuple[str, ...]]:
     """Per flow that moves anything, its arcs as "[R, P] -> [R, S(0)]"."""
-    routes: dict[str, tuple[str, ...]] = {}
-    for flow, used in zip(problem.flows, solution.arcs, strict=True):
-        if used:
-            routes[flow.key] = tuple(
-                f"{flow.states[flow.tails[a]]} -> {flow.states[flow.heads[a]]}" for a in used
-            )
-    return routes
+    return {
+        flow.key: tuple(
+            f"{flow.states[flow.tails[a]]} -> {flow.states[flow.heads[a]]}" for a in used
+        )
+        for flow, used in zip(problem.flows, solution.arcs, strict=True)
+        if used
+    }
 
 
 def describe_conflict(conflict: Conflict, *, on_host: bool = False) -> str:

@@ -30,9 +30,13 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     accumulated: Count = 0
 
     @property
+    def at_rest(self) -> int:
+        """What is there all the time."""
+        return self.params + self.gradients + self.optimizer + self.accumulated
+
+    @property
     def total(self) -> int:
-        at_rest = self.params + self.gradients + self.optimizer + self.accumulated
-        return at_rest + self.unsharded + self.saved + self.transient
+        return self.at_rest + self.unsharded + self.saved + self.transient
 
 
 class HostMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

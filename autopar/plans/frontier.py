@@ -46,8 +46,7 @@ def read_limits(given: str | Sequence[float | str]) -> tuple[int, ...]:
 
 
 def _with_units(parts: Sequence[str]) -> list[str]:
-    found: list[str] = []
-    unit = ""
+    found, unit = list[str](), ""
     for part in reversed(parts):
         own = part.strip().lstrip("0123456789.").strip()
         unit = own or unit

@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from autopar.ir.graph import Graph
+from autopar.ir.grouping import grouped
 from autopar.ir.schedule import Compute, Event, Message, Start, Take, Transfer, Update, Wait
 
 OPTIMIZER = "optimizer"
@@ -81,9 +82,7 @@ def _text(word: str, transfer: Transfer) -> str:
 
 def repeated(items: Sequence[str]) -> tuple[Run, ...]:
     """`items` as runs, each repeated as often as it follows itself."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for place, item in enumerate(items):
-        places[item].append(place)
+    places = grouped((item, place) for place, item in enumerate(items))
     seen: dict[str, int] = defaultdict(int)
     found: list[Run] = []
     single: list[str] = []

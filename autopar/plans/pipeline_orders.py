@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import chain
 
 from autopar.errors import StageError
 from autopar.ir.pipeline import Action, Pass, PipelineSchedule
@@ -35,6 +36,9 @@ ONE_AFTER_THE_OTHER = "1f1b"
 """The schedule of one stage: forward and backward of each microbatch."""
 
 F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
+
+_Part = tuple[int, Pass]
+"""A stage and what is done of a microbatch there."""
 
 
 @lru_cache(maxsize=8)
@@ -47,7 +51,13 @@ def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> 
         raise StageError(f"{name} of {microbatches} microbatches on {ranks} ranks: at least one")
     if chunks != 1 and name not in IN_CHUNKS:
         raise StageError(f"{name} has a number of stages per rank of its own")
-    table = SCHEDULES[name](ranks, microbatches, chunks)
+    if not has_order(name, ranks, microbatches):
+        raise StageError(
+            f"{microbatches} microbatches are not interleaved on {ranks} ranks: their number has "
+            f"to be divided by {_rounds(ranks, microbatches)}"
+        )
+    rows = (SCHEDULES[name](rank, ranks, microbatches, chunks) for rank in range(ranks))
+    table = PipelineSchedule(tuple(_actions(row, microbatches) for row in rows))
     table.check()
     return table
 
@@ -70,144 +80,97 @@ def _rounds(ranks: int, microbatches: int) -> int:
     return max(1, microbatches // ranks)
 
 
-class _Row:
-    """The actions of a rank, each with the next microbatch of its stage and kind, as long as there
-    is one."""
-
-    def __init__(self, microbatches: int) -> None:
-        self.actions: list[Action] = []
-        self.microbatches = microbatches
-        self._next: Counter[tuple[int, Pass]] = Counter()
-
-    def add(self, *what: tuple[int, Pass]) -> None:
-        for stage, kind in what:
-            microbatch = self._next[stage, kind]
-            self._next[stage, kind] += 1
-            if microbatch < self.microbatches:
-                self.actions.append(Action(stage, kind, microbatch))
-
-    def done(self, stage: int, kind: Pass) -> int:
-        return self._next[stage, kind]
+def _actions(parts: Iterable[_Part], microbatches: int) -> tuple[Action, ...]:
+    """`parts`, each with the next microbatch of its stage and kind, as long as there is one."""
+    done, found = Counter[_Part](), list[Action]()
+    for part in parts:
+        if done[part] < microbatches:
+            found.append(Action(*part, done[part]))
+        done[part] += 1
+    return tuple(found)
 
 
-def _table(rows: Iterable[_Row]) -> PipelineSchedule:
-    return PipelineSchedule(tuple(tuple(row.actions) for row in rows))
+# What a rank does; parts for which no microbatch is left are dropped.
 
 
-def _gpipe(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
+def _gpipe(rank: int, _: int, microbatches: int, __: int) -> list[_Part]:
     """All forwards, then all backwards."""
-    rows = [_Row(microbatches) for _ in range(ranks)]
-    for rank, row in enumerate(rows):
-        row.add(*[(rank, F)] * microbatches, *[(rank, B)] * microbatches)
-    return _table(rows)
+    return [(rank, F)] * microbatches + [(rank, B)] * microbatches
 
 
-def _one_f_one_b(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
+def _one_f_one_b(rank: int, ranks: int, microbatches: int, _: int) -> list[_Part]:
     """As many forwards as it takes for the first backward to come, then one for each backward."""
-    rows = [_Row(microbatches) for _ in range(ranks)]
-    for rank, row in enumerate(rows):
-        row.add(*[(rank, F)] * (ranks - rank - 1), *[(rank, F), (rank, B)] * microbatches)
-    return _table(rows)
+    return [(rank, F)] * (ranks - rank - 1) + [(rank, F), (rank, B)] * microbatches
 
 
-def _eager_1f1b(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
+def _eager_1f1b(rank: int, ranks: int, microbatches: int, _: int) -> list[_Part]:
     """1F1B with one more forward ahead for each rank behind: a send each way may take as long as
     the work on half a microbatch."""
-    rows = [_Row(microbatches) for _ in range(ranks)]
-    for rank, row in enumerate(rows):
-        row.add(*[(rank, F)] * (2 * (ranks - rank - 1)), *[(rank, F), (rank, B)] * microbatches)
-    return _table(rows)
+    return [(rank, F)] * (2 * (ranks - rank - 1)) + [(rank, F), (rank, B)] * microbatches
 
 
-def _interleaved(ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
+def _interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[_Part]:
     """1F1B with several stages per rank, `ranks` apart: microbatches go through the first of them
     in rounds of as many as there are ranks, then through the next."""
-    rows, at_once = [_Row(microbatches) for _ in range(ranks)], _at_once(ranks, microbatches)
-    for rank, row in enumerate(rows):
-        forward, backward = _in_rounds(rank, ranks, microbatches, chunks, at_once)
-        ahead = min(len(forward), (chunks - 1) * at_once + 2 * (ranks - 1 - rank))
-        row.add(*forward[:ahead])
-        for pair in zip(forward[ahead:], backward, strict=False):
-            row.add(*pair)
-        row.add(*backward[len(backward) - ahead :])
-    return _table(rows)
+    forward, backward, at_once = _in_rounds(rank, ranks, microbatches, chunks)
+    ahead = min(len(forward), (chunks - 1) * at_once + 2 * (ranks - 1 - rank))
+    pairs = zip(forward[ahead:], backward, strict=False)
+    return [*forward[:ahead], *chain.from_iterable(pairs), *backward[len(backward) - ahead :]]
 
 
-def _zb_h1(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
-    """1F1B whose gradients of weights wait, so that every rank holds as much as the first, and
-    fill the gaps at the end."""
-    return _zero_bubble(ranks, microbatches, 1, microbatches)
-
-
-def _zb(ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
-    """The same with several stages per rank, interleaved."""
-    return _zero_bubble(ranks, microbatches, chunks, _at_once(ranks, microbatches))
-
-
-def _zero_bubble(ranks: int, microbatches: int, chunks: int, at_once: int) -> PipelineSchedule:
-    """Ranks begin with one forward less for each rank behind than interleaved 1F1B has, and leave
-    the gradients of weights of as many backwards as there are ranks before them for the end."""
-    rows = [_Row(microbatches) for _ in range(ranks)]
-    for rank, row in enumerate(rows):
-        forward, backward = _in_rounds(rank, ranks, microbatches, chunks, at_once)
-        weights = [(stage, W) for stage, _ in backward]
-        ahead = min(len(forward), (chunks - 1) * at_once + ranks - 1 - rank)
-        row.add(*forward[:ahead])
-        for k, each in enumerate(backward):
-            row.add(*forward[ahead + k : ahead + k + 1], each)
-            row.add(*weights[k - rank : k - rank + 1] if k >= rank else ())
-        row.add(*weights[max(0, len(weights) - rank) :])
-    return _table(rows)
-
-
-def _at_once(ranks: int, microbatches: int) -> int:
-    """How many microbatches go through a stage of an interleaved rank before its next one."""
-    rounds = _rounds(ranks, microbatches)
-    if microbatches % rounds:
-        raise StageError(
-            f"{microbatches} microbatches are not interleaved on {ranks} ranks: their number has "
-            f"to be divided by {rounds}"
-        )
-    return microbatches // rounds
+def _zero_bubble(rank: int, ranks: int, microbatches: int, chunks: int) -> list[_Part]:
+    """1F1B, interleaved or not, whose gradients of weights wait, so that every rank holds as much
+    as the first, and fill the gaps at the end. Ranks begin with one forward less for each rank
+    behind, and leave the gradients of weights of as many backwards as there are ranks before them
+    for the end."""
+    forward, backward, at_once = _in_rounds(rank, ranks, microbatches, chunks)
+    weights = [(stage, W) for stage, _ in backward]
+    ahead = min(len(forward), (chunks - 1) * at_once + ranks - 1 - rank)
+    found = forward[:ahead]
+    for k, each in enumerate(backward):
+        found += [*forward[ahead + k : ahead + k + 1], each]
+        found += weights[k - rank : k - rank + 1] if k >= rank else ()
+    return found + weights[max(0, len(weights) - rank) :]
 
 
 def _in_rounds(
-    rank: int, ranks: int, microbatches: int, chunks: int, at_once: int
-) -> tuple[list[tuple[int, Pass]], list[tuple[int, Pass]]]:
-    """The forwards and the backwards of a rank, by stage, where so many microbatches `at_once` go
-    through each of its stages."""
+    rank: int, ranks: int, microbatches: int, chunks: int
+) -> tuple[list[_Part], list[_Part], int]:
+    """The forwards and the backwards of a rank, by stage, and how many microbatches go through each
+    of its stages before the next."""
+    at_once = microbatches // _rounds(ranks, microbatches)
     order = [k // at_once % chunks for k in range(microbatches * chunks)]
     forward = [(chunk * ranks + rank, F) for chunk in order]
-    return forward, [((chunks - 1 - chunk) * ranks + rank, B) for chunk in order]
+    return forward, [((chunks - 1 - chunk) * ranks + rank, B) for chunk in order], at_once
 
 
-def _zb_v(ranks: int, microbatches: int, _: int) -> PipelineSchedule:
+def _zb_v(rank: int, ranks: int, microbatches: int, _: int) -> list[_Part]:
     """Two stages per rank, of which the second ones come in the order of ranks reversed: the last
     microbatch's way back meets the first one's way forth on every rank."""
-    rows = [_Row(microbatches) for _ in range(ranks)]
-    enough = max(microbatches, 2 * ranks - 1)
-    for rank, row in enumerate(rows):
-        down, up, behind = rank, 2 * ranks - 1 - rank, ranks - rank
-        row.add(*[(down, F)] * (2 * behind - 1), *[(up, F), (down, F)] * rank)
-        row.add(*[(up, F), (up, B), (up, W)] * behind)
-        while row.done(up, F) < enough:
-            row.add(*[(down, F)] * (row.done(down, F) < enough))
-            row.add((down, B), (down, W), (up, F), (up, B), (up, W))
-        row.add(*[(down, B), (up, B)] * rank, *[(down, B), (down, W)] * behind)
-        for stage in (up, down):
-            row.add(*[(stage, W)] * (enough - row.done(stage, W)))
-    return _table(rows)
+    down, up, behind = rank, 2 * ranks - 1 - rank, ranks - rank
+    return [
+        *[(down, F)] * (2 * behind - 1),
+        *[(up, F), (down, F)] * rank,
+        *[(up, F), (up, B), (up, W)] * behind,
+        *[(down, F), (down, B), (down, W), (up, F), (up, B), (up, W)]
+        * max(microbatches - ranks, ranks - 1),
+        *[(down, B), (up, B)] * rank,
+        *[(down, B), (down, W)] * behind,
+        *[(up, W)] * microbatches,
+        *[(down, W)] * microbatches,
+    ]
 
 
-SCHEDULES: dict[str, Callable[[int, int, int], PipelineSchedule]] = {
+SCHEDULES: dict[str, Callable[[int, int, int, int], list[_Part]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_f_one_b,
     "eager-1f1b": _eager_1f1b,
     "interleaved": _interleaved,
-    "zb-h1": _zb_h1,
+    "zb-h1": _zero_bubble,
     "zb-v": _zb_v,
-    "zb": _zb,
+    "zb": _zero_bubble,
 }
+"""By name, what a rank, of how many, does of how many microbatches for how many stages."""
 
 IN_CHUNKS = ("interleaved", "zb")
 """Those with as many stages on a rank as one likes: 2, unless a number follows, as in `zb:3`."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import astuple
+
 from autopar.ir.graph import Phase
 from autopar.ir.pipeline import (
     Action,
@@ -42,12 +44,11 @@ def memory_of_devices(estimates: Estimates, actions: PipelineSchedule) -> tuple[
     than each stage at its own fullest moment."""
     if estimates.devices:
         return estimates.devices
-    own = [
-        [estimates.stages[stage].memory for stage in actions.stages_of(rank)]
+    own = (
+        [astuple(estimates.stages[stage].memory) for stage in actions.stages_of(rank)]
         for rank in range(len(actions.rows))
-    ]
-    names = Memory.__struct_fields__
-    return tuple(Memory(*(sum(getattr(m, n) for m in each) for n in names)) for each in own)
+    )
+    return tuple(Memory(*map(sum, zip(*each, strict=True))) for each in own)
 
 
 def simulate_pipeline(

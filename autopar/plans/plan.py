@@ -18,6 +18,7 @@ import msgspec
 
 from autopar.errors import PlanError
 from autopar.ir.files import Format, Wire
+from autopar.ir.grouping import grouped
 from autopar.ir.patterns import MAX_NAMES, compress, expand
 from autopar.plans.display import Shown
 from autopar.plans.estimates import Estimates, Figures, StageEstimates
@@ -84,10 +85,10 @@ def _with_params(stage: Any) -> Table:
 
 
 def _packed(params: Mapping[str, Any]) -> Table:
-    classes: dict[tuple[str, bytes], list[str]] = {}
-    for name, param in params.items():
-        content = msgspec.json.encode(param, order="sorted")
-        classes.setdefault((general(name), content), []).append(name)
+    classes = grouped(
+        ((general(name), msgspec.json.encode(param, order="sorted")), name)
+        for name, param in params.items()
+    )
     return {text: params[names[0]] for names in classes.values() for text in compress(names)}
 
 
@@ -199,6 +200,20 @@ class StagePlan:
     def provenance(self) -> Provenance:
         """That of the whole plan."""
         return self.whole.provenance
+
+
+def stage_of(plan: Plan, stage: int | None, what: str = "") -> StagePlan:
+    """A stage of a plan; without a number, the only one. PlanError, saying what there is, if there
+    are several, and `what` it is that has to be of one."""
+    count = len(plan.stages)
+    if stage is None and count > 1:
+        why = f"{what} is of one stage, and " if what else ""
+        last = count - 1
+        raise PlanError(f"{why}the plan has {count} stages: say which (--stage 0 to {last})")
+    if stage is not None and stage >= count:
+        there = f"{count} stages, 0 to {count - 1}" if count > 1 else "one stage, 0"
+        raise PlanError(f"there is no stage {stage}: the plan has {there}")
+    return plan.stages[stage or 0]
 
 
 def _check_timeline(estimates: StageEstimates) -> None:

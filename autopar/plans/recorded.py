@@ -60,14 +60,21 @@ def _pipeline_of(plan: Plan) -> PipelineOptions:
 def cluster_of(plan: Plan) -> Cluster:
     """The cluster that a plan was made for, from its name. ClusterError if it was described in a
     file, which a plan does not hold."""
-    name = plan.structure.cluster
+    found, name = planned_cluster(plan), plan.structure.cluster
+    if found is None:
+        raise ClusterError(
+            f"the plan was made for cluster {name!r}, which is no preset: give --cluster FILE (in "
+            "Python cluster=), the description it was made for"
+        )
+    return found
+
+
+def planned_cluster(plan: Plan | None) -> Cluster | None:
+    """The cluster a plan is for; None if that was described in a file."""
+    # A name may come from anyone's file: it is no path to be opened.
+    if plan is None or is_cluster_file(plan.structure.cluster):
+        return None
     try:
-        # A name may come from anyone's file: it is no path to be opened.
-        if not is_cluster_file(name):
-            return parse_cluster(name)
+        return parse_cluster(plan.structure.cluster)
     except ClusterError:
-        pass
-    raise ClusterError(
-        f"the plan was made for cluster {name!r}, which is no preset: give --cluster FILE (in "
-        "Python cluster=), the description it was made for"
-    )
+        return None

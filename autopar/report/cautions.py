@@ -8,7 +8,7 @@ from math import prod
 
 from autopar.ir.graph import itemsize
 from autopar.ir.grouping import grouped
-from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
+from autopar.ir.units import format_bytes, format_ns, format_percent, format_ppm, format_share
 from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.provenance import IN_STAGES, CandidateOutcome, Provenance
 from autopar.plans.structure import MAX_TENSOR_BYTES
@@ -102,7 +102,7 @@ def doubt(provenance: Provenance) -> str:
     """How much better another plan may be than one that is not proven to be the best."""
     if not provenance.bound_ns:
         return "nothing is known of how good the best plan is"
-    gap = format_percent(provenance.gap_ppm / 1e6)
+    gap = format_ppm(provenance.gap_ppm)
     return f"as modelled, a plan up to {gap} faster may exist"
 
 

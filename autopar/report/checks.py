@@ -12,19 +12,20 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from autopar.ir.units import format_count
 from autopar.report.cost_comparison import value_text
 from autopar.report.names import clean
 from autopar.report.printed import Printed, code, details, fitted, markdown_table
 from autopar.report.verdict import DIFFERENT, SAME, Verdict, parts, verdict_headline, verdict_line
 
-CheckStatus = Literal["same", "different", "missing", "made", "updated", "error"]
+CheckStatus = Literal["same", "different", "missing", "created", "updated", "error"]
 
 ERROR = 1
 MARKER = "<!-- autopar-check:v1 -->"
 """The first line of a comment, by which the next check finds it."""
 
 _STYLES: dict[CheckStatus, str] = {
-    "same": "green", "made": "green", "updated": "yellow", "different": "red", "missing": "red",
+    "same": "green", "created": "green", "updated": "yellow", "different": "red", "missing": "red",
     "error": "red",
 }  # fmt: skip
 
@@ -83,18 +84,18 @@ def checks(outcomes: Sequence[CheckOutcome]) -> Checks:
 
 def counted(content: Checks) -> str:
     """`3 plans: 2 same, 1 different`, and how many were in the cache."""
-    counts = Counter(outcome.status for outcome in content.outcomes)
-    number = len(content.outcomes)
-    found = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
     cached = sum(outcome.from_cache for outcome in content.outcomes)
     known = f"; {cached} solved before" if cached else ""
-    return f"{number} plan{'s' * (number != 1)}: {found}{known}"
+    return f"{format_count(len(content.outcomes), 'plan')}: {_statuses(content)}{known}"
+
+
+def _statuses(content: Checks) -> str:
+    counts = Counter(outcome.status for outcome in content.outcomes)
+    return ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
 
 
 def checks_markdown(content: Checks) -> str:
     """A comment for a pull request: the verdict, a table, a folded section for each difference."""
-    counts = Counter(outcome.status for outcome in content.outcomes)
-    found = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
     word = "All plans are the same" if content.status == SAME else "**Plans changed**"
     if content.status == ERROR:
         word = "**Plans could not be checked**"
@@ -107,7 +108,11 @@ def checks_markdown(content: Checks) -> str:
         )
         for o in content.outcomes
     ]
-    sections = [MARKER, f"{word}: {found}", markdown_table(("plan", "result", "step", ""), rows)]
+    sections = [
+        MARKER,
+        f"{word}: {_statuses(content)}",
+        markdown_table(("plan", "result", "step", ""), rows),
+    ]
     for outcome in content.outcomes:
         if outcome.verdict is not None and outcome.verdict.status != SAME:
             body = "\n\n".join([verdict_headline(outcome.verdict), *parts(outcome.verdict)])

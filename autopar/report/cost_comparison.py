@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from autopar.ir.units import format_bytes, format_ns, format_percent
+from autopar.ir.grouping import grouped
+from autopar.ir.units import format_bytes, format_ns, format_ppm
 from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
-from autopar.report.costs import HOLDER_TITLES, HOST_LABEL, device_bytes, held_by
+from autopar.report.costs import HOLDER_TITLES, HOST_LABEL, held_by
 from autopar.report.stage_content import blocks
 
 Unit = Literal["ns", "bytes", "flops", "tokens/s", "samples/s", "ppm"]
@@ -62,7 +63,7 @@ OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
 
 _SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
 
-_HOLDERS = ("peak", *HOLDER_TITLES.values(), HOST_LABEL)
+_HOLDERS = ("peak", *HOLDER_TITLES.values())
 """All that memory may hold, in order: a plan may have nothing of some."""
 
 _Place = tuple[str, tuple[int, str], str, Unit]
@@ -81,26 +82,28 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         "waiting for the host": estimates.exposed_host_ns,
         "waiting for other stages": estimates.bubble_ns,
     }
-    holders = {"peak": memory.total, **held_by(memory), **device_bytes(estimates)}
     for k, (name, ns) in enumerate(times.items()):
         yield (TIME, (k, ""), name, "ns"), ns
-    for name, num_bytes in holders.items():
+    for name, num_bytes in {"peak": memory.total, **held_by(memory)}.items():
         yield (MEMORY, (_HOLDERS.index(name), ""), name, "bytes"), num_bytes
+    if estimates.host_bytes:
+        yield (MEMORY, (len(_HOLDERS), ""), HOST_LABEL, "bytes"), estimates.host_bytes
     several = estimates.stages if len(estimates.stages) > 1 else ()
     for k, each in enumerate(several):
-        place = (k, "")
-        yield (STAGES, place, f"stage {k}, all microbatches", "ns"), each.step_ns
-        yield (STAGES, place, f"stage {k}, forward of one", "ns"), each.microbatch.forward_ns
-        yield (STAGES, place, f"stage {k}, backward of one", "ns"), each.microbatch.backward_ns
+        stage: list[tuple[str, Unit, int]] = [
+            ("all microbatches", "ns", each.step_ns),
+            ("forward of one", "ns", each.microbatch.forward_ns),
+            ("backward of one", "ns", each.microbatch.backward_ns),
+            ("peak", "bytes", each.memory.total),
+        ]
         if each.microbatch.weights_ns:
-            yield (
-                (STAGES, place, f"stage {k}, weights of one", "ns"),
-                each.microbatch.weights_ns,
-            )
-        yield (STAGES, place, f"stage {k}, peak", "bytes"), each.memory.total
-    for (axis, kind), ns in _by_axis(estimates).items():
-        name = f"{kind} on {axis}"
-        yield (AXES, (0, f"{axis} {kind}"), name, "ns"), ns
+            stage.insert(3, ("weights of one", "ns", each.microbatch.weights_ns))
+        for what, unit, figure in stage:
+            yield (STAGES, (k, ""), f"stage {k}, {what}", unit), figure
+    totals = [total for each in estimates.stages for total in each.collectives]
+    by_axis = grouped(((total.axis, total.kind), total.time_ns) for total in totals)
+    for (axis, kind), each_ns in by_axis.items():
+        yield (AXES, (0, f"{axis} {kind}"), f"{kind} on {axis}", "ns"), sum(each_ns)
     for block in blocks([op for each in estimates.stages for op in each.ops.values()]):
         yield (BLOCKS, (0, block.module), block.module, "ns"), block.total_ns
     yield (RATES, (0, ""), "FLOPs of the model", "flops"), estimates.flops
@@ -111,29 +114,18 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
     yield (RATES, (2, ""), "model FLOPs utilisation", "ppm"), estimates.mfu_ppm
 
 
-def _by_axis(estimates: Estimates) -> dict[tuple[str, str], int]:
-    sums: dict[tuple[str, str], int] = {}
-    for total in (total for each in estimates.stages for total in each.collectives):
-        place = total.axis, total.kind
-        sums[place] = sums.get(place, 0) + total.time_ns
-    return sums
-
-
 def _percent(before: int | None, after: int | None) -> float | None:
     return None if not before or after is None else round(100 * (after - before) / before, 4)
 
 
+_TEXTS: Mapping[Unit, Callable[[int], str]] = {
+    "ns": format_ns, "bytes": format_bytes, "ppm": format_ppm
+}  # fmt: skip
+
+
 def value_text(value: int | None, unit: Unit) -> str:
     """`412 ms`; empty for what a plan lacks."""
-    if value is None:
-        return ""
-    if unit == "ns":
-        return format_ns(value)
-    if unit == "bytes":
-        return format_bytes(value)
-    if unit == "ppm":
-        return format_percent(value / 1e6)
-    return f"{value:.4g}"
+    return "" if value is None else _TEXTS.get(unit, "{:.4g}".format)(value)
 
 
 def change_text(figure: Figure) -> str:

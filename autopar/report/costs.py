@@ -4,12 +4,12 @@ its memory. Shares of time are of the step with nothing hidden, which these time
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.table import Table
 
+from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import original_key
 from autopar.ir.units import format_bytes, format_bytes_of, format_share
 from autopar.plans.estimates import Figures, Memory, StageEstimates
@@ -29,6 +29,10 @@ HOLDER_TITLES: Mapping[str, str] = {
 """By field of `plan.Memory`."""
 
 
+CostKind = tuple[str, str, str]
+"""What costs something, where, and in which phase."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """`count` times `what` ("mm", "all_gather on tp", "optimizer") at `where`, a module, block or
@@ -44,27 +48,29 @@ class Cost:
 
 def costs(estimates: StageEstimates) -> tuple[Cost, ...]:
     """All costs of a step that take time, added up by what they are and where."""
-    sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for what, where, phase, count, time_ns in _rows(estimates):
-        total = sums[what, where, phase]
-        total[0], total[1] = total[0] + count, total[1] + time_ns
-    whole_ns = max(1, estimates.added_up_ns)
-    found = [
-        Cost(what, where, phase, count, time_ns, time_ns / whole_ns)
-        for (what, where, phase), (count, time_ns) in sums.items()
-        if time_ns
-    ]
+    sums = grouped((kind, figures) for kind, figures in _rows(estimates))
+    found = (
+        (kind, sum(count for count, _ in each), sum(ns for _, ns in each))
+        for kind, each in sums.items()
+    )
+    return costliest((row for row in found if row[2]), estimates.added_up_ns)
+
+
+def costliest(rows: Iterable[tuple[CostKind, int, int]], whole_ns: int) -> tuple[Cost, ...]:
+    """Costs of each kind, count and time, as shares of `whole_ns`, the largest first."""
+    found = (Cost(*kind, count, ns, ns / max(1, whole_ns)) for kind, count, ns in rows)
     return tuple(sorted(found, key=lambda c: (-c.time_ns, c.where, c.what, c.phase)))
 
 
-def _rows(estimates: StageEstimates) -> Iterator[tuple[str, str, str, int, int]]:
+def _rows(estimates: StageEstimates) -> Iterator[tuple[CostKind, tuple[int, int]]]:
     for op in estimates.ops.values():
-        yield short_op(op.op), op.module or WHOLE_MODEL, op.phase, op.count, op.compute_ns
+        kind = short_op(op.op), op.module or WHOLE_MODEL, op.phase
+        yield kind, (op.count, op.compute_ns)
     for key, sends in estimates.sends.items():
+        where = tensor_name(estimates, key)
         for each in sends:
-            what = f"{each.kind} on {each.axis}"
-            yield what, tensor_name(estimates, key), each.phase, each.count, each.time_ns
-    yield "optimizer", WHOLE_MODEL, "", 1, estimates.optimizer_ns
+            yield (f"{each.kind} on {each.axis}", where, each.phase), (each.count, each.time_ns)
+    yield ("optimizer", WHOLE_MODEL, ""), (1, estimates.optimizer_ns)
 
 
 def held_by(memory: Memory) -> dict[str, int]:
@@ -175,8 +181,3 @@ def host_table(use: HostUse) -> Table:
         of_node = format_share(use.node_bytes, use.limit_bytes * use.devices)
         table.add_row(f"on a node of {use.devices}", format_bytes(use.node_bytes), of_node)
     return table
-
-
-def device_bytes(estimates: Figures) -> dict[str, int]:
-    """What is there of each device, by name, if anything is."""
-    return {HOST_LABEL: estimates.host_bytes} if estimates.host_bytes else {}

@@ -10,11 +10,11 @@ from autopar.ir.mesh import Mesh
 from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.requests.matching import general
 from autopar.plans.structure import Param, Stage, Structure
-from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, single
+from autopar.report.changes import ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import maker, op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
 
-AS_COMPUTED = "as it is made"
+AS_COMPUTED = "as computed"
 STAYS = "stays"
 _MADE, _NOT_MADE = "recomputed", "saved, if it is read"
 _ON_HOST, _ON_DEVICE = "in the host's memory", "on the device, if it is saved"
@@ -127,42 +127,26 @@ def stage_topics(old: Plan, new: Plan) -> Iterator[Topic]:
     """Topics whose cause is the planner; some may be empty: on each stage where there are as many,
     and on how they work together."""
     a, b = old.structure, new.structure
-    alike = len(a.stages) == len(b.stages)
-    if alike:
+    if len(a.stages) == len(b.stages):
         for k, pair in enumerate(zip(old.stages, new.stages, strict=True)):
             for topic in decision_topics(*pair):
                 which = f"stage {k}: " if len(a.stages) > 1 else ""
                 yield Topic(f"{which}{topic.title}", topic.cause, topic.changes)
-    counts = (str(each.microbatches) for each in (a, b))
-    chunks = (str(each.loss_chunks) for each in (a, b))
-    changes = (
-        *single("schedule", a.schedule, b.schedule),
-        *single("microbatches", *counts),
-        *_rows(a, b),
-        *single("stages begin with", _starts(a), _starts(b)),
-        *single("first devices", _firsts(a), _firsts(b)),
-        # Where there are as many, each stage says so of itself.
-        *(() if alike else single("meshes of stages", _meshes(a), _meshes(b))),
-        *single("chunks of losses", *chunks),
-    )
-    yield Topic("pipeline", "decision", changes)
+    before, after = dict(_pipeline_texts(a, b)), dict(_pipeline_texts(b, a))
+    changes = (change for what in before for change in single(what, before[what], after[what]))
+    yield Topic("pipeline", "decision", tuple(changes))
 
 
-def _rows(a: Structure, b: Structure) -> Iterator[Change]:
-    """What ranks do otherwise by the tables of two plans that have them for as many ranks."""
-    old, new = a.schedule_rows, b.schedule_rows
-    if len(old) == len(new):
-        for rank, pair in enumerate(zip(old, new, strict=True)):
-            yield from single(f"actions of rank {rank}", *pair)
-
-
-def _starts(structure: Structure) -> str:
-    return ", ".join(stage.start or "(first)" for stage in structure.stages)
-
-
-def _firsts(structure: Structure) -> str:
-    return ", ".join(str(stage.first_rank) for stage in structure.stages)
-
-
-def _meshes(structure: Structure) -> str:
-    return ", ".join(stage.mesh.text or "one device" for stage in structure.stages)
+def _pipeline_texts(own: Structure, other: Structure) -> Iterator[tuple[str, str]]:
+    """How the stages of a plan work together, as far as it is to be compared with the other's."""
+    stages = own.stages
+    yield "schedule", own.schedule
+    yield "microbatches", str(own.microbatches)
+    if len(own.schedule_rows) == len(other.schedule_rows):
+        yield from ((f"actions of rank {k}", row) for k, row in enumerate(own.schedule_rows))
+    yield "stages begin with", ", ".join(stage.start or "(first)" for stage in stages)
+    yield "first devices", ", ".join(str(stage.first_rank) for stage in stages)
+    # Where there are as many, each stage says so of itself.
+    if len(stages) != len(other.stages):
+        yield "meshes of stages", ", ".join(stage.mesh.text or "one device" for stage in stages)
+    yield "chunks of losses", str(own.loss_chunks)

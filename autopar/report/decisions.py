@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
 def alternatives_text(explanation: Explanation) -> str:
     """The step with each alternative of a tensor, beside what the plan takes."""
-    mesh = explanation.mesh
     now_ns = explanation.modelled_ns
     rows = [
-        (sharding_text(found.sharding, mesh), *_figures(found, now_ns))
+        (sharding_text(found.sharding, explanation.mesh), *_figures(found, now_ns))
         for found in explanation.alternatives
     ]
     head = f"{explanation.subject}: {format_ns(now_ns)} as modelled"
@@ -65,9 +64,8 @@ def _figures(alternative: Alternative, now_ns: int) -> Row:
     if alternative.modelled_ns is None:
         return format_ns(alternative.bound_ns), bound
     more = _more(alternative.modelled_ns - now_ns, now_ns)
-    if alternative.status is Status.OPTIMAL:
-        return format_ns(alternative.modelled_ns), more
-    return format_ns(alternative.modelled_ns), f"{more}, {bound}"
+    is_best = alternative.status is Status.OPTIMAL
+    return format_ns(alternative.modelled_ns), more if is_best else f"{more}, {bound}"
 
 
 def _more(ns: int, of_ns: int) -> str:

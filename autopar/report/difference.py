@@ -108,13 +108,9 @@ def _notes(old: Plan, new: Plan) -> Iterator[str]:
     for what in ("autopar", "torch", "solver"):
         before, after = getattr(a, what), getattr(b, what)
         if before != after:
-            yield f"made with {what} {before or '?'} before, {after or '?'} now"
-    for line in a.imposed:
-        if line not in b.imposed:
-            yield f"no longer imposed: {line}"
-    for line in b.imposed:
-        if line not in a.imposed:
-            yield f"imposed now: {line}"
+            yield f"planned with {what} {before or '?'} before, {after or '?'} now"
+    yield from (f"imposed before: {line}" for line in a.imposed if line not in b.imposed)
+    yield from (f"imposed now: {line}" for line in b.imposed if line not in a.imposed)
     for which, provenance in (("old", a), ("new", b)):
         if not provenance.is_proven:
             yield f"the {which} plan is not proven optimal: {doubt(provenance)}"

@@ -5,23 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.errors import PlanError
-from autopar.plans.plan import Plan, StagePlan
+from autopar.plans.plan import Plan, StagePlan, stage_of
 from autopar.report.names import stages_text
-from autopar.report.pipeline_reasons import pipeline_reasons
 from autopar.report.reasons import Reasons, knows, reasons, whole_reasons
-from autopar.report.shown import stage_of
 
 
 def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons:
     """`reasons.reasons` of `name`, in the stage that has it; of all stages together if there is
     neither name nor stage. PlanError if several stages have it, or there is no such stage;
     AutoparError, with what comes close, if nothing has the name."""
-    if stage is not None:
-        found = reasons(stage_of(plan, stage), name)
-        return found if name else replace(found, subject=f"stage {stage}")
-    if not name:
-        return whole_reasons(plan, pipeline_reasons(plan))
-    return reasons(stage_having(plan, name), name)
+    if stage is None and not name:
+        return whole_reasons(plan)
+    found = reasons(stage_having(plan, name, stage), name)
+    return found if name else replace(found, subject=f"stage {stage}")
 
 
 def stage_having(plan: Plan, name: str, stage: int | None = None) -> StagePlan:

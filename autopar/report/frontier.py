@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autopar.ir.units import format_bytes, format_ns, format_percent
-from autopar.plans.frontier import Frontier, FrontierPoint
+from autopar.ir.units import format_bytes, format_count, format_ns, format_percent
+from autopar.plans.frontier import Frontier
+from autopar.plans.plan import Plan
 from autopar.report.costs import recompute_ns
 from autopar.report.names import escape
 from autopar.report.printed import Printed, name, section
@@ -71,7 +72,8 @@ class FrontierSummary(Printed):
 
     def page(self) -> RenderableType:
         sections: list[RenderableType] = [_head(self)]
-        sections += section("Memory limits, per device", _table(self.rungs))
+        limits = new_table((), TITLES, map(cells, self.rungs))
+        sections += section("Memory limits, per device", limits)
         if len(self.plans) > 1:
             drawn = Text("\n".join(chart(self.plans, self.device_bytes)), no_wrap=True)
             sections += section("Step against memory", drawn)
@@ -82,11 +84,12 @@ def summarize_frontier(frontier: Frontier) -> FrontierSummary:
     """The figures of a frontier."""
     best = frontier.unlimited
     structure, provenance = best.structure, best.provenance
-    unlimited = _planned(
-        FrontierPoint(best.estimates.memory.total, best), best.estimates.step_ns
-    ).plan
-    assert unlimited is not None
-    rungs = tuple(_planned(point, best.estimates.step_ns) for point in frontier.points)
+    step_ns = best.estimates.step_ns
+    unlimited = _planned(best, step_ns)
+    rungs = tuple(
+        Rung(point.limit_bytes, None if point.plan is None else _planned(point.plan, step_ns))
+        for point in frontier.points
+    )
     return FrontierSummary(
         model=structure.model,
         optimizer=structure.optimizer,
@@ -103,12 +106,10 @@ def summarize_frontier(frontier: Frontier) -> FrontierSummary:
     )
 
 
-def _planned(point: FrontierPoint, unlimited_ns: int) -> Rung:
-    if point.plan is None:
-        return Rung(point.limit_bytes, None)
-    structure, estimates = point.plan.structure, point.plan.estimates
+def _planned(plan: Plan, unlimited_ns: int) -> Planned:
+    structure, estimates = plan.structure, plan.estimates
     count, chunks = structure.microbatches, structure.loss_chunks
-    planned = Planned(
+    return Planned(
         peak_bytes=estimates.memory.total,
         step_ns=estimates.step_ns,
         ratio=estimates.step_ns / unlimited_ns if unlimited_ns else 1.0,
@@ -117,10 +118,9 @@ def _planned(point: FrontierPoint, unlimited_ns: int) -> Rung:
         mesh=structure.mesh_text
         + (f", {count} microbatches" if count > 1 else "")
         + (f", loss in {chunks} chunks" if chunks > 1 else ""),
-        gap=point.plan.provenance.gap_ppm / 1e6,
-        digest=point.plan.digest,
+        gap=plan.provenance.gap_ppm / 1e6,
+        digest=plan.digest,
     )
-    return Rung(point.limit_bytes, planned)
 
 
 def _verdict(frontier: Frontier, unlimited: Planned, rungs: Sequence[Rung]) -> str:
@@ -138,7 +138,7 @@ def _verdict(frontier: Frontier, unlimited: Planned, rungs: Sequence[Rung]) -> s
 
 
 def _head(summary: FrontierSummary) -> RenderableType:
-    devices = f"{summary.world_size} device" + ("s" if summary.world_size != 1 else "")
+    devices = format_count(summary.world_size, "device")
     grid = Table.grid(padding=(0, 2))
     grid.add_row("model", name(f"{summary.model or '(unnamed)'}, trained with {summary.optimizer}"))
     for given in summary.inputs:
@@ -147,7 +147,7 @@ def _head(summary: FrontierSummary) -> RenderableType:
     for line in summary.imposed:
         grid.add_row("imposed", name(line))
     grid.add_row("memory", Text(escape(summary.verdict)))
-    grid.add_row("made by", name(summary.maker, "dim"))
+    grid.add_row("planner", name(summary.maker, "dim"))
     return grid
 
 
@@ -157,20 +157,19 @@ def cells(rung: Rung) -> tuple[str, ...]:
     limit = format_bytes(rung.limit_bytes)
     if plan is None:
         return limit, _NO_PLAN, "", "", "", "", ""
-    again = (
-        f"{plan.num_recomputed} in {format_ns(plan.recompute_ns)}"
-        if plan.num_recomputed
-        else "nothing"
+    recomputed = f"{plan.num_recomputed} in {format_ns(plan.recompute_ns)}"
+    return (
+        limit,
+        format_bytes(plan.peak_bytes),
+        format_ns(plan.step_ns),
+        f"{plan.ratio:.3f}",
+        recomputed if plan.num_recomputed else "nothing",
+        format_percent(plan.gap),
+        plan.mesh,
     )
-    figures = format_bytes(plan.peak_bytes), format_ns(plan.step_ns), f"{plan.ratio:.3f}"
-    return limit, *figures, again, format_percent(plan.gap), plan.mesh
 
 
 TITLES = ("limit", "peak", "step", "ratio", "recomputed", "gap", "mesh")
-
-
-def _table(rungs: Sequence[Rung]) -> RenderableType:
-    return new_table((), TITLES, map(cells, rungs))
 
 
 def chart(plans: Sequence[Planned], device_bytes: int) -> list[str]:

@@ -18,6 +18,8 @@ SHORT = 0.9
 """Memory is short where the peak takes this share of the limit: activations and shards come in
 steps of some percent, so that less is seldom left for want of a use for it."""
 
+_HOST = "waiting for the host"
+
 
 @dataclass(frozen=True, slots=True)
 class AxisShare:
@@ -36,13 +38,8 @@ class AxisShare:
 @dataclass(frozen=True, slots=True)
 class Bottlenecks:
     """What a step is bound by: `binds` has the words for it, `axes` the traffic, the most first.
-    Shares are of the step as it is played; communication is what is exposed of it, the host's what
-    the device waits for.
-
-    As modelled, the plan takes `objective_ns`, the best one known of another structure,
-    `rival`, takes `rival_ns`, and none of those beats `rival_bound_ns` (None where that was not
-    asked for). `is_fragile` is None where it is not known.
-    """
+    Shares are of the step as it is simulated; communication is what is exposed of it, the host's
+    what the device waits for."""
 
     memory_bytes: int
     memory_limit_bytes: int
@@ -60,32 +57,24 @@ def find_limits(plan: StagePlan, step: DrawnStep) -> Bottlenecks:
     estimates = plan.estimates
     step_ns = max(1, estimates.step_ns)
     peak, limit = estimates.memory.total, estimates.memory_limit
-    axes = _axes(plan, step)
-    compute = estimates.compute_ns / step_ns
-    communication = estimates.exposed_communication_ns / step_ns
-    optimizer, host = estimates.optimizer_ns / step_ns, estimates.exposed_host_ns / step_ns
-    is_short = peak >= SHORT * limit
-    return Bottlenecks(
-        memory_bytes=peak,
-        memory_limit_bytes=limit,
-        is_memory_short=is_short,
-        compute_share=compute,
-        communication_share=communication,
-        optimizer_share=optimizer,
-        host_share=host,
-        axes=axes,
-        binds=(
-            _memory(peak, limit, is_short),
-            _time(compute, communication, optimizer, host, axes),
-        ),
-    )
+    axes, is_short = _axes(plan, step), peak >= SHORT * limit
+    shares = {
+        "compute": estimates.compute_ns / step_ns,
+        "exposed communication": estimates.exposed_communication_ns / step_ns,
+        "the optimizer": estimates.optimizer_ns / step_ns,
+        _HOST: estimates.exposed_host_ns / step_ns,
+    }
+    short = "short" if is_short else "not short"
+    memory = f"memory is {short}: the peak is {format_bytes_of(peak, limit)}"
+    binds = memory, _time(shares, axes)
+    return Bottlenecks(peak, limit, is_short, *shares.values(), axes=axes, binds=binds)
 
 
 def margin_text(provenance: Provenance) -> str:
     """A sentence on the best plan of another structure."""
     margin, own_ns = provenance.margin, provenance.objective_ns
     if margin is None:
-        return "not in the plan: it was not asked for, or no plan of another structure is known"
+        return "not in the plan: it was not requested, or no plan of another structure is known"
     if margin.step_ns is None:
         least = _more(margin.bound_ns, own_ns)
         return f"as modelled, a plan of another structure takes at least {least}"
@@ -102,26 +91,9 @@ def _more(ns: int, own_ns: int) -> str:
     return f"{format_ns(ns)} ({100 * (ns - own_ns) / max(1, own_ns):+.3g} %)"
 
 
-def _memory(peak: int, limit: int, is_short: bool) -> str:
-    short = "short" if is_short else "not short"
-    return f"memory is {short}: the peak is {format_bytes_of(peak, limit)}"
-
-
-def _time(
-    compute: float,
-    communication: float,
-    optimizer: float,
-    host: float,
-    axes: tuple[AxisShare, ...],
-) -> str:
-    shares = {
-        "compute": compute,
-        "exposed communication": communication,
-        "the optimizer": optimizer,
-    }
-    if host:
-        shares["waiting for the host"] = host
-    ordered = sorted(shares, key=lambda name: (-shares[name], name))
+def _time(shares: Mapping[str, float], axes: tuple[AxisShare, ...]) -> str:
+    shown = {name: share for name, share in shares.items() if share or name != _HOST}
+    ordered = sorted(shown, key=lambda name: (-shares[name], name))
     words = ", ".join(f"{name} {format_percent(shares[name])}" for name in ordered)
     text = f"{ordered[0]} dominates the step: {words}"
     if axes and axes[0].time_ns:
@@ -166,8 +138,7 @@ def _links(plan: StagePlan) -> dict[str, str]:
     found: dict[str, str] = {}
     for k, axis in enumerate(plan.structure.mesh):
         stride = prod(plan.structure.mesh.sizes[k + 1 :])
-        block = plan.structure.num_devices
-        crossed: list[LinkRates] = []
+        block, crossed = plan.structure.num_devices, list[LinkRates]()
         for link in plan.estimates.cluster.links:
             extent, block = block, max(1, block // max(1, link.size))
             if link.size > 1 and block % (stride * axis.size) and stride % extent:

@@ -43,7 +43,7 @@ def outline(graph: Graph, plan: Plan) -> str:
     ]
     for title, rows in (
         ("parameters, as stored", _params(plan)),
-        ("activations, as made -> as used", _activations(graph, plan)),
+        ("activations, as computed -> as used", _activations(graph, plan)),
         ("collectives, with local bytes", _collectives(plan)),
     ):
         lines += ["", title, *columns(rows)]
@@ -54,12 +54,7 @@ def _params(plan: Plan) -> list[Row]:
     structure = plan.structure.only
     found = sorted(param_groups(structure.params, structure.mesh), key=lambda group: group.name)
     return [
-        (
-            p.name,
-            p.stored
-            if p.for_backward == p.storage
-            else f"{p.stored}, for backward {p.for_backward}",
-        )
+        (p.name, p.stored + f", for backward {p.for_backward}" * (p.for_backward != p.storage))
         for p in found
     ]
 

@@ -125,9 +125,8 @@ def pipeline_content(plan: Plan) -> PipelineContent | None:
     if not plan.structure.is_pipeline:
         return None
     estimates = plan.estimates
-    table, played = simulated_plan(plan)
-    ranks = simulated_ranks(table, played)
-    rows = stage_rows(plan, table, ranks)
+    table, played, ranks = simulated_plan(plan)
+    rows = _stage_rows(plan, table, ranks)
     return PipelineContent(
         stages=rows,
         ranks=tuple(
@@ -147,17 +146,18 @@ def pipeline_content(plan: Plan) -> PipelineContent | None:
     )
 
 
-def simulated_plan(plan: Plan) -> tuple[PipelineSchedule, SimulatedPipeline]:
-    """The table of a plan in stages, and how it is played."""
-    table = plan.structure.actions
-    own = plan.estimates
-    return table, simulate_pipeline(table, own.stages, own.delays, own.shared)
+def simulated_plan(
+    plan: Plan,
+) -> tuple[PipelineSchedule, SimulatedPipeline, tuple[SimulatedRank, ...]]:
+    """The schedule of a plan in stages, and how it and its ranks are simulated."""
+    table, own = plan.structure.actions, plan.estimates
+    simulated = simulate_pipeline(table, own.stages, own.delays, own.shared)
+    return table, simulated, simulated_ranks(table, simulated)
 
 
-def stage_rows(
+def _stage_rows(
     plan: Plan, actions: PipelineSchedule, ranks: Sequence[SimulatedRank]
 ) -> tuple[StageRow, ...]:
-    """The stages of a plan, in order."""
     step_ns = max(1, plan.estimates.step_ns)
     devices = memory_of_devices(plan.estimates, actions)
     pairs = zip(plan.structure.stages, plan.estimates.stages, strict=True)
@@ -235,71 +235,81 @@ def _fullest_text(actions: PipelineSchedule, rows: Sequence[StageRow]) -> str:
 def _stages(summary: PipelineContent) -> RenderableType:
     weights = ("weights",) * summary.is_split
     columns = ("params", "forward", "backward", *weights, "idle", "in flight", "memory")
-    rows = (
+    return new_table(
+        ("stage", "begins with", "devices", "mesh"),
+        columns,
         (
-            str(row.stage),
-            name(row.start or "(first)"),
-            row.devices,
-            name(row.mesh),
-            str(row.num_params),
-            format_ns(row.forward_ns),
-            format_ns(row.backward_ns),
-            *[format_ns(row.weights_ns)] * summary.is_split,
-            format_percent(row.idle),
-            str(row.in_flight),
-            format_bytes(row.memory_bytes),
-        )
-        for row in summary.stages
+            (
+                str(row.stage),
+                name(row.start or "(first)"),
+                row.devices,
+                name(row.mesh),
+                str(row.num_params),
+                format_ns(row.forward_ns),
+                format_ns(row.backward_ns),
+                *[format_ns(row.weights_ns)] * summary.is_split,
+                format_percent(row.idle),
+                str(row.in_flight),
+                format_bytes(row.memory_bytes),
+            )
+            for row in summary.stages
+        ),
     )
-    return new_table(("stage", "begins with", "devices", "mesh"), columns, rows)
 
 
 def _devices(ranks: tuple[RankRow, ...]) -> RenderableType:
-    columns = ("always there", "saved", "temporary", "memory", "of the limit")
-    table = new_table(("rank", "stages"), columns)
-    for row in ranks:
-        memory = row.memory
-        in_between = memory.unsharded + memory.saved
-        table.add_row(
-            str(row.rank),
-            ", ".join(map(str, row.stages)),
-            format_bytes(memory.total - in_between - memory.transient),
-            format_bytes(in_between),
-            format_bytes(memory.transient),
-            format_bytes(memory.total),
-            format_share(memory.total, row.memory_limit_bytes),
-        )
-    return table
+    return new_table(
+        ("rank", "stages"),
+        ("always there", "saved", "temporary", "memory", "of the limit"),
+        (
+            (
+                str(row.rank),
+                ", ".join(map(str, row.stages)),
+                format_bytes(row.memory.at_rest),
+                format_bytes(row.memory.unsharded + row.memory.saved),
+                format_bytes(row.memory.transient),
+                format_bytes(row.memory.total),
+                format_share(row.memory.total, row.memory_limit_bytes),
+            )
+            for row in ranks
+        ),
+    )
 
 
 def _sends(sends: tuple[SendRow, ...]) -> RenderableType:
     if not sends:
         return Text("none")
-    rows = (
+    return new_table(
+        ("from", "to", "phase"),
+        ("bytes", "time", "exposed"),
         (
-            str(each.source),
-            str(each.target),
-            each.phase,
-            format_bytes(each.num_bytes),
-            format_ns(each.time_ns),
-            format_ns(each.exposed_ns),
-        )
-        for each in sends
+            (
+                str(each.source),
+                str(each.target),
+                each.phase,
+                format_bytes(each.num_bytes),
+                format_ns(each.time_ns),
+                format_ns(each.exposed_ns),
+            )
+            for each in sends
+        ),
     )
-    return new_table(("from", "to", "phase"), ("bytes", "time", "exposed"), rows)
 
 
 def _shared(shared: tuple[Shared, ...]) -> RenderableType:
     if not shared:
         return Text("nothing")
-    rows = (
+    return new_table(
+        ("what", "ranks"),
+        ("messages", "bytes", "time"),
         (
-            each.kind,
-            each.places,
-            str(each.count),
-            format_bytes(each.num_bytes),
-            format_ns(each.time_ns),
-        )
-        for each in shared
+            (
+                each.kind,
+                each.places,
+                str(each.count),
+                format_bytes(each.num_bytes),
+                format_ns(each.time_ns),
+            )
+            for each in shared
+        ),
     )
-    return new_table(("what", "ranks"), ("messages", "bytes", "time"), rows)

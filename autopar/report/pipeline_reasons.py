@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import msgspec
+from msgspec.structs import astuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -36,8 +38,8 @@ _SHARE = 0.005
 _MAX_ROWS = 40
 """Rows that are printed; a last line counts the rest."""
 
-MAX_BATCH = 4
-"""How many times the batch is looked at, by doubling."""
+_BATCHES = (2, 4)
+"""How many times the batch is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,22 +109,19 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     content = pipeline_content(plan)
     if content is None:
         return None
-    table, played = simulated_plan(plan)
-    ranks = simulated_ranks(table, played)
+    table, played, ranks = simulated_plan(plan)
     rows = content.stages
     sent_ns = sum(each.sent_ns for each in ranks[busiest(ranks)].actions)
     binds = [content.binds[0]]
     if sent_ns:
         binds.append(f"of that, messages are under way to it for {format_ns(sent_ns)}")
     own = plan.estimates.stages
-    structure = plan.structure
-    sizes = [stage.num_devices for stage in structure.stages]
-    shared = _mean([each.microbatch for each in own], sizes)
+    shared = _mean(plan)
     even = tuple(msgspec.structs.replace(each, microbatch=shared) for each in own)
     return PipelineReasons(
         step_ns=played.step_ns,
-        schedule=structure.schedule,
-        microbatches=structure.microbatches,
+        schedule=plan.structure.schedule,
+        microbatches=plan.structure.microbatches,
         binds=tuple(binds),
         stages=rows,
         parts=tuple(_stage_parts(plan)),
@@ -134,14 +133,12 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     )
 
 
-def _mean(microbatches: Sequence[MicrobatchTimes], sizes: Sequence[int]) -> MicrobatchTimes:
-    """What stages of so many devices would take if all took as long."""
-    pairs = [*zip(microbatches, sizes, strict=True)]
+def _mean(plan: Plan) -> MicrobatchTimes:
+    """What stages would take if all took as long, by how many devices they have."""
+    sizes = [stage.structure.num_devices for stage in plan.stages]
+    times = [astuple(stage.estimates.microbatch) for stage in plan.stages]
     return MicrobatchTimes(
-        *(
-            sum(getattr(microbatch, name) * size for microbatch, size in pairs) // sum(sizes)
-            for name in MicrobatchTimes.__struct_fields__
-        )
+        *(sum(map(mul, each, sizes)) // sum(sizes) for each in zip(*times, strict=True))
     )
 
 
@@ -175,12 +172,11 @@ def _moved_cuts(
     for row in rows[1:]:
         before = row.stage - 1
         listed, _, digits = row.start.rpartition(".")
-        number = int(digits) if digits.isdecimal() and len(digits) < 10 else None
-        if number is None:
+        if not (digits.isdecimal() and len(digits) < 10):
             continue
         for loses, gains, module in (
             (row.stage, before, row.start),
-            (before, row.stage, f"{listed}.{number - 1}"),
+            (before, row.stage, f"{listed}.{int(digits) - 1}"),
         ):
             own = plan.structure.stages[loses].params
             is_all = all(name.startswith(f"{module}.") for name in own)
@@ -268,17 +264,17 @@ def _held_by_one(plan: Plan, stage: int, module: str, in_flight: int) -> int:
     )
     everything = sum(p.num_bytes for p in params.values()) or 1
     memory = own.memory
-    always = memory.params + memory.gradients + memory.optimizer + memory.accumulated
     saved = _blocks_of(plan, stage)[general(module)].saved_bytes
-    return always * inside // (everything * len(modules)) + saved * in_flight // len(modules)
+    return memory.at_rest * inside // (everything * len(modules)) + saved * in_flight // len(
+        modules
+    )
 
 
 def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
     structure, estimates = plan.structure, plan.estimates
     if structure.schedule_rows:
         return
-    times = 2
-    while times <= MAX_BATCH:
+    for times in _BATCHES:
         count = times * structure.microbatches
         try:
             table = named_schedule(structure.schedule, structure.num_ranks, count)
@@ -295,23 +291,26 @@ def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
             times * estimates.samples * 10**9 // step_ns,
             tuple(table.in_flight(stage) for stage in range(table.num_stages)),
         )
-        times *= 2
 
 
 def _parts(reasons: PipelineReasons) -> RenderableType:
-    table = new_table(("stage", "module"), ("number", "forward", "backward", "each", "share"))
-    before = -1
-    for part in reasons.parts[:_MAX_ROWS]:
-        table.add_row(
-            str(part.stage) if part.stage != before else "",
-            name_text(part.module),
-            str(part.count),
-            format_ns(part.forward_ns),
-            format_ns(part.backward_ns),
-            format_ns((part.forward_ns + part.backward_ns) / part.count),
-            format_percent(part.share),
-        )
-        before = part.stage
+    before = (-1, *(part.stage for part in reasons.parts))
+    table = new_table(
+        ("stage", "module"),
+        ("number", "forward", "backward", "each", "share"),
+        (
+            (
+                str(part.stage) if part.stage != stage else "",
+                name_text(part.module),
+                str(part.count),
+                format_ns(part.forward_ns),
+                format_ns(part.backward_ns),
+                format_ns((part.forward_ns + part.backward_ns) / part.count),
+                format_percent(part.share),
+            )
+            for part, stage in zip(reasons.parts[:_MAX_ROWS], before, strict=False)
+        ),
+    )
     return with_rest(table, len(reasons.parts), _MAX_ROWS)
 
 

@@ -110,12 +110,9 @@ def sharding_text(text: str, mesh: Mesh) -> str:
 def param_text(param: Param, mesh: Mesh) -> str:
     """How and where a parameter is stored, and what else is kept of it for backward."""
     stored = sharding_text(param.storage, mesh) + _ON_HOST * (param.residency == "cpu")
-    kept = (
-        ""
-        if param.for_backward == param.storage
-        else f", for backward {sharding_text(param.for_backward, mesh)}"
-    )
-    return stored + kept
+    if param.for_backward == param.storage:
+        return stored
+    return f"{stored}, for backward {sharding_text(param.for_backward, mesh)}"
 
 
 def options_by_axis(choice: str) -> tuple[str, ...]:

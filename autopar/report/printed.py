@@ -6,14 +6,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from io import StringIO
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autopar.ir.units import format_percent
 from autopar.report.names import clean
 
 _WIDTH = 100
@@ -96,26 +94,6 @@ def columns(rows: Sequence[Row]) -> list[str]:
         + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-class Speed(Protocol):
-    """Of a step: tokens or samples a second, 0 where they are not told, and the share of the
-    devices' peak FLOP/s."""
-
-    @property
-    def tokens_per_s(self) -> int: ...
-    @property
-    def samples_per_s(self) -> int: ...
-    @property
-    def utilisation(self) -> float: ...
-
-
-def speed_text(speed: Speed) -> str:
-    """A speed in words."""
-    unit = "tokens" if speed.tokens_per_s else "samples"
-    per_s = speed.tokens_per_s or speed.samples_per_s
-    rate = f"{per_s:,} {unit}/s, " if per_s else ""
-    return f"{rate}{format_percent(speed.utilisation)} of the devices' peak FLOP/s"
 
 
 # Markdown for comments on pull requests. What stands in a plan is text there and nothing else: no

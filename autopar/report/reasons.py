@@ -24,10 +24,18 @@ from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.provenance import FRAGILE, Provenance
 from autopar.plans.requests.matching import general, matches, outer_names
 from autopar.report.costs import costs, held_by
-from autopar.report.decisions import Alike, DecisionText, alike, op_decision, param_decision
+from autopar.report.decisions import (
+    Alike,
+    DecisionText,
+    alike,
+    alternatives_text,
+    benefits_text,
+    op_decision,
+    param_decision,
+)
 from autopar.report.limits import Bottlenecks, find_limits, margin_text
 from autopar.report.names import PARAM, WHOLE_MODEL, clean, maker, short_op, tensor_name
-from autopar.report.pipeline_reasons import PipelineReasons
+from autopar.report.pipeline_reasons import PipelineReasons, pipeline_reasons
 from autopar.report.printed import Printed, section, with_rest
 from autopar.report.printed import name as name_text
 from autopar.report.printed import table as new_table
@@ -97,8 +105,11 @@ class Reasons(Printed):
             sections += section("What was chosen", _decisions(self.decisions))
         for heading, content in self._sections():
             sections += section(heading, content)
-        if self.alternatives or self.benefits:
-            sections += _alternatives(self)
+        for each in self.alternatives:
+            text = _lines(alternatives_text(each))
+            sections += section("What else it could be, all else adapting", text)
+        if self.benefits:
+            sections += section("What more would buy", _lines(benefits_text(self.benefits)))
         return Group(*sections)
 
     def _sections(self) -> Iterator[tuple[str, RenderableType]]:
@@ -140,12 +151,32 @@ def reasons(plan: StagePlan, name: str = "") -> Reasons:
         groups = alike(plan.structure.params, inside)
     if not groups and not ops:
         raise AutoparError(_unknown(plan, name))
-    keys = dict.fromkeys((*_param_keys(plan, groups), *ops))
-    decisions = (
-        *(param_decision(plan, group) for group in groups),
-        *(op_decision(plan, key, op) for key, op in ops.items()),
+    keys = tuple(dict.fromkeys((*_param_keys(plan, groups), *ops)))
+    # Of parameters, what is sent of their gradients too.
+    read = (plan.estimates.ops[key].inputs for key in keys if key.startswith(PARAM))
+    senders = (*keys, *(root for inputs in read for root, _ in inputs))
+    parts = sorted(
+        (*_computed(plan, keys), *_sent(plan, senders)),
+        key=lambda part: (-part.time_ns, part.where, part.what, part.phase),
     )
-    return _reasons(plan, _subject(name, kind, groups), kind, decisions, groups, tuple(keys))
+    time_ns = sum(part.time_ns for part in parts)
+    return Reasons(
+        subject=_subject(name, kind, groups),
+        kind=kind,
+        model=plan.whole.structure.model,
+        step_ns=plan.estimates.step_ns,
+        decisions=(
+            *(param_decision(plan, group) for group in groups),
+            *(op_decision(plan, key, op) for key, op in ops.items()),
+        ),
+        parts=tuple(parts),
+        time_ns=time_ns,
+        share=_share(plan, time_ns),
+        holdings=_holdings(plan, groups, keys),
+        limits=find_limits(plan, timeline(plan)),
+        margin=margin_text(plan.provenance),
+        is_fragile=plan.provenance.is_fragile,
+    )
 
 
 def knows(plan: StagePlan, name: str) -> bool:
@@ -153,8 +184,9 @@ def knows(plan: StagePlan, name: str) -> bool:
     return bool(_params(plan, name) or _ops(plan, name) or _inside(plan, name))
 
 
-def whole_reasons(plan: Plan, pipeline: PipelineReasons | None) -> Reasons:
-    """What all of a plan says of itself; of several stages, what `pipeline` does."""
+def whole_reasons(plan: Plan) -> Reasons:
+    """What all of a plan says of itself; of several stages, what limits them together."""
+    pipeline = pipeline_reasons(plan)
     if pipeline is None:
         return _whole(plan.stages[0])
     what = "the whole plan", "plan", plan.structure.model, plan.estimates.step_ns
@@ -178,37 +210,6 @@ def _whole(plan: StagePlan) -> Reasons:
         estimates.added_up_ns, 1.0, holdings, find_limits(plan, timeline(plan)),
         *_margin(plan.provenance),
     )  # fmt: skip
-
-
-def _reasons(
-    plan: StagePlan,
-    subject: str,
-    kind: str,
-    decisions: tuple[DecisionText, ...],
-    groups: Sequence[Alike],
-    keys: tuple[str, ...],
-) -> Reasons:
-    estimates = plan.estimates
-    senders = (*keys, *_gradient_keys(plan, (k for k in keys if k.startswith(PARAM))))
-    parts = sorted(
-        (*_computed(plan, keys), *_sent(plan, senders)),
-        key=lambda part: (-part.time_ns, part.where, part.what, part.phase),
-    )
-    time_ns = sum(part.time_ns for part in parts)
-    return Reasons(
-        subject=subject,
-        kind=kind,
-        model=plan.whole.structure.model,
-        step_ns=estimates.step_ns,
-        decisions=decisions,
-        parts=tuple(parts),
-        time_ns=time_ns,
-        share=_share(plan, time_ns),
-        holdings=_holdings(plan, groups, keys),
-        limits=find_limits(plan, timeline(plan)),
-        margin=margin_text(plan.provenance),
-        is_fragile=plan.provenance.is_fragile,
-    )
 
 
 def _params(plan: StagePlan, name: str) -> tuple[Alike, ...]:
@@ -235,11 +236,6 @@ def _param_keys(plan: StagePlan, groups: Sequence[Alike]) -> tuple[str, ...]:
 
 def _type(op: OpTotal) -> str:
     return op.outputs[0][0] if op.outputs else ""
-
-
-def _gradient_keys(plan: StagePlan, keys: Iterable[str]) -> tuple[str, ...]:
-    """The ops that make the gradients of these parameters."""
-    return tuple(root for key in keys for root, _ in plan.estimates.ops[key].inputs)
 
 
 def _ops(plan: StagePlan, name: str) -> dict[str, OpTotal]:
@@ -315,7 +311,7 @@ def _holdings(plan: StagePlan, groups: Sequence[Alike], keys: Sequence[str]) -> 
         gradients=gradients,
         optimizer=gradients * memory.optimizer // max(1, memory.gradients),
         unsharded=kept,
-        saved=sum(plan.estimates.ops[key].saved_bytes for key in keys),
+        saved=sum(ops[key].saved_bytes for key in keys),
         transient=0,
     )
     return tuple(Holding(*each) for each in held_by(held).items() if each[1])
@@ -344,16 +340,6 @@ def _unknown(plan: StagePlan, name: str) -> str:
     )
 
 
-def _alternatives(reasons: Reasons) -> Iterator[RenderableType]:
-    from autopar.report.decisions import alternatives_text, benefits_text
-
-    for each in reasons.alternatives:
-        text = alternatives_text(each)
-        yield from section("What else it could be, all else adapting", _lines(text))
-    if reasons.benefits:
-        yield from section("What more would buy", _lines(benefits_text(reasons.benefits)))
-
-
 def clean_sentence(text: str) -> str:
     """Cleaned word by word, for sentences that hold several names."""
     return " ".join(map(clean, text.split(" ")))
@@ -377,21 +363,27 @@ def _decisions(decisions: Sequence[DecisionText]) -> RenderableType:
 def _parts(parts: Sequence[CostPart]) -> RenderableType:
     if not parts:
         return Text("nothing that takes time of its own")
-    rows = (
+    table = new_table(
+        ("what", "where", "phase"),
+        ("count", "local bytes", "time", "share"),
         (
-            *map(name_text, (part.what, part.where, part.phase)),
-            str(part.count) if part.count else "",
-            format_bytes(part.num_bytes) if part.num_bytes else "",
-            format_ns(part.time_ns),
-            format_percent(part.share),
-        )
-        for part in parts[:MAX_PARTS]
+            (
+                *map(name_text, (part.what, part.where, part.phase)),
+                str(part.count) if part.count else "",
+                format_bytes(part.num_bytes) if part.num_bytes else "",
+                format_ns(part.time_ns),
+                format_percent(part.share),
+            )
+            for part in parts[:MAX_PARTS]
+        ),
     )
-    table = new_table(("what", "where", "phase"), ("count", "local bytes", "time", "share"), rows)
     return with_rest(table, len(parts), MAX_PARTS)
 
 
 def _held(reasons: Reasons, limits: Bottlenecks) -> RenderableType:
-    limit, held = limits.memory_limit_bytes, [(x.what, x.num_bytes) for x in reasons.holdings]
-    rows = ((what, format_bytes(size), format_share(size, limit)) for what, size in held)
+    limit = limits.memory_limit_bytes
+    rows = (
+        (each.what, format_bytes(each.num_bytes), format_share(each.num_bytes, limit))
+        for each in reasons.holdings
+    )
     return new_table(("held",), ("bytes", "of the limit"), rows)

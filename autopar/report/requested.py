@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from autopar.ir.own_ops import original_key
-from autopar.ir.units import format_bytes, format_bytes_per_s, format_ns, format_percent
+from autopar.ir.units import format_bytes, format_bytes_per_s, format_ns, format_ppm
 from autopar.plans.cluster_rates import ClusterRates
 from autopar.plans.estimates import OpTotal
 from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.structure import Param
 from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import WHOLE_MODEL, op_place
+from autopar.report.timeline import block_of
 
 TOLERANCE_PERCENT = 1
 """Estimates, and the figures they start from, are equal if they differ by no more."""
@@ -54,53 +57,39 @@ def _inputs(old: Plan, new: Plan) -> Iterator[tuple[str, str, str]]:
 def _rates(old: Plan, new: Plan) -> tuple[Change, ...]:
     a, b = old.estimates.cluster, new.estimates.cluster
     found = single("device", a.device, b.device)
-    before, after = dict(_figures(a)), dict(_figures(b))
+    before, after = (
+        {what: (figure, text) for what, figure, text in _figures(cluster)} for cluster in (a, b)
+    )
     for what in {**before, **after}:
-        x, y = before.get(what), after.get(what)
+        sides = before.get(what), after.get(what)
+        x, y = (side[0] if side else None for side in sides)
         if not (isinstance(x, int) and isinstance(y, int)) or _moved(x, y):
-            found += single(what, _text(what, x), _text(what, y))
+            found += single(what, *(side[1](side[0]) if side else "" for side in sides))
     return found
 
 
-_BANDWIDTH, _LATENCY, _START = "bandwidth", "latency", "start"
-_KERNELS = "kernels"
-_EFFICIENCY, _ROOT = "efficiency", "what lies between start and bandwidth"
-
-
-def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str]]:
-    yield "memory of a device", cluster.memory_bytes
-    yield f"{_BANDWIDTH} of a device's memory", cluster.memory_bytes_per_s
+def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str, Callable[[Any], str]]]:
+    """Each with how it is printed; texts differ, and numbers by more than a tolerance."""
+    digits = "{:.4g}".format
+    yield "memory of a device", cluster.memory_bytes, format_bytes
+    yield "bandwidth of a device's memory", cluster.memory_bytes_per_s, format_bytes_per_s
     for dtype, rate in sorted(cluster.flops_per_s.items()):
-        yield f"FLOP/s in {dtype}", rate
+        yield f"FLOP/s in {dtype}", rate, digits
     for name, figure in sorted(cluster.kernels.items()):
-        yield f"{_KERNELS}: {name}", figure
+        yield f"kernels: {name}", figure, digits
     for k, link in enumerate(cluster.links):
-        yield f"link of level {k}", link.name
-        yield f"groups on level {k}", str(link.size)
-        yield f"{_BANDWIDTH} of the link of level {k}", link.bytes_per_s
-        yield f"{_LATENCY} of the link of level {k}", link.latency_ns
-        yield f"{_START} of a collective on level {k}", link.start_ns
-        yield f"{_EFFICIENCY} on level {k}", link.efficiency_ppm
+        yield f"link of level {k}", link.name, str
+        yield f"groups on level {k}", str(link.size), str
+        yield f"bandwidth of the link of level {k}", link.bytes_per_s, format_bytes_per_s
+        yield f"latency of the link of level {k}", link.latency_ns, format_ns
+        yield f"start of a collective on level {k}", link.start_ns, format_ns
+        yield f"efficiency on level {k}", link.efficiency_ppm, format_ppm
         for each in link.measured:
             beside = f" with {each.shared} on each side" if each.shared else ""
             where = f"of {each.kind} among {each.ranks}{beside} on level {k}"
-            yield f"{_START} {where}", each.start_ns
-            yield f"{_BANDWIDTH} {where}", each.bytes_per_s
-            yield f"{_ROOT} {where}", each.root_ns
-
-
-def _text(what: str, figure: int | str | None) -> str:
-    if figure is None or isinstance(figure, str):
-        return figure or ""
-    if what.startswith("memory"):
-        return format_bytes(figure)
-    if what.startswith(_BANDWIDTH):
-        return format_bytes_per_s(figure)
-    if what.startswith((_LATENCY, _START, _ROOT)):
-        return format_ns(figure)
-    if what.startswith(_EFFICIENCY):
-        return format_percent(figure / 1e6)
-    return f"{figure:.4g}"
+            yield f"start {where}", each.start_ns, format_ns
+            yield f"bandwidth {where}", each.bytes_per_s, format_bytes_per_s
+            yield f"what lies between start and bandwidth {where}", each.root_ns, format_ns
 
 
 def _moved(before: int, after: int) -> bool:
@@ -116,7 +105,7 @@ def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     """Topics whose cause is the model; some may be empty. Of plans in stages, whose ops are not
     those of the model alone, none is on ops but for those without a rule."""
     a, b = old.structure, new.structure
-    params, (x, y) = (a.params, b.params), (old.stages[0], new.stages[0])
+    params, x, y = [*_params(a.params, b.params)], old.stages[0], new.stages[0]
     staged = not have_ops_of_model(old, new)
     graph = single("class", a.model, b.model)
     graph += single("fingerprint of the graph", a.fingerprint, b.fingerprint)
@@ -124,8 +113,14 @@ def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
         Topic(title, "model", changes)
         for title, changes in (
             (FINGERPRINT, graph),
-            ("parameters that are new or gone", folded(_unshared_params(*params))),
-            ("parameters of another shape or type", folded(_reshaped(*params))),
+            (
+                "parameters that are new or gone",
+                folded(each for each in params if not (each.before and each.after)),
+            ),
+            (
+                "parameters of another shape or type",
+                folded(each for each in params if each.before and each.after),
+            ),
             ("ops that are new or gone", () if staged else gathered(_unshared_ops(x, y))),
             ("ops done more or less often", () if staged else _recounted(x, y)),
             (
@@ -142,19 +137,14 @@ def have_ops_of_model(old: Plan, new: Plan) -> bool:
     return not any(plan.structure.is_pipeline for plan in (old, new))
 
 
-def _unshared_params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
+def _params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
+    """Parameters whose types differ, or that only one plan has."""
     for name in {**old, **new}:
-        if name not in new:
-            yield ChangeItem("", name, old[name].type_text, "", old[name].num_bytes)
-        elif name not in old:
-            yield ChangeItem("", name, "", new[name].type_text, new[name].num_bytes)
-
-
-def _reshaped(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
-    for name in old:
-        if name in new and old[name].type_text != new[name].type_text:
-            weight = max(old[name].num_bytes, new[name].num_bytes)
-            yield ChangeItem("", name, old[name].type_text, new[name].type_text, weight)
+        found = [side.get(name) for side in (old, new)]
+        before, after = (param.type_text if param else "" for param in found)
+        if before != after:
+            weight = max(param.num_bytes for param in found if param)
+            yield ChangeItem("", name, before, after, weight)
 
 
 def _unshared_ops(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
@@ -172,12 +162,11 @@ def _unshared_ops(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
 
 def _recounted(old: StagePlan, new: StagePlan) -> tuple[Change, ...]:
     """By the repeated block that ops are in: all of a block's are, where a layer is added."""
-    classes: dict[tuple[str, int, int], int] = {}
-    for _, a, b in _shared_totals(old, new):
-        if a.count != b.count:
-            block = a.module.partition("*")[0] + "*" if "*" in a.module else a.module
-            place = block or WHOLE_MODEL, a.count, b.count
-            classes[place] = classes.get(place, 0) + 1
+    classes = Counter(
+        (block_of(a.module) or WHOLE_MODEL, a.count, b.count)
+        for _, a, b in _shared_totals(old, new)
+        if a.count != b.count
+    )
     return tuple(
         Change(block, count, f"{a} of each", f"{b} of each")
         for (block, a, b), count in sorted(classes.items(), key=lambda c: (-c[1], c[0]))

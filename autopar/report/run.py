@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.ir.units import format_bytes, format_ns
+from autopar.ir.units import format_bytes, format_count, format_ns
 from autopar.plans.run_record import RunRecord
 from autopar.report.printed import Printed, name, table
 
 _ALIKE = 0.05
 """Ratios this close to 1 are what a run of the same plan varies by."""
-_UNKNOWN = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +31,41 @@ class RunReport(Printed):
     def page(self) -> RenderableType:
         record = self.record
         predicted, measured = record.predicted, record.measured
-        steps = f"{record.steps} step" + ("s" if record.steps != 1 else "")
         head = (
             f"{record.model}, plan {record.plan[:12]}: {record.mesh} of {record.cluster}, "
-            f"{record.backend}, {steps} as rank {record.rank} saw them"
+            f"{record.backend}, {format_count(record.steps, 'step')} as rank {record.rank} saw them"
         )
-        rows = table(("what",), ("predicted", "measured", "ratio"))
         computed_ns = (
             measured.passes_ns - measured.exposed_ns if measured.exposed_ns is not None else None
         )
         rest_ns = None if measured.step_ns is None else measured.step_ns - measured.passes_ns
-        for what, before, after in (
-            ("step", predicted.step_ns, measured.step_ns),
-            ("  forward and backward", predicted.passes_ns, measured.passes_ns),
-            ("    compute", predicted.passes_ns - predicted.exposed_ns, computed_ns),
-            ("    exposed communication", predicted.exposed_ns, measured.exposed_ns),
-            ("  optimizer; the script's own", predicted.step_ns - predicted.passes_ns, rest_ns),
-        ):
-            told = _UNKNOWN if after is None else format_ns(max(0, after))
-            rows.add_row(what, format_ns(before), told, _ratio(before, after))
-        peak = measured.peak_bytes
-        told = _UNKNOWN if peak is None else format_bytes(peak)
-        rows.add_row(
-            "peak memory",
-            format_bytes(predicted.peak_bytes),
-            told,
-            _ratio(predicted.peak_bytes, peak),
+        rows: tuple[tuple[str, Callable[[int], str], int, int | None], ...] = (
+            ("step", format_ns, predicted.step_ns, measured.step_ns),
+            ("  forward and backward", format_ns, predicted.passes_ns, measured.passes_ns),
+            ("    compute", format_ns, predicted.passes_ns - predicted.exposed_ns, computed_ns),
+            ("    exposed communication", format_ns, predicted.exposed_ns, measured.exposed_ns),
+            (
+                "  optimizer; the script's own",
+                format_ns,
+                predicted.step_ns - predicted.passes_ns,
+                rest_ns,
+            ),
+            ("peak memory", format_bytes, predicted.peak_bytes, measured.peak_bytes),
         )
-        return Group(name(head), rows, Text(""), Text(self._lesson()))
+        figures = table(
+            ("what",),
+            ("predicted", "measured", "ratio"),
+            (
+                (
+                    what,
+                    text(before),
+                    "not measured" if after is None else text(max(0, after)),
+                    f"{after / before:.2f}" if before and after and after > 0 else "",
+                )
+                for what, text, before, after in rows
+            ),
+        )
+        return Group(name(head), figures, Text(""), Text(self._lesson()))
 
     def _lesson(self) -> str:
         ratios = {
@@ -73,7 +80,3 @@ class RunReport(Printed):
         return "a profile has nothing to learn: " + (
             f"{' and '.join(known)} as predicted" if known else "nothing of it is known"
         )
-
-
-def _ratio(before: int, after: int | None) -> str:
-    return f"{after / before:.2f}" if before and after is not None and after > 0 else ""

@@ -7,23 +7,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from autopar.ir.graph import Phase
+from autopar.ir.grouping import grouped
+from autopar.ir.hardware import apportion
 from autopar.ir.mesh import TO_HOST
-from autopar.ir.units import format_bytes, format_ns
+from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.estimates import CollectiveTotal, Memory, OpTotal
 from autopar.plans.plan import StagePlan
 from autopar.plans.requests.matching import general
 from autopar.plans.structure import MeshAxis
-from autopar.report.costs import Cost, costs, memory_table, recompute_ns
-from autopar.report.critical_parts import critical_parts, critical_table, kinds_table
+from autopar.report.costs import Cost, CostKind, costliest, costs, memory_table, recompute_ns
 from autopar.report.limits import AxisShare, Bottlenecks
-from autopar.report.names import WHOLE_MODEL, short_op
+from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups
 from autopar.report.printed import name, with_rest
 from autopar.report.printed import table as new_table
-from autopar.report.timeline import DrawnStep
+from autopar.report.timeline import Bar, DrawnStep, block_of
 
 TOP_COSTS = 12
 MAX_ROWS = 60
@@ -81,17 +83,31 @@ class StageContent:
     def lines(self) -> Iterator[tuple[str, str]]:
         """What stands at the head of its page, beside what is said of every plan."""
         if self.recompute:
-            yield "recompute", _recompute_text(self)
+            yield (
+                "recompute",
+                f"{len(self.recompute)} classes of ops, recomputed for backward in "
+                f"{format_ns(self.recompute_ns)} instead of saved: {_kinds(self.recompute)}",
+            )
         if self.offloaded:
-            yield "offload", _offloaded(self)
+            yield (
+                "offload",
+                f"{len(self.offloaded)} classes of activations, "
+                f"{format_bytes(self.offloaded_bytes)} of them in the host's memory until "
+                f"backward: {_kinds(self.offloaded)}",
+            )
         if self.num_on_host:
-            yield "host", _on_host(self)
+            yield (
+                "host",
+                f"{self.num_on_host} of {sum(group.count for group in self.params)} parameters "
+                "live in the host's memory, with gradients and the optimizer's states: "
+                f"{format_bytes(self.on_host_bytes)} per device",
+            )
 
     def sections(self) -> Iterator[tuple[str, RenderableType]]:
         """The tables, with their titles."""
         yield _BLOCKS, _block_table(self.blocks)
-        yield _COSTS, kinds_table(self.top_costs)
-        yield _PATH, critical_table(self.critical_path)
+        yield _COSTS, _kinds_table(self.top_costs)
+        yield _PATH, _critical_table(self.critical_path)
         yield _AXES, _axes(self.axes)
         yield "Parameters", _params(self)
         yield "Communication: all collectives of a step", _collectives(self)
@@ -132,13 +148,9 @@ def stage_content(plan: StagePlan, step: DrawnStep, limits: Bottlenecks) -> Stag
 def blocks(ops: Sequence[OpTotal]) -> tuple[Block, ...]:
     """Ops by module. A repeated module (`layers.*`) is one row, with its children as parts; any
     other module stands for itself."""
-    rows: dict[str, dict[str, list[OpTotal]]] = {}
-    for op in ops:
-        row, part = _row_and_part(op.module)
-        rows.setdefault(row, {}).setdefault(part, []).append(op)
+    rows = grouped((row, (part, op)) for op in ops for row, part in [_row_and_part(op.module)])
     return _costliest_first(
-        _block(row, [op for some in members.values() for op in some], members)
-        for row, members in rows.items()
+        _block(row, [op for _, op in members], grouped(members)) for row, members in rows.items()
     )
 
 
@@ -169,31 +181,6 @@ def _costliest_first(rows: Iterable[Block]) -> tuple[Block, ...]:
     return tuple(sorted(rows, key=lambda block: (-block.total_ns, block.module)))
 
 
-def _recompute_text(part: StageContent) -> str:
-    """What backward recomputes, in words."""
-    return (
-        f"{len(part.recompute)} classes of ops, recomputed for backward in "
-        f"{format_ns(part.recompute_ns)} instead of saved: {_kinds(part.recompute)}"
-    )
-
-
-def _offloaded(part: StageContent) -> str:
-    """What is handed over in the host's memory, in words."""
-    return (
-        f"{len(part.offloaded)} classes of activations, {format_bytes(part.offloaded_bytes)} "
-        f"of them in the host's memory until backward: {_kinds(part.offloaded)}"
-    )
-
-
-def _on_host(part: StageContent) -> str:
-    """What lives in the host's memory, in words."""
-    count = sum(group.count for group in part.params)
-    return (
-        f"{part.num_on_host} of {count} parameters live in the host's memory, with gradients and "
-        f"the optimizer's states: {format_bytes(part.on_host_bytes)} per device"
-    )
-
-
 def _kinds(keys: Sequence[str]) -> str:
     """The kinds of ops that have these keys, those that most classes have first."""
     kinds = Counter(short_op(key.rpartition(":")[2].partition(".")[0]) for key in keys)
@@ -220,14 +207,17 @@ def _block_table(blocks: Sequence[Block]) -> RenderableType:
 def _axes(axes: Sequence[AxisShare]) -> RenderableType:
     if not axes:
         return Text("none")
-    rows = (
+    table = new_table(
+        ("axis", "over"),
+        ("time", "exposed", "hidden"),
         (
-            *map(name, (each.axis, each.link)),
-            *map(format_ns, (each.time_ns, each.exposed_ns, each.hidden_ns)),
-        )
-        for each in axes[:MAX_ROWS]
+            (
+                *map(name, (each.axis, each.link)),
+                *map(format_ns, (each.time_ns, each.exposed_ns, each.hidden_ns)),
+            )
+            for each in axes[:MAX_ROWS]
+        ),
     )
-    table = new_table(("axis", "over"), ("time", "exposed", "hidden"), rows)
     return with_rest(table, len(axes), MAX_ROWS)
 
 
@@ -237,7 +227,7 @@ def _params(part: StageContent) -> RenderableType:
     for group in part.params[:MAX_ROWS]:
         placed = _placed(group.stored)
         if group.for_backward != group.storage:
-            placed.append("\nkept ").append_text(_placed(group.for_backward))
+            placed.append("\nbackward: ").append_text(_placed(group.for_backward))
         table.add_row(
             name(group.name),
             str(group.count),
@@ -251,18 +241,70 @@ def _params(part: StageContent) -> RenderableType:
 def _collectives(part: StageContent) -> RenderableType:
     if not part.collectives:
         return Text("none")
-    rows = (
+    table = new_table(
+        ("axis", "kind", "phase"),
+        ("count", "local bytes", "time"),
         (
-            *map(name, (total.axis, total.kind, total.phase)),
-            str(total.count),
-            format_bytes(total.num_bytes),
-            format_ns(total.time_ns),
-        )
-        for total in part.collectives[:MAX_ROWS]
+            (
+                *map(name, (total.axis, total.kind, total.phase)),
+                str(total.count),
+                format_bytes(total.num_bytes),
+                format_ns(total.time_ns),
+            )
+            for total in part.collectives[:MAX_ROWS]
+        ),
     )
-    table = new_table(("axis", "kind", "phase"), ("count", "local bytes", "time"), rows)
     return with_rest(table, len(part.collectives), MAX_ROWS)
 
 
 def _placed(sharding: str) -> Text:
-    return Text().append_text(name(sharding, "yellow" if sharding == REPLICATED else "cyan"))
+    return name(sharding, "yellow" if sharding == REPLICATED else "cyan")
+
+
+# The critical path of a step (`ir.hardware`) in a few rows: what determines how long it takes, all
+# of a kind together.
+
+_MAX_CRITICAL = 8
+"""Rows that are printed."""
+
+
+def critical_parts(plan: StagePlan, step: DrawnStep) -> tuple[Cost, ...]:
+    """The parts of the critical path of `step`, the longest first: for `time_ns` of the step all
+    else waits for what there is of a kind, or is hidden behind it. What slows it down is in its
+    time. They add up to the step of the plan, from which the drawn one may differ by what it
+    rounds."""
+    bars = grouped((_critical_kind(plan, bar), bar.duration_ns) for bar in step.path)
+    step_ns = plan.estimates.step_ns
+    times_ns = apportion(step_ns, [sum(each) for each in bars.values()])
+    rows = ((kind, len(bars[kind]), ns) for kind, ns in zip(bars, times_ns, strict=True))
+    return costliest(rows, step_ns)
+
+
+def _critical_kind(plan: StagePlan, bar: Bar) -> CostKind:
+    part = bar.part
+    if part.is_sent:
+        where = part.module or tensor_name(plan.estimates, part.key)
+        return f"{part.what} on {part.axis}", block_of(where, inner=1), part.phase
+    return part.track.kind, block_of(part.module) or WHOLE_MODEL, part.phase
+
+
+def _critical_table(parts: Sequence[Cost]) -> RenderableType:
+    if not parts:
+        return Text("not known: the plan does not say in which order its step does what")
+    return with_rest(_kinds_table(parts[:_MAX_CRITICAL]), len(parts), _MAX_CRITICAL)
+
+
+def _kinds_table(parts: Sequence[Cost]) -> Table:
+    return new_table(
+        ("what", "where", "phase"),
+        ("count", "time", "share"),
+        (
+            (
+                *map(name, (part.what, part.where, part.phase)),
+                str(part.count),
+                format_ns(part.time_ns),
+                format_percent(part.share),
+            )
+            for part in parts
+        ),
+    )

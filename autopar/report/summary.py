@@ -15,16 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar.ir.mesh import NO_AXES
-from autopar.ir.units import format_bytes_of, format_ns, format_percent
+from autopar.ir.units import format_bytes_of, format_count, format_ns, format_percent
 from autopar.plans.estimates import Memory
-from autopar.plans.plan import Plan
+from autopar.plans.plan import Plan, stage_of
 from autopar.plans.provenance import PROVEN, CandidateOutcome, Provenance
 from autopar.report.cautions import cautions, searched_text
 from autopar.report.costs import HOST_LABEL, HostUse, host_table, host_use
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.names import escape
 from autopar.report.pipeline import PipelineContent, pipeline_content
-from autopar.report.printed import Printed, name, section, speed_text
+from autopar.report.printed import Printed, name, section
 from autopar.report.stage_content import StageContent, stage_content
 from autopar.report.timeline import timeline
 
@@ -91,11 +91,12 @@ class Summary(Printed):
 
 
 def summarize(plan: Plan, stage: int | None = None) -> Summary:
-    """The summary of a plan, with all of the `stage` that is chosen, or of the only one."""
+    """The summary of a plan, with all of the `stage` that is chosen, or of the only one. PlanError
+    if there is no such stage."""
     structure, estimates, provenance = plan.structure, plan.estimates, plan.provenance
     content, pipeline = None, pipeline_content(plan)
     if stage is not None or pipeline is None:
-        own = plan.stages[stage or 0]
+        own = stage_of(plan, stage)
         step = timeline(own)
         content = stage_content(own, step, find_limits(own, step))
     return Summary(
@@ -153,7 +154,7 @@ def _head(summary: Summary) -> RenderableType:
 
 
 def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
-    devices = f"{summary.world_size} device" + ("s" if summary.world_size != 1 else "")
+    devices = format_count(summary.world_size, "device")
     pipeline, mesh = summary.pipeline, ""
     if pipeline is None and summary.mesh != NO_AXES:
         mesh = f": {summary.mesh}"
@@ -166,7 +167,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
         yield "pipeline", f"{len(pipeline.stages)} stages, {order}"
     yield "step", _step(summary)
     if summary.utilisation:
-        yield "speed", speed_text(summary)
+        yield "speed", _speed(summary)
     yield "memory", format_bytes_of(summary.memory_bytes, summary.memory_limit_bytes)
     if summary.host is not None:
         yield HOST_LABEL, summary.host.text
@@ -195,6 +196,13 @@ def _proof(summary: Summary) -> Iterator[tuple[str, Text]]:
     elif summary.bound_ns:
         found = f"{found}, of the times of segments under one plan of the whole model"
         yield "cuts", proof.append(found, style="default")
+
+
+def _speed(summary: Summary) -> str:
+    unit = "tokens" if summary.tokens_per_s else "samples"
+    per_s = summary.tokens_per_s or summary.samples_per_s
+    rate = f"{per_s:,} {unit}/s, " if per_s else ""
+    return f"{rate}{format_percent(summary.utilisation)} of the devices' peak FLOP/s"
 
 
 def _step(summary: Summary) -> str:

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from autopar.ir.hardware import AxisTime, Hardware, Leg, Record, apportion, critical_path
@@ -62,10 +63,6 @@ class Part:
     is_sent: bool = False
     host_ns: int = 0
 
-    def ns(self, occurrence: int) -> int:
-        """Time of one occurrence; all of them take `total_ns`."""
-        return _share(self.total_ns, occurrence, self.occurrences)
-
     @property
     def by_host(self) -> Part:
         """Its launch, as the device sees it."""
@@ -101,20 +98,20 @@ class Stretch:
 @dataclass(frozen=True)
 class DrawnStep:
     """A step: stretches one after the other, and all `bars`, those of item k from `bar_of[k]` on;
-    the device comes to it at `microbatches[k]`. The bars of `path` are its critical path: from 0 to
+    the device comes to it at `begins_ns[k]`. The bars of `path` are its critical path: from 0 to
     the end each begins where the one before it ends, and because of that. `axes` has what is
     communicated on each axis, by its name."""
 
     stretches: tuple[Stretch, ...]
     bars: tuple[Bar, ...]
     bar_of: Sequence[int]
-    microbatches: Sequence[int]
+    begins_ns: Sequence[int]
     path: tuple[Bar, ...]
     axes: Mapping[str, AxisTime]
 
     @property
     def end_ns(self) -> int:
-        return self.microbatches[-1]
+        return self.begins_ns[-1]
 
     @cached_property
     def tracks(self) -> tuple[Track, ...]:
@@ -130,7 +127,7 @@ class DrawnStep:
     def extent(self, stretch: Stretch, repetition: int) -> tuple[int, int]:
         """From when to when the device is at one repetition of a run."""
         first = stretch.first + repetition * len(stretch.run.items)
-        return self.microbatches[first], self.microbatches[first + len(stretch.run.items)]
+        return self.begins_ns[first], self.begins_ns[first + len(stretch.run.items)]
 
     def title(self, stretch: Stretch) -> str:
         """What a run is about: the block it repeats, and whether forward or backward."""
@@ -205,26 +202,26 @@ class _Simulator:
         """What the host launches, one after the other; of a message its first tensor."""
 
     def run(self) -> DrawnStep:
-        microbatches, bar_of = [0], [0]
+        begins_ns, bar_of = [0], [0]
         for place, text in enumerate(self.texts):
             self._do(place, text)
-            microbatches.append(self.hardware.now_ns)
+            begins_ns.append(self.hardware.now_ns)
             bar_of.append(len(self.bars))
         record = self.hardware.finish()
         self._place_messages(record)
-        stretches: list[Stretch] = []
-        first = 0
-        for run in self.estimates.runs:
-            end = first + run.times * len(run.items)
-            stretches.append(Stretch(run, first, microbatches[first], microbatches[end]))
-            first = end
+        runs = self.estimates.runs
+        firsts = accumulate((run.times * len(run.items) for run in runs), initial=0)
+        stretches = tuple(
+            Stretch(run, first, begins_ns[first], begins_ns[end])
+            for run, (first, end) in zip(runs, pairwise(firsts), strict=True)
+        )
         path = tuple(bar for leg in critical_path(record) for bar in self._bars_of(leg))
         axes = {
             name: record.axes.get(k, AxisTime(0, 0))
             for name, k in self.axes.items()
             if name in self.mesh.names or k in record.axes
         }
-        return DrawnStep(tuple(stretches), tuple(self.bars), bar_of, microbatches, path, axes)
+        return DrawnStep(stretches, tuple(self.bars), bar_of, begins_ns, path, axes)
 
     def _bars_of(self, leg: Leg) -> Iterable[Bar]:
         if leg.by == "host":
@@ -333,7 +330,8 @@ class _Simulator:
         """Time and bytes of the next occurrence of a part."""
         k = self.done[part]
         self.done[part] += 1
-        return part.ns(k), _share(part.num_bytes, k, part.occurrences)
+        count = part.occurrences
+        return _share(part.total_ns, k, count), _share(part.num_bytes, k, count)
 
 
 def _own(estimates: StageEstimates, text: str, occurrences: int) -> Iterator[Part]:

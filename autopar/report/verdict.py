@@ -17,7 +17,15 @@ from rich.text import Text
 from autopar.errors import AutoparError, listed
 from autopar.ir.units import format_bytes, format_ns, format_share
 from autopar.report.changes import Cause, Change, Topic
-from autopar.report.cost_comparison import MEMORY, OWN_WORDS, TIME, Figure, change_text, value_text
+from autopar.report.cost_comparison import (
+    MEMORY,
+    OWN_WORDS,
+    TIME,
+    Figure,
+    Unit,
+    change_text,
+    value_text,
+)
 from autopar.report.difference import Difference, Side
 from autopar.report.names import clean
 from autopar.report.printed import (
@@ -53,11 +61,12 @@ _SHOWN = 6
 _MAX_ROWS = 30
 """Changes of a topic that are printed; a last line counts the rest."""
 
-CAUSES: dict[Cause, str] = {
-    "model": "The model",
-    "request": "What it is planned for",
-    "decision": "Decided otherwise",
+CAUSES: dict[Cause, tuple[str, str]] = {
+    "model": ("The model", "the model changed"),
+    "request": ("What it is planned for", "what it is planned for changed"),
+    "decision": ("Decided otherwise", "decisions changed"),
 }
+"""By cause of changes, their title, and that there are some."""
 
 _BOUND = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*%", re.ASCII)
 _EXAMPLE = "write it as in time=2%,memory=1% or time=2%,structure"
@@ -85,7 +94,7 @@ class Verdict(Printed):
         """What counts, what changed by cause, and the bill."""
         difference = self.difference
         sections: list[RenderableType] = [_head(self)]
-        for cause, title in CAUSES.items():
+        for cause, (title, _) in CAUSES.items():
             for topic in difference.with_cause(cause):
                 sections += section(f"{title}: {clean(topic.title)}", _change_rows(topic))
         shown = difference.cost_rows()
@@ -100,8 +109,8 @@ def parse_bounds(text: str) -> Bounds:
     """Bounds of `time=2%,memory=1%,structure`. AutoparError says which part cannot be read."""
     percent: dict[str, Fraction] = {}
     flags: set[str] = set()
-    for part in (part.strip() for part in text.split(",")):
-        key, equals, bound = (piece.strip() for piece in part.partition("="))
+    for part in map(str.strip, text.split(",")):
+        key, equals, bound = map(str.strip, part.partition("="))
         if key in percent or key in flags:
             raise AutoparError(f"fail-over: {key} is there twice")
         if key in (STRUCTURE, MODEL) and not equals:
@@ -128,17 +137,10 @@ def judge(difference: Difference, bounds: Bounds | None = None) -> Verdict:
     return Verdict(DIFFERENT if reasons else SAME, reasons, difference)
 
 
-_CAUSES: dict[Cause, str] = {
-    "model": "the model changed",
-    "request": "what it is planned for changed",
-    "decision": "decisions changed",
-}
-
-
 def _topics(
     difference: Difference, *, structure: bool = False, model: bool = False
 ) -> Iterator[str]:
-    for cause, words in _CAUSES.items():
+    for cause, (_, words) in CAUSES.items():
         titles = [topic.title for topic in difference.with_cause(cause)]
         if titles and (structure or (model and cause == "model")):
             yield f"{words} ({', '.join(titles)})"
@@ -261,14 +263,14 @@ def parts(verdict: Verdict) -> Iterator[str]:
         yield _cost_text(difference)
     for topic in difference.topics:
         count = sum(change.count for change in topic.changes)
-        title = f"{CAUSES[topic.cause]}: {as_text(topic.title)} ({count})"
+        title = f"{CAUSES[topic.cause][0]}: {as_text(topic.title)} ({count})"
         yield details(title, _changes(topic))
     if difference.notes:
         yield "\n".join(f"- note: {code(note)}" for note in difference.notes)
 
 
-def _change(before: int, after: int, unit: str) -> str:
-    texts = [value_text(value, "ns" if unit == "ns" else "bytes") for value in (before, after)]
+def _change(before: int, after: int, unit: Unit) -> str:
+    texts = [value_text(value, unit) for value in (before, after)]
     if before == after or not before:
         return " → ".join(dict.fromkeys(texts))
     return f"{texts[0]} → {texts[1]} ({100 * (after - before) / before:+.3g} %)"
@@ -297,6 +299,7 @@ def _changes(topic: Topic) -> str:
         (code(change.what), str(change.count), code(change.before), code(change.after))
         for change in topic.changes[:_MAX_ROWS]
     ]
-    text = markdown_table(("what", "number", "before", "after"), rows)
     rest = len(topic.changes) - _MAX_ROWS
-    return text + (f"\n\n... and {rest} more (--json lists all)" if rest > 0 else "")
+    return markdown_table(("what", "number", "before", "after"), rows) + (
+        f"\n\n... and {rest} more (--json lists all)" if rest > 0 else ""
+    )

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autopar.ir.units import format_count
 from autopar.report.names import clean
 from autopar.runtime.simulator.comparison import Report
 
@@ -15,7 +16,6 @@ _MAX_ROWS = 12
 
 def page(report: Report) -> RenderableType:
     """The worst differences and the verdict."""
-    ranks = f"{report.num_ranks} rank" + ("s" if report.num_ranks != 1 else "")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("tensor", overflow="fold")
     table.add_column("relative difference", justify="right")
@@ -43,8 +43,8 @@ def page(report: Report) -> RenderableType:
     if settled:
         verdict.append(f", {settled} of them in float64")
     verdict.append(
-        f", {ranks} against eager, {report.dtype}, tolerance {report.tolerance:g}, "
-        f"seed {report.seed}",
+        f", {format_count(report.num_ranks, 'rank')} against eager, {report.dtype}, "
+        f"tolerance {report.tolerance:g}, seed {report.seed}",
         style="default",
     )
     notes = [Text(clean(f"note: {note}")) for note in report.notes]

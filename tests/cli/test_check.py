@@ -80,7 +80,7 @@ def test_a_golden_plan_is_missing_made_kept_and_updated(folder: Path) -> None:
     assert not golden.exists()
 
     made = run(folder, folder.parent / "others", "--update", "--json")
-    assert (made.exit_code, statuses(made)) == (0, ["made", "made"]), made.stdout
+    assert (made.exit_code, statuses(made)) == (0, ["created", "created"]), made.stdout
     shapes = [
         Plan.load(place / "toy.plan.json").structure.params["0.weight"].shape
         for place in (folder, folder.parent / "others")
@@ -121,7 +121,7 @@ def test_one_that_fails_does_not_stop_the_others(folder: Path) -> None:
     found = {Path(o["name"]).name: o for o in json.loads(result.stdout)["outcomes"]}
     assert result.exit_code == 1
     assert {name: o["status"] for name, o in found.items()} == {
-        "dies": "error", "fails": "error", "odd": "error", "toy": "made", "twisted": "made",
+        "dies": "error", "fails": "error", "odd": "error", "toy": "created", "twisted": "created",
     }  # fmt: skip
     assert "ended with status 3" in found["dies"]["message"]
     assert "fails() failed" in found["fails"]["message"]
@@ -160,7 +160,7 @@ def test_a_damaged_golden_plan_is_an_error_until_it_is_written_anew(tmp_path: Pa
     golden.write_text("<<<<<<< HEAD")
     with pytest.raises(PlanError, match="not a plan"):
         _compared("toy", golden, plan, Check())
-    assert _compared("toy", golden, plan, Check(update=True, allow_gap=True)).status == "made"
+    assert _compared("toy", golden, plan, Check(update=True, allow_gap=True)).status == "created"
     assert Plan.load(golden) == plan
 
 

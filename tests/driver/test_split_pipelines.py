@@ -32,7 +32,7 @@ from autopar.plans.requests.request import make_graph_request
 from autopar.plans.scheduling.events import schedule
 from autopar.report.difference import compare
 from autopar.report.pipeline import pipeline_content
-from autopar.report.shown import shown
+from autopar.report.summary import summarize
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_pipelining import llama, planned
@@ -98,7 +98,7 @@ def test_a_table_is_planned_stored_replayed_and_drawn(tmp_path: Path) -> None:
     assert structure.schedule_rows == tuple(TABLE.strip().splitlines())
     assert [stage.first_rank for stage in stored.structure.stages] == [0, 2, 0]
     assert stored.estimates.step_ns == stepped(stored)
-    drawn = str(shown(stored))
+    drawn = str(summarize(stored))
     assert "table of 3 microbatches" in drawn and "in capitals" in drawn
     picture = pipeline_content(stored).picture
     assert all("A" in row and "C" in row for row in picture)

@@ -98,7 +98,7 @@ CASES: dict[str, tuple[Plan, tuple[str, str, str, int, str, str]]] = {
         with_structure(saved={"lm_head:forward:mm.0": "[R, S(1)]"}),
         (
             "decision", "activations saved for backward", "lm_head forward: mm.0", 1,
-            "as it is made", "[S(1) on tp]",
+            "as computed", "[S(1) on tp]",
         ),
     ),
     "route": (
@@ -317,7 +317,7 @@ def test_provenance_is_told_and_never_counts() -> None:
     verdict = judge(compare(OLD, replace(OLD, provenance=provenance)))
     assert verdict.status == SAME
     assert verdict.difference.notes == (
-        "made with torch 2.13.0 before, 9.9 now",
+        "planned with torch 2.13.0 before, 9.9 now",
         "imposed now: pin x=R",
         "the old plan is not proven optimal: as modelled, a plan up to 2.94 % faster may exist",
     )

@@ -98,9 +98,9 @@ def test_content() -> None:
     totals = [each.total for each in page.traffic]
     assert [(axis.axis, axis.time_ns) for axis in totals] == [("dp", MS), ("tp", 8 * MS)]
     assert [(axis.exposed_ns, axis.hidden_ns) for axis in totals] == [(MS, 0), (8 * MS, 0)]
-    kinds = [row.kind for row in page.decisions.rows]
+    kinds = [row.kind for row in page.decisions]
     assert kinds == ["parameter"] * 4 + ["op"] + ["route"]
-    assert page.decisions.rows[-1].decision == "[P on tp, S(0) on dp] to [S(0) on dp]"
+    assert page.decisions[-1].decision == "[P on tp, S(0) on dp] to [S(0) on dp]"
 
 
 def test_picture_and_bill_agree() -> None:

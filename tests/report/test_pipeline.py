@@ -14,16 +14,15 @@ from autopar.errors import PlanError
 from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, PipelineSchedule
 from autopar.plans.estimates import Memory
-from autopar.plans.plan import Plan
+from autopar.plans.plan import Plan, stage_of
 from autopar.report.pipeline import (
     busiest_text,
     pipeline_content,
     simulated_plan,
 )
 from autopar.report.printed import plain
-from autopar.report.shown import shown, stage_of
 from autopar.report.summary import summarize
-from autopar.report.waits import draw, exposed_ns, simulated_ranks
+from autopar.report.waits import draw, exposed_ns
 from tests.redone import redecided, repriced
 from tests.report.plans import MIB, MS, Order, in_order, staged_plan, two_axis_plan, with_stage
 
@@ -32,7 +31,7 @@ INTERLEAVED = Order("interleaved:2", 2)
 
 
 def test_page() -> None:
-    found = shown(staged_plan())
+    found = summarize(staged_plan())
     assert found == summarize(staged_plan()) and found.stage is None
     assert_expected_inline(
         plain(found.page(), 96),
@@ -88,8 +87,8 @@ sequence on tp""",
 
 def test_who_waits_for_whom() -> None:
     """Rank 0 has 30 ms of each microbatch, rank 1 60; messages take 5."""
-    table, played = simulated_plan(staged_plan())
-    first, second = ranks = simulated_ranks(table, played)
+    _, played, ranks = simulated_plan(staged_plan())
+    first, second = ranks
     assert (first.busy_ns, first.before_ns, first.between_ns, first.behind_ns) == (
         65 * MS, 0, 100 * MS, 0
     )  # fmt: skip
@@ -117,8 +116,8 @@ def test_what_a_rank_does_is_all_there_is() -> None:
         (Order("gpipe", 3), 3), (Order("1f1b", 5), 4), (INTERLEAVED, 2),
         (INTERLEAVED, 1),
     ):  # fmt: skip
-        table, played = simulated_plan(staged_plan(schedule, ranks))
-        for rank in simulated_ranks(table, played):
+        _, played, simulated = simulated_plan(staged_plan(schedule, ranks))
+        for rank in simulated:
             assert rank.busy_ns + rank.shared_ns + rank.waits_ns == played.step_ns
             assert sum(each.waited_ns for each in rank.actions) == rank.before_ns + rank.between_ns
             assert all((each.after is None) == (each.waited_ns == 0) for each in rank.actions)
@@ -131,7 +130,7 @@ def test_two_stages_on_each_rank() -> None:
         (0, 0, "0-7"), (1, 1, "8-15"), (2, 0, "0-7"), (3, 1, "8-15")
     ]  # fmt: skip
     assert [rank.stages for rank in found.ranks] == [(0, 2), (1, 3)]
-    assert shown(plan).world_size == 16
+    assert summarize(plan).world_size == 16
     assert "that of stages 1, 3, works" in found.binds[0]
 
 
@@ -147,15 +146,15 @@ def test_memory_is_that_of_a_device() -> None:
     plan = replace(plan, estimates=estimates)
     found = pipeline_content(plan)
     assert [row.memory_bytes // MIB for row in found.stages] == [16, 1, 16, 1]
-    assert shown(plan).memory_bytes == 16 * MIB
+    assert summarize(plan).memory_bytes == 16 * MIB
     assert "a device with stages 0, 2 holds most, at the peak 16 MiB" in found.binds[1]
-    page = plain(shown(plan).page(), 96).split("Memory of a device: ")[1].split("\n\n")[0]
+    page = plain(summarize(plan).page(), 96).split("Memory of a device: ")[1].split("\n\n")[0]
     assert page.splitlines()[1:] == [
         "  rank  stages  always there  saved  temporary  memory  of the limit",
         "  0     0, 2           8 MiB  5 MiB      3 MiB  16 MiB          32 %",
         "  1     1, 3           1 MiB    0 B        0 B   1 MiB           2 %",
     ]
-    assert "Memory of a device: " not in plain(shown(staged_plan()).page(), 96)
+    assert "Memory of a device: " not in plain(summarize(staged_plan()).page(), 96)
 
 
 def test_all_stages_on_one_rank() -> None:
@@ -167,7 +166,7 @@ def test_all_stages_on_one_rank() -> None:
     assert plan.estimates.bubble_ns == 0
     assert found.binds[0].endswith("of the step (100 %) and waits for nobody")
     assert all(row.exposed_ns == 0 for row in found.sends)
-    assert "0-7" in str(shown(plan))
+    assert "0-7" in str(summarize(plan))
 
 
 def test_one_device_each() -> None:
@@ -181,10 +180,10 @@ def test_one_device_each() -> None:
 
 
 def test_warnings_of_stages_are_told_once() -> None:
-    found = shown(staged_plan()).warnings
+    found = summarize(staged_plan()).warnings
     assert sum("mylib.twist.default: no sharding rule" in text for text in found) == 1
     assert any(text.startswith("stages 0, 1: ") for text in found)
-    assert "warning: stages 0, 1: " in str(shown(staged_plan()))
+    assert "warning: stages 0, 1: " in str(summarize(staged_plan()))
 
 
 def test_the_picture_has_each_action_where_it_is() -> None:
@@ -204,7 +203,7 @@ def test_gradients_of_parameters_have_marks_of_their_own() -> None:
     plan = staged_plan(Order("zb-h1", 2))
     found = pipeline_content(plan)
     assert found.is_split and {*"".join(found.picture)} == {*" 01abAB"}
-    assert "gradients of parameters in capitals" in plain(shown(plan).page(), 200)
+    assert "gradients of parameters in capitals" in plain(summarize(plan).page(), 200)
 
 
 def test_a_stage_is_a_plan(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_headline() -> None:
     assert head.cards[6].notes == ("of 50 MiB (82 %)", "stage 1, the fullest")
     assert head.shares[-1].title == "waiting for other stages" and head.shares[-1].ns == 40 * MS
     assert head.subtitle == "2x4xA100, 16 devices: 2 stages"
-    binds = next(fact.words for fact in head.facts if fact.title == "What binds")
+    binds = head.facts["What binds"]
     assert "that of stage 1, works for 125 ms" in binds[0] and "stage 1 holds most" in binds[1]
 
 
@@ -124,7 +124,7 @@ def test_thin_bars_that_are_far_apart_stay_apart() -> None:
 
 def test_memory_is_drawn_against_the_limit() -> None:
     part = part_of(staged_plan())
-    assert [(each.title, each.use.peak // MIB) for each in part.memory] == [
+    assert [(title, use.peak // MIB) for title, use in part.memory] == [
         ("stage 0", 40), ("stage 1", 41)
     ]  # fmt: skip
     page = html(staged_plan()).decode()

@@ -45,8 +45,7 @@ def test_how_many_there_were_and_what_was_left_out() -> None:
 
 def test_the_page_lists_them() -> None:
     plan = looked(*OUTCOMES)
-    (fact,) = (each for each in content(plan).headline.facts if each.title == "Candidates")
-    assert fact.words == (
+    assert content(plan).headline.facts["Candidates"] == (
         "mesh dp=8: planned, 34 ms",
         "mesh dp=2,tp=4: not better, at least 36 ms",
         "2 stages, 4 microbatches (1f1b): estimated, 35 ms",

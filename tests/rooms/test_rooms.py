@@ -157,6 +157,27 @@ def reload(): ...
     ]  # fmt: skip
 
 
+def test_labels_of_pages_are_words_of_the_field(tmp_path: Path) -> None:
+    pages = tmp_path / "autopar" / "report" / "html"
+    pages.mkdir(parents=True)
+    text = """
+TITLE = "Kept in turn", "plans again", "the best plan found"
+
+def head(bytes):
+    "What is handed over."
+    return f"{bytes} of a piece, made at {bytes}"
+"""
+    (pages / "page.py").write_text(text, encoding="utf-8")
+    template = "{# What pages are made of. #}\n<p class='bar played'>{{ found }}</p>\n"
+    (pages / "page.html.j2").write_text(template, encoding="utf-8")
+    assert [each.partition(": ")[2] for each in foreign_words(tmp_path)] == [
+        "\"<p class='bar played'>{{ found }}</p>\": played is simulated, found is the noun it is: "
+        "plan, candidate, result",
+        "'Kept in turn': kept is for backward, unsharded, turn is microbatch",
+        "' of a piece, made at ': piece is shard, made is the noun it is: output, result",
+    ]
+
+
 def test_the_name_before_of_a_report_warns() -> None:
     importlib.import_module("autopar.report.summary")
     with pytest.warns(DeprecationWarning, match="autopar.run_report"):

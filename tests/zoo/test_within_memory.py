@@ -14,7 +14,6 @@ from autopar.ir.units import parse_bytes
 from autopar.plans.memory_refinement import Candidate
 from autopar.plans.plan import Plan
 from autopar.report.costs import held_by, host_use
-from autopar.report.shown import shown
 from autopar.report.summary import summarize
 from autopar.solver.search import silent
 from tests.planned import as_planned
@@ -41,7 +40,7 @@ def check(plan: Plan) -> int:
         params = sum(group.local_bytes for group in page.params if group.on_host)
         copies = 2 + find_kind(plan.structure.optimizer).states
         assert copies * params + page.offloaded_bytes <= here
-    use = shown(plan).host
+    use = summarize(plan).host
     if use is None:
         return 0
     held = sum(row.num_bytes for row in use.rows)

@@ -16,7 +16,7 @@ from pathlib import Path
 from autopar.driver.gate.golden_worker import Replanned, serve
 from autopar.driver.gate.recipe import PLAN_SUFFIX, Recipe, cluster_file, golden_of, read_recipe
 from autopar.errors import AutoparError, PlanError, RecipeError
-from autopar.ir.units import format_percent
+from autopar.ir.units import format_ppm
 from autopar.plans.plan import Plan
 from autopar.report.checks import CheckOutcome
 from autopar.report.difference import compare
@@ -127,7 +127,7 @@ def _compared(name: str, golden: Path, plan: Plan, check: Check) -> CheckOutcome
         if not check.update:
             return CheckOutcome(name, "missing", f"there is no {golden.name}: --update makes it")
         write_golden(plan, golden, check.allow_gap)
-        return CheckOutcome(name, "made", step_ns=plan.estimates.step_ns)
+        return CheckOutcome(name, "created", step_ns=plan.estimates.step_ns)
     verdict = judge(compare(old, plan), None if check.update else check.bounds)
     if verdict.status == SAME:
         return CheckOutcome(name, "same", verdict=verdict, step_ns=plan.estimates.step_ns)
@@ -140,7 +140,7 @@ def _compared(name: str, golden: Path, plan: Plan, check: Check) -> CheckOutcome
 def write_golden(plan: Plan, golden: Path, allow_gap: bool) -> None:
     """Save a golden plan. PlanError if it is not proven optimal, unless a gap is allowed."""
     if not (plan.provenance.is_proven or allow_gap):
-        gap = format_percent(plan.provenance.gap_ppm / 1e6)
+        gap = format_ppm(plan.provenance.gap_ppm)
         raise PlanError(
             f"{golden.name} is not written: its plan is not proven optimal (gap {gap}), and "
             "another one may be found next time. Leave out search.time_limit, or allow a gap: "

@@ -20,6 +20,7 @@ from autopar.errors import InfeasibleError
 from autopar.ir.pipeline import PipelineSchedule
 from autopar.ir.units import format_bytes
 from autopar.plans.memory_refinement import Candidate
+from autopar.report.names import stages_text
 
 StageBytes = Sequence[int]
 """Bytes of each stage."""
@@ -117,12 +118,12 @@ class _Sharing:
         over = {k: n - limits[k] for k, n in enumerate(totals) if n > limits[k]}
         for rank, excess in over.items():
             stages = self.actions.stages_of(rank)
-            say(f"{_text(stages)} exceed {self.memory.called} by {format_bytes(excess)}")
+            say(f"{stages_text(stages)} exceed {self.memory.called} by {format_bytes(excess)}")
             spare = {stage: self._spare(stage, candidates[stage]) for stage in stages}
             if not any(spare.values()) or is_last:
                 raise InfeasibleError(
-                    f"{_text(stages)} share a device: the smallest-memory plans found peak at "
-                    f"{format_bytes(totals[rank])} together, {format_bytes(excess)} over the "
+                    f"{stages_text(stages)} share a device: the smallest-memory plans found peak "
+                    f"at {format_bytes(totals[rank])} together, {format_bytes(excess)} over the "
                     f"{self.memory.called} of {format_bytes(limits[rank])}. {self.memory.remedy}"
                 )
             # Sooner or later all is given up that can be.
@@ -146,7 +147,3 @@ class _Sharing:
             if n:
                 held = self.memory.held_by(candidates[stage])
                 self.own[stage] = held - ceil(given_up * n / total)
-
-
-def _text(stages: Sequence[int]) -> str:
-    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"

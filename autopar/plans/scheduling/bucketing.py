@@ -10,6 +10,7 @@ from math import prod
 
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph, Node
+from autopar.ir.grouping import grouped
 from autopar.ir.schedule import Message, Transfer, Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
@@ -21,7 +22,8 @@ class Bucket:
 
     def __init__(self) -> None:
         self.transfers: list[Transfer] = []
-        self._num_bytes = 0
+        self.num_bytes = 0
+        """On the side that is not sharded."""
         self._shares = True
         self._room = 0
 
@@ -33,14 +35,9 @@ class Bucket:
     def add(self, transfer: Transfer, arc: Arc) -> None:
         """Put in a transfer along `arc`."""
         self.transfers.append(transfer)
-        self._num_bytes += arc.num_bytes
-        self._room = arc.bucket_bytes - self._num_bytes
+        self.num_bytes += arc.num_bytes
+        self._room = arc.bucket_bytes - self.num_bytes
         self._shares = arc.shares
-
-    @property
-    def num_bytes(self) -> int:
-        """On the side that is not sharded."""
-        return self._num_bytes
 
     @property
     def axis(self) -> int:
@@ -50,7 +47,7 @@ class Bucket:
     @property
     def is_half_full(self) -> bool:
         """Whether it is worth a message of its own."""
-        return not self._shares or self._num_bytes >= self._room
+        return not self._shares or self.num_bytes >= self._room
 
     @property
     def is_full(self) -> bool:
@@ -139,9 +136,7 @@ def starts_before(
     found: dict[int, list[int]] = defaultdict(list)
     for block, places in gathers.due.items():
         ops = blocks.get(block, ())
-        by_axis: dict[int, list[int]] = defaultdict(list)
-        for place in places:
-            by_axis[gathers.buckets[place].axis].append(place)
+        by_axis = grouped((gathers.buckets[place].axis, place) for place in places)
         for axis, due in by_axis.items():
             intervals = _intervals(graph, ops, axis, waited_on)
             for place, op in zip(due, _spread(gathers, due, intervals), strict=False):

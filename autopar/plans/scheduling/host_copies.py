@@ -24,7 +24,9 @@ from autopar.ir.uses import root_key
 from autopar.plans.layout import Layout
 from autopar.plans.scheduling.bucketing import work
 
-COPIES: tuple[Literal["offload"], Literal["reload"]] = ("offload", "reload")
+CopyKind = Literal["offload", "reload"]
+
+COPIES: tuple[CopyKind, CopyKind] = ("offload", "reload")
 """The kinds of copies (`HostCopy`), on each of `mesh.HOST_LINKS`, in each phase."""
 
 _UNIT = 1 << 20
@@ -78,23 +80,23 @@ def copy_key(tensor: OffloadedTensor, layout: Layout, kind: str) -> str:
 
 def _offload(tensor: OffloadedTensor, layout: Layout) -> Message:
     there = on_host(tensor, layout)
-    copy = HostCopy("offload", layout.mesh.link_names.index(TO_HOST))
-    return _offload_message(tensor, layout, there._replace(on_host=False), there, copy)
+    key = copy_key(tensor, layout, "offload")
+    return _message(layout, key, "offload", there._replace(on_host=False), there)
 
 
 def _reload(tensor: OffloadedTensor, layout: Layout) -> Message:
     there = on_host(tensor, layout)
-    copy = HostCopy("reload", layout.mesh.link_names.index(FROM_HOST))
     back = there._replace(phase=Phase.BACKWARD, on_host=False)
-    return _offload_message(tensor, layout, there, back, copy)
+    return _message(layout, copy_key(tensor, layout, "reload"), "reload", there, back)
 
 
-def _offload_message(
-    tensor: OffloadedTensor, layout: Layout, source: Value, target: Value, copy: HostCopy
+def _message(
+    layout: Layout, key: str, kind: CopyKind, source: Value, target: Value, **how: bool
 ) -> Message:
+    """The copy of a tensor as it is."""
+    axis = layout.mesh.link_names.index(TO_HOST if kind == "offload" else FROM_HOST)
     as_it_is = Copies(sent=False, brought=False)
-    key = copy_key(tensor, layout, copy.kind)
-    return Message((Transfer(key, 0, source, target, copy, as_it_is),))
+    return Message((Transfer(key, 0, source, target, HostCopy(kind, axis, **how), as_it_is),))
 
 
 def _starts(in_order: list[OffloadedTensor], ops: list[Node], layout: Layout) -> list[int]:
@@ -123,8 +125,6 @@ def _starts(in_order: list[OffloadedTensor], ops: list[Node], layout: Layout) ->
 
 # When parameters that live on the host (`ir.offloading`) come to the device, and gradients go.
 
-_LOAD, _UNLOAD = "load", "unload"
-
 
 def at_home(each: StreamedParam, layout: Layout) -> Value:
     """A parameter as it is stored, on the host."""
@@ -142,16 +142,16 @@ def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
     for block, each in sorted((b, each) for b, each in due if b is not None):
         home = at_home(each, layout)
         target = home._replace(phase=phase, on_host=False)
-        copy = HostCopy("reload", layout.mesh.link_names.index(FROM_HOST))
         ahead = max(known.first_with(phase, block), block - AHEAD)
-        found[first[ahead]].append(_stream_message(each, layout, home, target, copy))
+        key = _copy_key(each, layout, "reload")
+        found[first[ahead]].append(_message(layout, key, "reload", home, target))
     return found
 
 
 def unload(each: StreamedParam, layout: Layout, gradient: Value) -> Message:
     """The copy of a gradient, as it is stored, to the host."""
-    copy = HostCopy("offload", layout.mesh.link_names.index(TO_HOST), is_read_there=True)
-    return _stream_message(each, layout, gradient, gradient._replace(on_host=True), copy)
+    key, there = _copy_key(each, layout, "offload"), gradient._replace(on_host=True)
+    return _message(layout, key, "offload", gradient, there, is_read_there=True)
 
 
 class StreamCopy(NamedTuple):
@@ -159,7 +159,7 @@ class StreamCopy(NamedTuple):
     or `once`; `place` is what hides it."""
 
     key: str
-    kind: Literal["offload", "reload"]
+    kind: CopyKind
     phase: Phase
     once: bool
     place: WindowPlace | None
@@ -178,7 +178,7 @@ def copies_of(each: StreamedParam, layout: Layout) -> Iterator[StreamCopy]:
 
 def _copy_key(each: StreamedParam, layout: Layout, kind: str) -> str:
     """What the copies of a class are called."""
-    word = _LOAD if kind == "reload" else _UNLOAD
+    word = "load" if kind == "reload" else "unload"
     return f"{layout.graph.nodes[each.param.node].key}@{word}"
 
 
@@ -188,17 +188,6 @@ def _used_in(each: StreamedParam, phase: Phase) -> int | None:
 
 def _first_ops(layout: Layout, phase: Phase) -> dict[int, int]:
     """The first op of each block of a phase."""
-    graph, found = layout.graph, dict[int, int]()
-    blocks = blocks_of(graph, layout.mesh).of
-    for node in graph.with_role(Role.OP):
-        if node.phase is phase and not node.view:
-            found.setdefault(blocks[node.index], node.index)
-    return found
-
-
-def _stream_message(
-    each: StreamedParam, layout: Layout, source: Value, target: Value, copy: HostCopy
-) -> Message:
-    as_it_is = Copies(sent=False, brought=False)
-    key = _copy_key(each, layout, copy.kind)
-    return Message((Transfer(key, 0, source, target, copy, as_it_is),))
+    blocks = blocks_of(layout.graph, layout.mesh).of
+    ops = reversed(layout.graph.with_role(Role.OP))
+    return {blocks[n.index]: n.index for n in ops if n.phase is phase and not n.view}

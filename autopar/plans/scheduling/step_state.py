@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from autopar.errors import PlanMismatchError
 from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import is_result
 from autopar.ir.schedule import (
     Compute,
@@ -35,16 +37,10 @@ def with_frees(given: Schedule) -> Schedule:
     events = given.forward + given.backward + given.weights
     made = set[Value | Message]()
     for place, event in enumerate(events):
-        for held in _outputs(event):
-            made.add(held)
-            lasts[held] = place
-        for held in _read(event):
-            lasts[held] = place
+        made.update(_outputs(event))
+        lasts |= dict.fromkeys((*_outputs(event), *_read(event)), place)
     made -= given.outputs
-    dead: dict[int, list[Value | Message]] = defaultdict(list)
-    for held, place in lasts.items():
-        if held in made:
-            dead[place].append(held)
+    dead = grouped((place, held) for held, place in lasts.items() if held in made)
 
     def freed(first: int, phase: Sequence[Event]) -> Iterator[Event]:
         for place, event in enumerate(phase, first):
@@ -112,20 +108,23 @@ class StepState:
         self.is_last = is_last
         self.graph = layout.graph
         self.routes = Routes(layout)
-        self.reads: dict[int, list[Need]] = {}
-        self.maker_of: dict[int, list[Group]] = defaultdict(list)
-        self.groups = {(group.root, group.phase): group for group in groups(self.graph)}
-        asked: dict[int, list[tuple[int, Group, Sharding]]] = defaultdict(list)
-        for group in self.groups.values():
-            for use, state in zip(group.uses, layout.use_states(group), strict=True):
-                asked[use.node].append((use.arg, group, state))
-            if group.phase is self.graph.nodes[group.root.node].phase:
-                self.maker_of[group.root.node].append(group)
-        for node, found in asked.items():
-            found.sort(key=lambda each: each[0])
-            self.reads[node] = [(group, state) for _, group, state in found]
-        self.produced: set[Value] = set()
         nodes = self.graph.nodes
+        self.groups = {(group.root, group.phase): group for group in groups(self.graph)}
+        self.maker_of = grouped(
+            (group.root.node, group)
+            for group in self.groups.values()
+            if group.phase is nodes[group.root.node].phase
+        )
+        asked = grouped(
+            (use.node, (use.arg, (group, state)))
+            for group in self.groups.values()
+            for use, state in zip(group.uses, layout.use_states(group), strict=True)
+        )
+        self.reads: dict[int, list[Need]] = {
+            node: [need for _, need in sorted(found, key=itemgetter(0))]
+            for node, found in asked.items()
+        }
+        self.produced: set[Value] = set()
         self.streamed = {nodes[each.param.node].target: each for each in layout.streamed_params}
         """The parameters on the host, by name."""
 

@@ -6,6 +6,7 @@ neighbours of the same module into one box, as long as nothing is redistributed 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -89,9 +90,9 @@ class BlockGraph:
 def block_graphs(plan: StagePlan) -> tuple[BlockGraph, ...]:
     """The graphs of the repeated blocks, the costliest first, forward before backward; of the whole
     model if nothing repeats."""
-    ops, microbatch = plan.estimates.ops, _first_runs(plan)
+    ops, first_runs = plan.estimates.ops, _first_runs(plan)
     blocks: dict[str, dict[str, list[str]]] = {}
-    for key in sorted(microbatch, key=lambda key: microbatch[key]):
+    for key in sorted(first_runs, key=lambda key: first_runs[key]):
         module = general(ops[key].module)
         block = block_of(module) if "*" in module else ""
         blocks.setdefault(block, {}).setdefault(ops[key].phase, []).append(key)
@@ -104,7 +105,7 @@ def block_graphs(plan: StagePlan) -> tuple[BlockGraph, ...]:
     chosen = sorted(blocks, key=lambda block: (-costs[block], block))[:MAX_BLOCKS]
     order = {phase.value: k for k, phase in enumerate(Phase)}
     return tuple(
-        _graph(plan, microbatch, block, phase, blocks[block][phase])
+        _graph(plan, first_runs, block, phase, blocks[block][phase])
         for block in chosen
         for phase in sorted(blocks[block], key=lambda name: (order.get(name, 9), name))
     )
@@ -112,12 +113,9 @@ def block_graphs(plan: StagePlan) -> tuple[BlockGraph, ...]:
 
 def _first_runs(plan: StagePlan) -> dict[str, int]:
     """When the ops of each key run for the first time."""
-    items = (item for run in plan.estimates.runs for item in run.items)
-    found: dict[str, int] = {}
-    for microbatch, item in enumerate(items):
-        if item in plan.estimates.ops:
-            found.setdefault(item, microbatch)
-    return found
+    items = [item for run in plan.estimates.runs for item in run.items]
+    ops = plan.estimates.ops
+    return {item: place for place, item in reversed([*enumerate(items)]) if item in ops}
 
 
 _Wire = tuple[str, str, TensorRead]
@@ -135,24 +133,23 @@ def _graph(
     all_reads = [(source, key, read) for key in keys for source, read in _reads(plan, phase, key)]
     inside = set(keys)
     wires: list[_Wire] = []
-    outer: dict[str, list[TensorRead]] = {}
+    outer: dict[str, list[TensorRead]] = defaultdict(list)
     for source, key, read in all_reads:
         if source in inside and first_runs[source] < first_runs[key]:
             wires.append((source, key, read))
         else:
             earlier = "previous " if source in inside else ""
-            outer.setdefault(key, []).append(replace(read, name=f"{earlier}{read.name}"))
+            outer[key].append(replace(read, name=f"{earlier}{read.name}"))
     groups = fold(
         [(key, general(ops[key].module) if _folds(ops[key]) else None) for key in keys],
         [(source, key, not read.is_moved) for source, key, read in wires],
     )
-    home = {key: k for k, members in enumerate(groups) for key in members}
-    between: dict[tuple[int, int], dict[TensorRead, None]] = {}
-    for source, key, read in wires:
-        if home[source] != home[key]:
-            between.setdefault((home[source], home[key]), {})[read] = None
+    box_of = {key: k for k, members in enumerate(groups) for key in members}
+    between = grouped(((box_of[source], box_of[key]), read) for source, key, read in wires)
     boxes = tuple(_box(plan, block, count, members, wires, outer) for members in groups)
-    arrows = tuple(Arrow(a, b, tuple(reads)) for (a, b), reads in between.items())
+    arrows = tuple(
+        Arrow(a, b, tuple(dict.fromkeys(reads))) for (a, b), reads in between.items() if a != b
+    )
     return BlockGraph(title, phase, count, len(keys), boxes, arrows)
 
 

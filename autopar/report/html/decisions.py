@@ -11,9 +11,6 @@ from autopar.plans.plan import StagePlan
 from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 from autopar.report.placed import choice_text, param_groups, route_text, sharding_text
 
-_MAX_ROWS = 5_000
-"""More rows make a page that browsers are slow to open."""
-
 ROW_KINDS = ("parameter", "op", "route", "saved", "recompute", "offloaded", "output")
 
 
@@ -28,18 +25,9 @@ class DecisionRow:
     figure: str
 
 
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """The rows, and how many were left out."""
-
-    rows: tuple[DecisionRow, ...]
-    num_left_out: int
-
-
-def decisions(plan: StagePlan) -> Decisions:
+def decisions(plan: StagePlan) -> tuple[DecisionRow, ...]:
     """The table of a plan: each kind by what it costs."""
-    found = [*_params(plan), *_ops(plan), *_routes(plan), *_states(plan)]
-    return Decisions(tuple(found[:_MAX_ROWS]), max(len(found) - _MAX_ROWS, 0))
+    return (*_params(plan), *_ops(plan), *_routes(plan), *_states(plan))
 
 
 def _params(plan: StagePlan) -> Iterable[DecisionRow]:
@@ -94,7 +82,7 @@ def _routes(plan: StagePlan) -> Iterable[DecisionRow]:
 def _states(plan: StagePlan) -> Iterable[DecisionRow]:
     mesh = plan.structure.mesh
     for key, state in sorted(plan.structure.saved.items()):
-        yield DecisionRow("saved", key, sharding_text(state, mesh), "kept for backward", "")
+        yield DecisionRow("saved", key, sharding_text(state, mesh), "saved for backward", "")
     for key in sorted(plan.structure.recompute):
         yield DecisionRow("recompute", key, "", "recomputed in backward instead of saved", "")
     for key in sorted(plan.structure.offloaded):

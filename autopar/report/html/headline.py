@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.ir.grouping import grouped
 from autopar.ir.units import (
     format_bytes,
     format_bytes_per_s,
+    format_count,
     format_ns,
-    format_percent,
+    format_ppm,
     format_share,
 )
 from autopar.plans.cluster_rates import ClusterRates
@@ -48,22 +49,14 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """A line of the list below the figures."""
-
-    title: str
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Headline:
-    """The top of the page."""
+    """The top of the page; `facts` are lines of the list below the figures, by title."""
 
     model: str
     subtitle: str
     cards: tuple[Card, ...]
     shares: tuple[Share, ...]
-    facts: tuple[Fact, ...]
+    facts: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
 
 
@@ -71,21 +64,16 @@ def headline(plan: Plan, pipeline: PipelineContent | None, limits: Bottlenecks |
     """The headline of a plan; `limits` are those of its only stage, `pipeline` is of several."""
     structure = plan.structure
     binds: tuple[str, ...] = pipeline.binds if pipeline else limits.binds if limits else ()
+    devices = format_count(plan.world_size, "device")
     where = structure.mesh_text if pipeline is None else f"{len(pipeline.stages)} stages"
     return Headline(
         model=structure.model or "(unnamed model)",
-        subtitle=f"{devices_text(plan)}: {where}",
+        subtitle=f"{structure.cluster}, {devices}: {where}",
         cards=tuple(_cards(plan, pipeline, limits)),
         shares=tuple(shares(plan.estimates)),
-        facts=tuple(fact for fact in _facts(plan, pipeline, binds) if fact.words),
+        facts={title: words for title, words in _facts(plan, pipeline, binds) if words},
         warnings=tuple(cautions(plan)),
     )
-
-
-def devices_text(plan: Plan) -> str:
-    """`2x4xA100, 8 devices`."""
-    devices = f"{plan.world_size} device" + ("s" if plan.world_size != 1 else "")
-    return f"{plan.structure.cluster}, {devices}"
 
 
 def shares(estimates: Figures) -> Iterator[Share]:
@@ -131,7 +119,7 @@ def _cards(
 
 def _pipeline_cards(plan: Plan, pipeline: PipelineContent) -> Iterator[Card]:
     structure, estimates = plan.structure, plan.estimates
-    ranks = f"{len(pipeline.ranks)} rank" + "s" * (len(pipeline.ranks) > 1)
+    ranks = format_count(len(pipeline.ranks), "rank")
     yield Card(
         "Schedule",
         structure.schedule,
@@ -151,7 +139,7 @@ def _proof(plan: Plan, *, is_of_cuts: bool) -> Card:
     provenance, title = plan.provenance, "Cuts" if is_of_cuts else "Proof"
     if is_of_cuts and not provenance.bound_ns:
         return Card(title, "as given", ("others were not looked at",))
-    gap = format_percent(provenance.gap_ppm / 1e6)
+    gap = format_ppm(provenance.gap_ppm)
     notes = (
         f"bound {format_ns(provenance.bound_ns)}, gap {gap}",
         f"objective {format_ns(provenance.objective_ns)}, as modelled"
@@ -172,7 +160,7 @@ def speed_cards(estimates: Figures) -> tuple[Card, Card]:
     )
     mfu = (
         (
-            format_percent(estimates.mfu_ppm / 1e6),
+            format_ppm(estimates.mfu_ppm),
             f"{_flop(estimates.flops)} a step on all devices",
         )
         if estimates.mfu_ppm
@@ -208,18 +196,22 @@ def _margin(plan: Plan) -> Card:
     return Card("Margin", format_share(nearest - objective_ns, objective_ns), (words,), tone)
 
 
-def _facts(plan: Plan, pipeline: PipelineContent | None, binds: tuple[str, ...]) -> Iterator[Fact]:
+def _facts(
+    plan: Plan, pipeline: PipelineContent | None, binds: tuple[str, ...]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """What a plan is for and was made with, and what `binds` it."""
     structure, provenance = plan.structure, plan.provenance
-    yield Fact("Inputs", structure.inputs)
-    yield Fact("Trained with", (structure.optimizer,))
-    yield Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster))
-    yield Fact("What binds", binds)
-    yield Fact("Imposed", provenance.imposed)
-    yield Fact("Mesh of a stage", () if pipeline is None else _meshes(pipeline))
-    yield Fact("Candidates", tuple(searched_lines(provenance)))
-    yield Fact("Plan", (plan.digest,))
-    yield Fact("Made by", (maker_of(provenance),))
+    return (
+        ("Inputs", structure.inputs),
+        ("Trained with", (structure.optimizer,)),
+        ("Cluster", _cluster(structure.cluster, plan.estimates.cluster)),
+        ("What binds", binds),
+        ("Imposed", provenance.imposed),
+        ("Mesh of a stage", () if pipeline is None else _meshes(pipeline)),
+        ("Candidates", tuple(searched_lines(provenance))),
+        ("Plan", (plan.digest,)),
+        ("Planner", (maker_of(provenance),)),
+    )
 
 
 def _meshes(pipeline: PipelineContent) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from msgspec.structs import asdict
+from msgspec import structs
 
-from autopar.plans.estimates import Memory, MemoryCurve
+from autopar.plans.estimates import Held, Memory, MemoryCurve
 from autopar.plans.plan import StagePlan
 from autopar.report.costs import HOLDER_TITLES, HostUse, host_use
 from autopar.report.placed import sharding_text
@@ -45,32 +45,21 @@ class HolderRow:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRow:
-    """Tensors of one kind that are held at the peak."""
-
-    name: str
-    state: str
-    holder: str
-    count: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Memory of each device: at the peak, over time, and what is largest at the peak; and of its
-    host, if anything is there."""
+    """Memory of each device: at the peak, over time, and what is largest at the peak, in words; and
+    of its host, if anything is there."""
 
     limit: int
     peak: int
     holders: tuple[HolderRow, ...]
     columns: tuple[Column, ...]
-    held: tuple[HeldRow, ...]
+    held: tuple[Held, ...]
     host: HostUse | None
 
 
 def at_peak(memory: Memory, limit: int) -> MemoryUse:
     """What a device holds at the peak alone."""
-    sizes = asdict(memory) | {"gradients": memory.gradients + memory.accumulated}
+    sizes = structs.asdict(memory) | {"gradients": memory.gradients + memory.accumulated}
     rows = tuple(HolderRow(n, title, sizes[n]) for n, title in STACKED.items())
     return MemoryUse(limit, memory.total, rows, (), (), None)
 
@@ -83,12 +72,10 @@ def memory_use(plan: StagePlan) -> MemoryUse:
         at_peak(memory, estimates.memory_limit),
         columns=_thinned(_columns(estimates.memory_curve, memory)),
         held=tuple(
-            HeldRow(
-                each.key,
-                sharding_text(each.state, mesh),
-                HOLDER_TITLES.get(each.holder, each.holder),
-                each.count,
-                each.num_bytes,
+            structs.replace(
+                each,
+                state=sharding_text(each.state, mesh),
+                holder=HOLDER_TITLES.get(each.holder, each.holder),
             )
             for each in estimates.peak_holders
         ),

@@ -11,10 +11,10 @@ for (const decisions of document.querySelectorAll(".decisions")) {
   }));
   const filter = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const wanted = new Set(kinds.filter((box) => box.checked).map((box) => box.value));
+    const checked = new Set(kinds.filter((box) => box.checked).map((box) => box.value));
     let shown = 0;
     for (const { row, kind, text } of rows) {
-      row.hidden = !(wanted.has(kind) && words.every((word) => text.includes(word)));
+      row.hidden = !(checked.has(kind) && words.every((word) => text.includes(word)));
       shown += row.hidden ? 0 : 1;
     }
     count.textContent = `${shown} of ${rows.length}`;

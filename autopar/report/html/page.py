@@ -14,11 +14,10 @@ from autopar.ir.mesh import Mesh
 from autopar.plans.estimates import CollectiveTotal
 from autopar.plans.plan import Plan, StagePlan
 from autopar.report.costs import Cost
-from autopar.report.critical_parts import critical_parts
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
 from autopar.report.html.charts import areas, gantt, memory_bars
-from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
+from autopar.report.html.decisions import ROW_KINDS, DecisionRow, decisions
 from autopar.report.html.headline import Headline, Share, headline, shares
 from autopar.report.html.memory import MemoryUse, memory_use
 from autopar.report.html.pipeline_part import PASS_WORDS, SHARED, PipelinePart, pipeline_part
@@ -26,7 +25,8 @@ from autopar.report.html.schedule import ActionTrack, DrawnSchedule, Panel, draw
 from autopar.report.html.templates import rendered
 from autopar.report.limits import AxisShare, Bottlenecks, find_limits
 from autopar.report.pipeline import StageRow, pipeline_content
-from autopar.report.timeline import UPDATE, DrawnStep, Track, timeline
+from autopar.report.stage_content import critical_parts
+from autopar.report.timeline import COMPUTE, UPDATE, DrawnStep, Track, timeline
 
 NUM_COLOURS = 6
 """Colours of mesh axes in the style sheet; further axes begin again."""
@@ -49,7 +49,7 @@ class StagePage:
     memory: MemoryUse
     traffic: tuple[AxisTraffic, ...]
     graphs: tuple[BlockGraph, ...]
-    decisions: Decisions
+    decisions: tuple[DecisionRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,15 @@ def _pipeline_pictures(part: PipelinePart) -> PipelinePictures:
     }
     return PipelinePictures(
         gantt(part.panel, {UPDATE: "optimizer", SHARED: "network", **microbatches}),
-        memory_bars([(each.title, each.use) for each in part.memory]),
+        memory_bars(part.memory),
         tuple((kind.name.lower(), PASS_WORDS[kind]) for kind in part.passes),
     )
 
 
 def _pictures(page: StagePage) -> Pictures:
     axes = {axis.name: f"axis{k % NUM_COLOURS}" for k, axis in enumerate(page.mesh)}
-    colours = _track_colours(axes)
+    colours: dict[Track | ActionTrack, str] = {COMPUTE: "compute", UPDATE: "optimizer"}
+    colours |= {Track("network", axis): class_ for axis, class_ in axes.items()}
     return Pictures(
         axes=axes,
         panels=tuple((panel, gantt(panel, colours)) for panel in page.schedule.panels),
@@ -157,29 +158,16 @@ def _pictures(page: StagePage) -> Pictures:
     )
 
 
-def _track_colours(axes: Mapping[str, str]) -> dict[Track | ActionTrack, str]:
-    networks: dict[Track | ActionTrack, str] = {
-        Track("network", axis): class_ for axis, class_ in axes.items()
-    }
-    return networks | {Track("compute"): "compute", Track("optimizer"): "optimizer"}
-
-
-@dataclass(frozen=True, slots=True)
-class SentRow:
-    """All collectives of a kind, axis and phase; `share` is of the longest of all axes."""
-
-    total: CollectiveTotal
-    share: float
-
-
 @dataclass(frozen=True, slots=True)
 class AxisTraffic:
-    """What one axis, of `size` ranks, sends in all; and by kind and phase, the longest first."""
+    """What one axis, of `size` ranks, sends in all; and by kind and phase, the longest first, of
+    which that of all axes takes `longest_ns`."""
 
     total: AxisShare
     size: int
     num_bytes: int
-    rows: tuple[SentRow, ...]
+    rows: tuple[CollectiveTotal, ...]
+    longest_ns: int
 
 
 def axis_traffic(plan: StagePlan, shares: Sequence[AxisShare]) -> Iterator[AxisTraffic]:
@@ -192,6 +180,5 @@ def axis_traffic(plan: StagePlan, shares: Sequence[AxisShare]) -> Iterator[AxisT
     for share in sorted(shares, key=lambda each: (places.get(each.axis, len(places)), each.axis)):
         of_axis = [total for total in totals if total.axis == share.axis]
         of_axis.sort(key=lambda total: (-total.time_ns, total.kind, total.phase))
-        rows = tuple(SentRow(total, total.time_ns / longest) for total in of_axis)
         num_bytes = sum(total.num_bytes for total in of_axis)
-        yield AxisTraffic(share, sizes.get(share.axis, 0), num_bytes, rows)
+        yield AxisTraffic(share, sizes.get(share.axis, 0), num_bytes, tuple(of_axis), longest)

@@ -19,7 +19,7 @@ from autopar.report.html.schedule import ActionTrack, DrawnBar, Panel, TrackRow
 from autopar.report.names import stages_text
 from autopar.report.pipeline import PipelineContent, simulated_plan
 from autopar.report.timeline import UPDATE, Track
-from autopar.report.waits import MAX_RANKS, SimulatedAction, SimulatedRank, simulated_ranks
+from autopar.report.waits import MAX_RANKS, SimulatedAction, SimulatedRank
 
 SHARED = Track("network")
 """What ranks share at the end."""
@@ -36,30 +36,22 @@ PASS_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """What a device of a rank holds for all of its stages."""
-
-    title: str
-    use: MemoryUse
-
-
-@dataclass(frozen=True, slots=True)
 class PipelinePart:
     """What the page says of all stages together. `passes` are those of its picture, which has no
-    room for `num_left_out` ranks."""
+    room for `num_left_out` ranks; `memory` is what a device of a rank holds for all of its stages,
+    by their title."""
 
     content: PipelineContent
     panel: Panel
     passes: tuple[Pass, ...]
     num_left_out: int
-    memory: tuple[DeviceMemory, ...]
+    memory: tuple[tuple[str, MemoryUse], ...]
     host: HostUse | None
 
 
 def pipeline_part(plan: Plan, content: PipelineContent) -> PipelinePart:
     """The part of a plan in stages."""
-    table, played = simulated_plan(plan)
-    ranks = simulated_ranks(table, played)
+    table, played, ranks = simulated_plan(plan)
     kinds = {action.kind for row in table.rows for action in row}
     return PipelinePart(
         content=content,
@@ -67,7 +59,7 @@ def pipeline_part(plan: Plan, content: PipelineContent) -> PipelinePart:
         passes=tuple(kind for kind in Pass if kind in kinds),
         num_left_out=max(0, len(ranks) - MAX_RANKS),
         memory=tuple(
-            DeviceMemory(stages_text(row.stages), at_peak(row.memory, row.memory_limit_bytes))
+            (stages_text(row.stages), at_peak(row.memory, row.memory_limit_bytes))
             for row in content.ranks
         ),
         host=host_use(plan.estimates, plan),
@@ -116,16 +108,13 @@ def _groups(actions: Iterable[SimulatedAction], thin_ns: float) -> Iterator[list
 def _drawn(group: Sequence[SimulatedAction], rank: SimulatedRank) -> Iterator[DrawnBar]:
     first, last = group[0], group[-1]
     if len(group) == 1:
-        stage, kind, microbatch = first.action
-        labels = (f"{stage}{kind.value}{microbatch}",) * (len(rank.stages) > 1)
-        labels = (*labels, str(microbatch))
-        turn = ActionTrack(kind, rank.stages.index(stage))
-        yield DrawnBar(turn, first.start_ns, first.end_ns, 1.0, labels, _tip(first))
+        labels = (*[str(first.action)] * (len(rank.stages) > 1), str(first.action.microbatch))
+        track = _track(first, rank)
+        yield DrawnBar(track, first.start_ns, first.end_ns, 1.0, labels, _tip(first))
         return
     busy: Counter[ActionTrack] = Counter()
     for each in group:
-        turn = ActionTrack(each.action.kind, rank.stages.index(each.action.stage))
-        busy[turn] += each.end_ns - each.start_ns
+        busy[_track(each, rank)] += each.end_ns - each.start_ns
     whole_ns = max(1, last.end_ns - first.start_ns)
     order = {kind: place for place, kind in enumerate(Pass)}
     words = [
@@ -134,11 +123,15 @@ def _drawn(group: Sequence[SimulatedAction], rank: SimulatedRank) -> Iterator[Dr
         f"waiting {format_share(whole_ns - busy.total(), whole_ns)}",
     ]
     base = 0.0
-    for turn in sorted(busy, key=lambda turn: (order[turn.kind], turn.chunk)):
-        share = busy[turn] / whole_ns
-        tip = "\n".join((*words, f"{PASS_WORDS[turn.kind]} {format_percent(share)}"))
-        yield DrawnBar(turn, first.start_ns, last.end_ns, share, (), tip, len(group), base)
+    for track in sorted(busy, key=lambda track: (order[track.kind], track.chunk)):
+        share = busy[track] / whole_ns
+        tip = "\n".join((*words, f"{PASS_WORDS[track.kind]} {format_percent(share)}"))
+        yield DrawnBar(track, first.start_ns, last.end_ns, share, (), tip, len(group), base)
         base += share
+
+
+def _track(each: SimulatedAction, rank: SimulatedRank) -> ActionTrack:
+    return ActionTrack(each.action.kind, rank.stages.index(each.action.stage))
 
 
 def _tip(each: SimulatedAction) -> str:

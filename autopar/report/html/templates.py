@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from autopar.ir.units import format_bytes, format_ns, format_percent
+from autopar.ir.units import format_bytes, format_count, format_ns, format_percent
 from autopar.report.names import MAX_NAME, clean, escape
 
 MAX_TEXT = 5 * MAX_NAME
@@ -61,6 +61,7 @@ def _environment() -> Environment:
         "time": format_ns,
         "bytes": format_bytes,
         "percent": format_percent,
+        "count": format_count,
         "name": clean,
     }
     environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
