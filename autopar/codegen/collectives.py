@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -26,6 +27,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.uneven import chunked_axes, without_chunks
 from autopar.plans.layout import Move
 from autopar.runtime.process.stack_lines import FOR
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.symbols import (
     Cuts,
     first_rows,
@@ -82,11 +84,9 @@ def sending(graph: fx.Graph, what: str) -> Generator[None]:
     """Inside, collectives that are appended to `graph` are of `what`: errors say so."""
     last = next(iter(reversed(graph.nodes)))
     yield
-    node = last.next
-    while node.op != "root":
+    for node in takewhile(lambda each: each is not last, reversed(graph.nodes)):
         if node.target in SENDS:
             node.meta[FOR] = what
-        node = node.next
 
 
 def collective_call(kind: str, num: int, axis: str) -> tuple[Any, tuple[Any, ...]]:
@@ -105,7 +105,7 @@ class Packing:
     """How `move` over a mesh axis called `axis`, of `num` ranks, takes a tensor in parts `before`
     to parts `after`, in nodes that are appended to `graph`."""
 
-    graph: fx.Graph
+    graph: LeanGraph
     axis: str
     num: int
     before: Parts
@@ -126,7 +126,7 @@ class Packing:
             return self._parts(x, self.move.target.slot)
         if self.move.kind == "all_to_all":
             x, _ = self._move_dim(*self._split(x, self.move.target.slot), 0)
-        return self._contiguous(x)
+        return self.graph.call(aten.contiguous.default, x)
 
     def unpack(self, landed: fx.Node) -> fx.Node:
         """The tensor, of what has come."""
@@ -146,21 +146,16 @@ class Packing:
         dim = slot[0]
         lead = prod(self.before.sizes[first:at])
         if lead == 1:
-            return self._call(local_chunk, x, dim, shape[dim] // self.num, self.axis)
+            return self.graph.call(local_chunk, x, dim, shape[dim] // self.num, self.axis)
         split = [*shape[:dim], lead, shape[dim] // lead, *shape[dim + 1 :]]
         x = self._reshape(x, shape, split)
-        x = self._call(local_chunk, x, dim + 1, split[dim + 1] // self.num, self.axis)
+        x = self.graph.call(local_chunk, x, dim + 1, split[dim + 1] // self.num, self.axis)
         split[dim + 1] //= self.num
         return self._reshape(x, split, self.after.shape)
 
-    def _call(self, target: Any, *args: Any) -> fx.Node:
-        return self.graph.call_function(target, args)
-
-    def _contiguous(self, x: fx.Node) -> fx.Node:
-        return self._call(aten.contiguous.default, x)
-
     def _reshape(self, x: fx.Node, have: Sequence[int], want: Sequence[int]) -> fx.Node:
-        return x if tuple(have) == tuple(want) else self._call(aten.reshape.default, x, list(want))
+        same = tuple(have) == tuple(want)
+        return x if same else self.graph.call(aten.reshape.default, x, list(want))
 
     def _move_dim(
         self, x: fx.Node, shape: Sequence[int], source: int, target: int
@@ -171,10 +166,9 @@ class Packing:
         order.insert(target, order.pop(source))
         moved = [shape[d] for d in order]
         low, high = sorted((source, target))
-        passed = [shape[d] for d in range(low, high + 1) if d != source]
-        if prod(passed) == 1:
+        if prod(shape[d] for d in range(low, high + 1) if d != source) == 1:
             return self._reshape(x, shape, moved), moved
-        return self._call(aten.permute.default, x, order), moved
+        return self.graph.call(aten.permute.default, x, order), moved
 
     def _joined(self, gathered: fx.Node, slot: Slot) -> fx.Node:
         at = self.before.position(slot)
@@ -184,7 +178,7 @@ class Packing:
             split = [self.num, lead, rest]
             gathered = self._reshape(gathered, have, split)
             gathered, have = self._move_dim(gathered, split, 0, 1)
-            gathered = self._contiguous(gathered)
+            gathered = self.graph.call(aten.contiguous.default, gathered)
         return self._reshape(gathered, have, self.after.shape)
 
     def _parts(self, x: fx.Node, slot: Slot) -> fx.Node:
@@ -195,7 +189,7 @@ class Packing:
             split = [lead, self.num, rest // self.num]
             x, have = self._move_dim(self._reshape(x, have, split), split, 1, 0)
         want = [self.num * self.after.shape[0], *self.after.shape[1:]]
-        return self._contiguous(self._reshape(x, have, want))
+        return self.graph.call(aten.contiguous.default, self._reshape(x, have, want))
 
     def _split(self, x: fx.Node, target: Slot) -> tuple[fx.Node, list[int], int]:
         """Part `target` cut in as many pieces as there are ranks, and where they stand."""
@@ -211,7 +205,7 @@ class Packing:
         sizes[at] //= self.num
         x, have = self._move_dim(x, [self.num, *sizes], 0, place)
         if prod(have[:place]) > 1:
-            x = self._contiguous(x)
+            x = self.graph.call(aten.contiguous.default, x)
         return self._reshape(x, have, self.after.shape)
 
 
@@ -227,7 +221,7 @@ class ChunkPacking:
     """How a step of `kind` joins or cuts chunks: `size` rows along `dim` of a tensor of `num_dims`
     dims are cut by `cuts`, of which the last is undone (a gather) or made."""
 
-    graph: fx.Graph
+    graph: LeanGraph
     kind: str
     dim: int
     num_dims: int
@@ -236,7 +230,7 @@ class ChunkPacking:
 
     @staticmethod
     def of(
-        graph: fx.Graph,
+        graph: LeanGraph,
         tensor: TensorType,
         atoms: Sequence[Atom],
         mesh: Mesh,
@@ -252,35 +246,30 @@ class ChunkPacking:
 
     def cut(self, x: fx.Node) -> fx.Node:
         """The rank's chunk of `x`."""
-        return self._call(own_rows, x, self.dim, self.size, self.cuts)
+        return self.graph.call(own_rows, x, self.dim, self.size, self.cuts)
 
     def pack(self, x: fx.Node) -> fx.Node:
         """What the collective is given for `x`."""
         padded = padded_shard if self.kind == "all_gather" else padded_whole
-        x = self._call(padded, self._leading(x), self.num_dims, self.size, self.cuts)
-        return self._contiguous(x)
+        x = self.graph.call(padded, self._leading(x), self.num_dims, self.size, self.cuts)
+        return self.graph.call(aten.contiguous.default, x)
 
     def unpack(self, landed: fx.Node) -> fx.Node:
         """The tensor, of what has come."""
         cuts = self.cuts[:-1] if self.kind == "all_gather" else self.cuts
-        return self._back(self._call(first_rows, landed, self.size, cuts))
+        return self._back(self.graph.call(first_rows, landed, self.size, cuts))
 
     def _leading(self, x: fx.Node) -> fx.Node:
         """`x` with the dim in chunks first."""
         if self.dim == 0:
             return x
         others = (d for d in range(self.num_dims) if d != self.dim)
-        return self._call(aten.permute.default, x, [self.dim, *others])
+        return self.graph.call(aten.permute.default, x, [self.dim, *others])
 
     def _back(self, x: fx.Node) -> fx.Node:
         if self.dim == 0:
             return x
         order = [*range(1, self.num_dims)]
         order.insert(self.dim, 0)
-        return self._contiguous(self._call(aten.permute.default, x, order))
-
-    def _contiguous(self, x: fx.Node) -> fx.Node:
-        return self._call(aten.contiguous.default, x)
-
-    def _call(self, target: Any, *args: Any) -> fx.Node:
-        return self.graph.call_function(target, args)
+        x = self.graph.call(aten.permute.default, x, order)
+        return self.graph.call(aten.contiguous.default, x)

@@ -15,13 +15,20 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from autopar.codegen.collectives import sending
-from autopar.codegen.draws import drawn, positions, read_before, state_left
 from autopar.codegen.local_graph import LocalGraph
 from autopar.codegen.microbatches import OWN_OPS, OwnOps, inputs_of, sent_name, sum_name
 from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import emit
 from autopar.codegen.passes import BIAS, adds_bias
-from autopar.codegen.sources import localize, sources, whole_types
+from autopar.codegen.sources import (
+    drawn,
+    localize,
+    positions,
+    read_before,
+    sources,
+    state_left,
+    whole_types,
+)
 from autopar.errors import PlanMismatchError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
@@ -49,6 +56,7 @@ from autopar.plans.scheduling.routes import Routes
 from autopar.rules.op import Shapes
 from autopar.rules.table import record_of
 from autopar.rules.work import exchange_axes, exchanges
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.program import Program, Sum
 
 aten = torch.ops.aten
@@ -116,10 +124,8 @@ class _Generator:
         for node in self.graph.nodes:
             if node.role in (Role.OP, Role.CONSTANT) or node.role in OUTPUT_ROLES:
                 continue
-            made = self.layout.output_state(Ref(node.index))
-            value = Value(node.phase, Ref(node.index), made, self._is_on_host(node))
             local = self.local[node.phase]
-            local.values[value] = local.placeholder(f"{node.role.value}:{node.target}")
+            local.values[self._output(node)] = local.placeholder(f"{node.role.value}:{node.target}")
         forward, backward = (self.local[phase] for phase in Phase)
         for local, events in ((forward, self.schedule.forward), (backward, self.schedule.backward)):
             for name in self._further_inputs(events):
@@ -138,9 +144,8 @@ class _Generator:
                 name = f"{node.role.value}:{node.target}"
                 self.local[node.phase].outputs[name] = self._leaving(node)
             elif is_result(node) and not self.is_last:
-                made = Value(node.phase, Ref(node.index), self.layout.output_state(Ref(node.index)))
                 local = self.local[node.phase]
-                local.outputs[sum_name(node)] = local.values[made]
+                local.outputs[sum_name(node)] = local.values[self._output(node)]
         return self._program(forward, backward, weights)
 
     def _second_part(self) -> LocalGraph:
@@ -148,8 +153,9 @@ class _Generator:
         first = self.local[Phase.BACKWARD]
         second = self.local[Phase.BACKWARD] = LocalGraph(self.layout, self._spoken)
         for node in self.graph.with_role(Role.TANGENT):
-            value = Value(node.phase, Ref(node.index), self.layout.output_state(Ref(node.index)))
-            second.values[value] = second.placeholder(f"{node.role.value}:{node.target}")
+            second.values[self._output(node)] = second.placeholder(
+                f"{node.role.value}:{node.target}"
+            )
         for name in self._further_inputs(self.schedule.weights):
             second.placeholder(name)
         handed = dict.fromkeys((*self.schedule.saved, *self.schedule.carried))
@@ -169,6 +175,11 @@ class _Generator:
             for node in filter(is_result, self.graph.nodes)
         )
 
+    def _output(self, node: Node) -> Value:
+        """What a node makes, as it is laid out."""
+        state = self.layout.output_state(Ref(node.index))
+        return Value(node.phase, Ref(node.index), state, self._is_on_host(node))
+
     def _is_on_host(self, node: Node) -> bool:
         """Whether a parameter, or the gradient of one, is on the host."""
         is_one = node.role in (Role.PARAM, Role.GRAD)
@@ -179,15 +190,13 @@ class _Generator:
         a copy: scripts change gradients in place."""
         value, root = self._argument(node, 0), self.use_of[node.index, 0][0].root
         if node.role is Role.GRAD and root in self.left:
-            return self.local[node.phase].graph.call_function(aten.clone.default, (value,))
+            return self.local[node.phase].graph.call(aten.clone.default, value)
         self.left.add(root)
         return value
 
     def _further_inputs(self, events: Sequence[Event]) -> Iterable[str]:
         nodes = (self.graph.nodes[e.node] for e in events if isinstance(e, Compute))
-        return dict.fromkeys(
-            name for node in nodes for name in inputs_of(node, is_last=self.is_last)
-        )
+        return dict.fromkeys(name for n in nodes for name in inputs_of(n, is_last=self.is_last))
 
     def _emit(self, local: LocalGraph, event: Event) -> None:
         """The nodes of one event, behind all others."""
@@ -229,22 +238,21 @@ class _Generator:
             forward_outputs,
             detached_shardings=detached,
         )
-        if not (backward.outputs or (weights and weights.outputs)):
-            return program
-        program = replace(
-            program,
-            backward=backward.module(self.gm, tuple(backward.outputs)),
-            backward_inputs=tuple(backward.inputs),
-            backward_outputs=tuple(backward.outputs),
-        )
-        if not (weights and weights.outputs):
-            return program
-        return replace(
-            program,
-            weights=weights.module(self.gm, tuple(weights.outputs)),
-            weights_inputs=tuple(weights.inputs),
-            weights_outputs=tuple(weights.outputs),
-        )
+        if backward.outputs or (weights and weights.outputs):
+            program = replace(
+                program,
+                backward=backward.module(self.gm, tuple(backward.outputs)),
+                backward_inputs=tuple(backward.inputs),
+                backward_outputs=tuple(backward.outputs),
+            )
+        if weights and weights.outputs:
+            program = replace(
+                program,
+                weights=weights.module(self.gm, tuple(weights.outputs)),
+                weights_inputs=tuple(weights.inputs),
+                weights_outputs=tuple(weights.outputs),
+            )
+        return program
 
     def _op(self, local: LocalGraph, event: Compute) -> None:
         node, graph = self.graph.nodes[event.node], local.graph
@@ -257,8 +265,7 @@ class _Generator:
                 local.outputs[sent_name(node)] = made
             local.values |= dict.fromkeys(event.makes, made)
             return
-        source = self.fx_nodes[node.name]
-        results = self._results(graph, node, source, arguments)
+        results = self._results(graph, node, self.fx_nodes[node.name], arguments)
         local.values |= state_left(graph, node, results, self.layout.pair(node)[0])
         for output, value in enumerate(event.makes):
             if value.ref not in self.read:
@@ -266,11 +273,11 @@ class _Generator:
             result = results[output]
             ways = self._averaged_over(node, output)
             if ways > 1:
-                result = graph.call_function(aten.div.Scalar, (result, ways))
+                result = graph.call(aten.div.Scalar, result, ways)
             local.values[value] = result
 
     def _results(
-        self, graph: fx.Graph, node: Node, source: fx.Node, arguments: Sequence[fx.Node]
+        self, graph: LeanGraph, node: Node, source: fx.Node, arguments: Sequence[fx.Node]
     ) -> Sequence[fx.Node]:
         """The local tensors that an op makes."""
         choice, (inputs, outputs) = self.layout.choice(node), self.layout.pair(node)
@@ -289,11 +296,11 @@ class _Generator:
         places = positions(node, source)
         if places is None:
             return (value,)
-        return [graph.call_function(operator.getitem, (value, at)) for at in places]
+        return [graph.call(operator.getitem, value, at) for at in places]
 
     def _call(
         self,
-        graph: fx.Graph,
+        graph: LeanGraph,
         node: Node,
         source: fx.Node,
         arguments: Sequence[fx.Node],
@@ -302,10 +309,10 @@ class _Generator:
     ) -> fx.Node:
         """`node` on local tensors in the shardings `inputs`, which leaves `outputs`."""
         if record_of(node.op).one_layout:
-            arguments = [graph.call_function(aten.contiguous.default, (x,)) for x in arguments]
+            arguments = [graph.call(aten.contiguous.default, x) for x in arguments]
+        shapes = self._shapes(node, inputs, outputs)
         given = iter(arguments)
         args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))
-        shapes = self._shapes(node, inputs, outputs)
         target, args, kwargs = localize(source.target, args, kwargs, shapes)
         made = graph.call_function(target, args, kwargs)
         made.meta[BIAS] = adds_bias(node, shapes, self.graph.input_types(node))
@@ -381,7 +388,7 @@ class _Generator:
         return value
 
     def _view(
-        self, graph: fx.Graph, index: int, value: fx.Node, before: Sharding, after: Sharding
+        self, graph: LeanGraph, index: int, value: fx.Node, before: Sharding, after: Sharding
     ) -> fx.Node:
         node = self.graph.nodes[index]
         source = self.fx_nodes[node.name]
@@ -389,5 +396,5 @@ class _Generator:
             if not self.graph.nodes[node.inputs[0].node].view:
                 # Each output of an op is a root of its own.
                 return value
-            return graph.call_function(operator.getitem, (value, source.args[1]))
+            return graph.call(operator.getitem, value, source.args[1])
         return self._call(graph, node, source, (value,), (before,), (after,) * len(node.outputs))

@@ -36,7 +36,7 @@ MEMBERS = "members"
 class Messages:
     """Writes transfers into the local graph of one phase."""
 
-    def __init__(self, layout: Layout, graph: fx.Graph, spoken: Callable[[Transfer], str]) -> None:
+    def __init__(self, layout: Layout, graph: LeanGraph, spoken: Callable[[Transfer], str]) -> None:
         self.layout = layout
         self.graph = graph
         self.spoken = spoken
@@ -50,16 +50,15 @@ class Messages:
         if message.kind in ("offload", "reload"):
             self._copy(message, *given)
             return
-        packings = [self._packing(transfer) for transfer in message.transfers]
-        packed = [packing.pack(x) for packing, x in zip(packings, given, strict=True)]
-        (x, *others) = packed
+        pairs = zip(message.transfers, given, strict=True)
+        x, *others = packed = [self._packing(transfer).pack(x) for transfer, x in pairs]
         axis = self._axes[message.axis]
         if others:
             rows = axis.size if message.kind == "reduce_scatter" else 1
             flat = [self._reshape(x, [rows, -1]) for x in packed]
-            x = self.graph.call_function(aten.cat.default, (flat, 1))
+            x = self.graph.call(aten.cat.default, flat, 1)
         target, behind = collective_call(message.kind, axis.size, axis.name)
-        issued = self.graph.call_function(target, (x, *behind))
+        issued = self.graph.call(target, x, *behind)
         issued.meta[MEMBERS] = len(packed)
         more = f" and {len(others)} more" if others else ""
         issued.meta[FOR] = f"{self.spoken(message.transfers[0])}{more}"
@@ -71,10 +70,10 @@ class Messages:
         if issued.target in (OFFLOAD, RELOAD):
             copy = first.collective
             is_read_there = isinstance(copy, HostCopy) and copy.is_read_there
-            self.graph.call_function(LANDED if is_read_there else ARRIVED, (issued,))
+            self.graph.call(LANDED if is_read_there else ARRIVED, issued)
             self._slices[first] = issued
             return
-        landed = self.graph.call_function(WAIT, (issued,))
+        landed = self.graph.call(WAIT, issued)
         if len(message.transfers) == 1:
             self._slices[first] = landed
             return
@@ -101,18 +100,16 @@ class Messages:
         """A tensor on its way to the host, or back to where graphs run (`bind`)."""
         is_reload = message.kind == "reload"
         target, device = (RELOAD, (torch.device("cpu"),)) if is_reload else (OFFLOAD, ())
-        self._issued[message] = self.graph.call_function(target, (x, *device))
+        self._issued[message] = self.graph.call(target, x, *device)
 
     def cut(self, transfer: Transfer, x: fx.Node) -> fx.Node:
         """The rank's slice of `x`."""
         found = self._packing(transfer).cut(x)
         root = self.layout.graph.nodes[transfer.source.ref.node]
         if root.role is not Role.OP or found.target is aten.reshape.default:
-            return self.graph.call_function(aten.contiguous.default, (found,))
+            return self.graph.call(aten.contiguous.default, found)
         # A view would keep the whole tensor in memory; a part of a dim is copied by reshape.
-        return self.graph.call_function(
-            aten.clone.default, (found,), {"memory_format": torch.contiguous_format}
-        )
+        return self.graph.call(aten.clone.default, found, memory_format=torch.contiguous_format)
 
     def _packing(self, transfer: Transfer) -> Packing | ChunkPacking:
         known = transfer.key, transfer.step
@@ -133,16 +130,14 @@ class Messages:
 
     def _cut_out(self, columns: _BufferSlice) -> fx.Node:
         """One transfer's columns, contiguous, in the shape in which they came."""
-        part = self.graph.call_function(
-            aten.slice.Tensor, (columns.landed, 1, columns.start, columns.end)
-        )
+        part = self.graph.call(aten.slice.Tensor, columns.landed, 1, columns.start, columns.end)
         if columns.end - columns.start == 1:
             # Of a single column reshape makes a view, which some kernels read as if it had no gaps.
-            part = self.graph.call_function(aten.contiguous.default, (part,))
+            part = self.graph.call(aten.contiguous.default, part)
         return self._reshape(part, columns.shape)
 
     def _reshape(self, x: fx.Node, shape: list[int]) -> fx.Node:
-        return self.graph.call_function(aten.reshape.default, (x, shape))
+        return self.graph.call(aten.reshape.default, x, shape)
 
 
 class _BufferSlice(NamedTuple):

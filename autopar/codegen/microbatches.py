@@ -29,6 +29,7 @@ from autopar.ir.own_ops import (
 )
 from autopar.ir.redistribute import local_part_sizes
 from autopar.ir.sharding import Sharding
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.program import MICROBATCH_INPUT, Sum
 
 aten = torch.ops.aten
@@ -70,7 +71,7 @@ class OwnOps:
 
     def write(
         self,
-        graph: fx.Graph,
+        graph: LeanGraph,
         node: Node,
         x: Sequence[fx.Node],
         inputs: dict[str, fx.Node],
@@ -80,11 +81,11 @@ class OwnOps:
         if node.op == RECEIVE:
             return inputs[received_name(node)]
         if node.op == SEND:
-            return graph.call_function(aten.contiguous.default, (x[0],))
+            return graph.call(aten.contiguous.default, x[0])
         if node.op == ACCUMULATE:
-            return graph.call_function(aten.add_.Tensor, (inputs[sum_name(node)], x[0]))
+            return graph.call(aten.add_.Tensor, inputs[sum_name(node)], x[0])
         if node.op == SHARE:
-            return graph.call_function(aten.div.Scalar, (x[0], self.graph.microbatches))
+            return graph.call(aten.div.Scalar, x[0], self.graph.microbatches)
         if node.op == COUNT:
             return _count(graph, node, x)
         if node.op in (ROUND, RESTORE):
@@ -95,23 +96,21 @@ class OwnOps:
         lead, rest = self._around(node, made_state if node.op == COLLECT else state)
         microbatch, microbatches = inputs[MICROBATCH_INPUT], self.graph.microbatches
         if node.op == MICROBATCH:
-            rows = graph.call_function(aten.reshape.default, (x[0], [lead, microbatches, rest]))
-            made = graph.call_function(aten.index_select.default, (rows, 1, microbatch))
+            rows = graph.call(aten.reshape.default, x[0], [lead, microbatches, rest])
+            made = graph.call(aten.index_select.default, rows, 1, microbatch)
         else:
-            rows = graph.call_function(aten.reshape.default, (x[0], [lead, 1, rest]))
+            rows = graph.call(aten.reshape.default, x[0], [lead, 1, rest])
             whole = inputs[sum_name(node)]
-            made = graph.call_function(aten.index_copy_.default, (whole, 1, microbatch, rows))
-        return graph.call_function(aten.reshape.default, (made, self._shape(node, made_state)))
+            made = graph.call(aten.index_copy_.default, whole, 1, microbatch, rows)
+        return graph.call(aten.reshape.default, made, self._shape(node, made_state))
 
     def sum_of(self, node: Node, state: Sharding) -> Sum:
         """What is handed from turn to turn of what `node` puts together, made in `state`."""
-        tensor, phase = node.outputs[0], node.phase.value
-        if node.op == ACCUMULATE:
-            shape = tuple(self._shape(node, state))
-            return Sum(sum_name(node), phase, shape, tensor.dtype)
-        lead, rest = self._around(node, state)
-        shape = (lead, self.graph.microbatches, rest)
-        return Sum(sum_name(node), phase, shape, tensor.dtype, is_collected=True)
+        shape, is_collected = tuple(self._shape(node, state)), node.op != ACCUMULATE
+        if is_collected:
+            lead, rest = self._around(node, state)
+            shape = lead, self.graph.microbatches, rest
+        return Sum(sum_name(node), node.phase.value, shape, node.outputs[0].dtype, is_collected)
 
     def _shape(self, node: Node, state: Sharding) -> list[int]:
         tensor, atoms = node.outputs[0], self.graph.atoms
@@ -138,29 +137,28 @@ def _microbatch_slot(whole: Sequence[Sequence[int]], cut: Sequence[Sequence[int]
     raise AssertionError("a tensor of the whole batch has a part more")
 
 
-def _cast(graph: fx.Graph, node: Node, x: fx.Node) -> fx.Node:
+def _cast(graph: LeanGraph, node: Node, x: fx.Node) -> fx.Node:
     """`x` in the dtype of what `node` makes. What is beyond the range of float16 becomes the
     largest number in it, and not infinity: gradients stay finite."""
     dtype = getattr(torch, node.outputs[0].dtype)
-    made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+    made = graph.call(aten._to_copy.default, x, dtype=dtype)
     if dtype is torch.float16:
         largest = torch.finfo(dtype).max
-        made = graph.call_function(aten.clamp_.default, (made, -largest, largest))
+        made = graph.call(aten.clamp_.default, made, -largest, largest)
     return made
 
 
-def _count(graph: fx.Graph, node: Node, x: Sequence[fx.Node]) -> fx.Node:
+def _count(graph: LeanGraph, node: Node, x: Sequence[fx.Node]) -> fx.Node:
     """How many targets are not ignored, or the sum of the weights of their classes."""
     ignored = node.args[-1]
     assert isinstance(ignored, int)
-    counted = graph.call_function(aten.ne.Scalar, (x[0], ignored))
-    dtype = getattr(torch, node.outputs[0].dtype)
+    counted = graph.call(aten.ne.Scalar, x[0], ignored)
     if len(x) == 1:
-        counts = graph.call_function(aten.sum.default, (counted,))
-        return graph.call_function(aten._to_copy.default, (counts,), {"dtype": dtype})
-    safe = graph.call_function(aten.mul.Tensor, (x[0], counted))
-    flat = graph.call_function(aten.reshape.default, (safe, [-1]))
-    weights = graph.call_function(aten.index_select.default, (x[1], 0, flat))
-    flags = graph.call_function(aten.reshape.default, (counted, [-1]))
-    weights = graph.call_function(aten.mul.Tensor, (weights, flags))
-    return graph.call_function(aten.sum.default, (weights,))
+        counts = graph.call(aten.sum.default, counted)
+        dtype = getattr(torch, node.outputs[0].dtype)
+        return graph.call(aten._to_copy.default, counts, dtype=dtype)
+    safe = graph.call(aten.mul.Tensor, x[0], counted)
+    flat = graph.call(aten.reshape.default, safe, [-1])
+    weights = graph.call(aten.index_select.default, x[1], 0, flat)
+    flags = graph.call(aten.reshape.default, counted, [-1])
+    return graph.call(aten.sum.default, graph.call(aten.mul.Tensor, weights, flags))

@@ -4,7 +4,7 @@ and awaited as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -95,26 +95,9 @@ def _same_as(node: fx.Node) -> fx.Node | None:
     return None
 
 
-_Pass = Callable[[fx.Graph], fx.Graph]
-
-
-def box(graph: fx.Graph) -> fx.Graph:
-    """The code takes its inputs as one list, which it clears."""
-    graph.set_codegen(boxed_codegen())
-    return graph
-
-
-PASSES: tuple[_Pass, ...] = (
-    drop_dead_code,
-    tidy_views,
-    fuse_bias,
-    box,
-)
-
-
 def apply_passes(graph: fx.Graph) -> fx.Graph:
-    """`graph` after every pass, checked."""
-    for step in PASSES:
-        graph = step(graph)
+    """`graph` after every pass, checked; its code takes its inputs as one list, which it clears."""
+    graph = fuse_bias(tidy_views(drop_dead_code(graph)))
+    graph.set_codegen(boxed_codegen())
     graph.lint()
     return graph

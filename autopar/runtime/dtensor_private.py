@@ -22,6 +22,9 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_flatten
 
+_DTENSOR: Any = DTensor
+"""The class, of which methods are replaced."""
+
 
 def mesh_of_others(kind: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
     """A mesh that this rank is no part of: without process groups."""
@@ -220,7 +223,7 @@ def take_over_assignments(shard_for: Callable[[DTensor, Tensor], Tensor | None])
     """From now on `dtensor.data = value` makes `shard_for(dtensor, value)` this rank's piece of it,
     unless that is None: by itself torch has the piece of before still be what ops read. And
     `dtensor.grad = value` has a gradient of that piece where the value is a plain tensor."""
-    data, grad = _property_of("data"), _property_of("grad")
+    data, grad = (vars(torch._C.TensorBase)[name] for name in ("data", "grad"))
 
     def assign_data(self: DTensor, value: Tensor) -> None:
         piece = shard_for(self, value)
@@ -235,9 +238,8 @@ def take_over_assignments(shard_for: Callable[[DTensor, Tensor], Tensor | None])
             value = value if piece is None else dtensor_like(piece, self)
         grad.__set__(self, value)
 
-    owner: Any = DTensor
-    owner.data = property(data.__get__, assign_data)
-    owner.grad = property(grad.__get__, assign_grad, grad.__delete__)
+    _DTENSOR.data = property(data.__get__, assign_data)
+    _DTENSOR.grad = property(grad.__get__, assign_grad, grad.__delete__)
 
 
 def take_over_copies(concerns: Callable[[DTensor], bool]) -> None:
@@ -251,8 +253,7 @@ def take_over_copies(concerns: Callable[[DTensor], bool]) -> None:
         made = memo[id(self)] = dtensor_like(shard_of(self).clone(), self)
         return made
 
-    owner: Any = DTensor
-    owner.__deepcopy__ = copied
+    _DTENSOR.__deepcopy__ = copied
 
 
 def take_over_wholes(whole: Callable[[Callable[[DTensor], Tensor], DTensor], Tensor]) -> None:
@@ -264,17 +265,15 @@ def take_over_wholes(whole: Callable[[Callable[[DTensor], Tensor], DTensor], Ten
     def full_tensor(self: DTensor, *args: Any, **kwargs: Any) -> Tensor:
         return whole(lambda x: plain(x, *args, **kwargs), self)
 
-    owner: Any = DTensor
-    owner.full_tensor = full_tensor
+    _DTENSOR.full_tensor = full_tensor
 
 
 def take_over_readings(whole: Callable[[DTensor], Tensor | None]) -> None:
     """From now on what a script reads of a DTensor, as text, in a format or as an array, is what it
     reads of `whole(dtensor)`, a plain tensor, unless that is None: by itself torch tells of this
     rank's piece, or refuses."""
-    owner: Any = DTensor
     for name in ("__array__", "__dlpack__", "__format__", "__repr__", "numpy", "tolist"):
-        setattr(owner, name, _reading(getattr(DTensor, name), name, whole))
+        setattr(_DTENSOR, name, _reading(getattr(DTensor, name), name, whole))
 
 
 def take_over_pickling(
@@ -302,11 +301,10 @@ def take_over_pickling(
     def pickled(x: DTensor) -> Tensor | None:
         return None if getattr(sends, "pieces", False) else whole(x)
 
-    owner: Any = DTensor
-    owner.__reduce_ex__ = _reading(DTensor.__reduce_ex__, "__reduce_ex__", pickled)
-    owner.untyped_storage = lambda self: storage_of(shard_of(self), self)
-    owner.share_memory_ = _shared
-    owner.is_shared = lambda self: shard_of(self).is_shared()
+    _DTENSOR.__reduce_ex__ = _reading(DTensor.__reduce_ex__, "__reduce_ex__", pickled)
+    _DTENSOR.untyped_storage = lambda self: storage_of(shard_of(self), self)
+    _DTENSOR.share_memory_ = _shared
+    _DTENSOR.is_shared = lambda self: shard_of(self).is_shared()
     checkpoints: Any = _AsyncCheckpointProcess
     checkpoints._send = send_shards
 
@@ -325,10 +323,6 @@ def _reading(plain: Any, name: str, whole: Callable[[DTensor], Tensor | None]) -
         return getattr(found, name)(*args, **kwargs)
 
     return read
-
-
-def _property_of(name: str) -> Any:
-    return vars(torch._C.TensorBase)[name]
 
 
 def shard_of(tensor: DTensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.runtime.checkpoint.initialise import state_tables
-from autopar.runtime.module.recreated import recreated_by_hooks
+from autopar.runtime.module.executable import recreated_by_hooks
 from autopar.runtime.program.externals import is_external
 from autopar.runtime.program.guards import is_state
 from autopar.tracer import torch_private

@@ -24,6 +24,7 @@ from autopar.plans.layout import Move
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import make_graph_request
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.symbols import SYMBOLS
 from autopar.runtime.simulator import spmd
 from autopar.runtime.simulator.shards import shard, unshard
@@ -88,7 +89,7 @@ def test_every_step(name: str, sizes: Sequence[int]) -> None:
     kinds: set[str] = set()
     for move, found in chunk_moves(kind, on):
         kinds.add(found.kind)
-        graph = fx.Graph()
+        graph = LeanGraph()
         x = graph.placeholder("x")
         packing = ChunkPacking.of(graph, kind, ATOMS, on, move, found)
         axis = on[found.axis]

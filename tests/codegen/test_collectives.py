@@ -20,6 +20,7 @@ from autopar.ir.graph import Atom, TensorType
 from autopar.ir.mesh import Link, Mesh
 from autopar.ir.redistribute import Collective, local_bytes, local_shape, states, step
 from autopar.ir.sharding import R, Sharding
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.simulator import spmd
 from autopar.runtime.simulator.shards import shard, unshard
 from tests.codegen.meshes import mesh
@@ -76,7 +77,7 @@ def moved(packing, x: fx.Node, move: Collective, num: int, axis: str) -> fx.Node
 def emitted(
     kind: TensorType, source: Sharding, target: Sharding, move: Collective, on: Mesh
 ) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph = LeanGraph()
     x = graph.placeholder("x")
     axis = on.axes[move.axis]
     before, after = (parts_of(kind, ATOMS, s, on.sizes) for s in (source, target))

@@ -16,6 +16,7 @@ from autopar.ir.schedule import Message, Transfer, Value
 from autopar.ir.sharding import P, R, Sharding
 from autopar.plans.layout import Layout
 from autopar.runtime.program.backend import reduce_in_place
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.simulator import spmd
 from tests.codegen.meshes import mesh
 
@@ -58,7 +59,7 @@ def transfers(way: str) -> tuple[Layout, list[Transfer]]:
 def sent(way: str, sizes: list[int]) -> fx.GraphModule:
     """The graph that sends them in messages of so many each."""
     layout, moving = transfers(way)
-    graph = fx.Graph()
+    graph = LeanGraph()
     inputs = [graph.placeholder(f"x{k}") for k in range(COUNT)]
     messages = Messages(layout, graph, lambda transfer: transfer.key)
     results: list[fx.Node] = []

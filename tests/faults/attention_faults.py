@@ -25,7 +25,7 @@ def blocks_passed_to_the_rank_before(patch: Patch) -> None:
         op, (gets, gives, _) = original(index, length, ways, axis)
         return op, (gives, gets, axis)
 
-    original = symbols._permute
+    original = symbols._ON_A_RANK[symbols.permute]
     patch.setitem(symbols._ON_A_RANK, symbols.permute, turned)
 
 

@@ -22,6 +22,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
 from autopar.plans.scheduling.routes import Routes
 from autopar.rules.table import OPS
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.program import Program
 from tests.codegen.test_events import test_events_are_in_order
 from tests.codegen.test_passes import test_what_is_sent_and_awaited_stays_where_it_is
@@ -82,7 +83,7 @@ def partial_sum_for_the_whole(patch: Patch) -> None:
 def transposition_forgotten_in_backward(patch: Patch) -> None:
     original = _Generator._view
 
-    def viewed(self: Any, graph: fx.Graph, index: int, value: Any, before: Any, after: Any) -> Any:
+    def viewed(self: Any, graph: LeanGraph, index: int, value: Any, before: Any, after: Any) -> Any:
         node = self.graph.nodes[index]
         square = len(set(node.outputs[0].shape)) == 1
         if node.op == "aten.t.default" and square and graph is self.local[Phase.BACKWARD].graph:
@@ -238,7 +239,8 @@ def waits_left_out(patch: Patch) -> None:
             graph.erase_node(node)
         return graph
 
-    patch.setattr(passes, "PASSES", (*passes.PASSES, without_waits))
+    original = passes.fuse_bias
+    patch.setattr(passes, "fuse_bias", lambda graph: without_waits(original(graph)))
 
 
 @fault(by_test(test_events_are_in_order, "zero"))

@@ -109,7 +109,7 @@ def scatter_of_the_pieces_in_reverse(patch: Patch) -> None:
     def turned(self: Packing, x: fx.Node) -> fx.Node:
         dim = self.move.target.dim
         length = self.after.shape[dim]
-        return pack(self, self._call(aten.roll.default, x, [length], [dim]))
+        return pack(self, self.graph.call(aten.roll.default, x, [length], [dim]))
 
     packed_as(patch, "reduce_scatter", turned)
 
@@ -119,7 +119,7 @@ def gather_that_is_not_laid_out(patch: Patch) -> None:
     packed_as(
         patch,
         "all_gather",
-        lambda self, x: self._call(aten.reshape.default, x, list(self.after.shape)),
+        lambda self, x: self.graph.call(aten.reshape.default, x, list(self.after.shape)),
         "unpack",
     )
 
@@ -131,7 +131,7 @@ def exchange_with_its_pieces_in_reverse(patch: Patch) -> None:
     def turned(self: Packing, x: fx.Node) -> fx.Node:
         dim = self.move.target.dim
         length = self.before.shape[dim] // self.num
-        return pack(self, self._call(aten.roll.default, x, [length], [dim]))
+        return pack(self, self.graph.call(aten.roll.default, x, [length], [dim]))
 
     packed_as(patch, "all_to_all", turned)
 
@@ -142,7 +142,9 @@ def shard_that_begins_one_row_late(patch: Patch) -> None:
     packed_as(
         patch,
         "slice",
-        lambda self, x: cut(self, self._call(aten.roll.default, x, [-1], [self.move.target.dim])),
+        lambda self, x: cut(
+            self, self.graph.call(aten.roll.default, x, [-1], [self.move.target.dim])
+        ),
         "cut",
     )
 

@@ -24,6 +24,7 @@ from autopar.rules.op import Shapes
 from autopar.rules.table import OPS
 from autopar.rules.work import exchange_axes, exchanges, scratch_bytes
 from autopar.runtime.ops import ragged_all_to_all
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.symbols import permute
 from autopar.runtime.simulator.interpreter import c10d, run
@@ -139,7 +140,7 @@ def emitted(
             for t, s in zip(node.outputs, left, strict=True)
         ),
     )
-    written = fx.Graph()
+    written = LeanGraph()
     given: list[Any] = [written.placeholder(f"x{k}") for k in range(len(inputs))]
     new_args, new_kwargs = substitute(args, kwargs, given)
     dtype = inputs[0].dtype

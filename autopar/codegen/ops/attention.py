@@ -11,9 +11,9 @@ sends it home.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from operator import getitem
 from typing import Any
 
 import torch
@@ -39,14 +39,14 @@ _SEQUENCE = 2
 def _rows_forward(p: Peers) -> list[fx.Node]:
     """Causal attention of this rank's queries with all keys."""
     q, k, v, mask, _, scale = p.args
-    return _outputs(p, p(attention_shard, q, k, v, mask, scale, *_rows(p, 0)), 2)
+    return p.items(p(attention_shard, q, k, v, mask, scale, *_rows(p, 0)))
 
 
 def _rows_backward(p: Peers) -> list[fx.Node]:
     """Its backward: what these queries add to the gradients of all keys and values."""
     grad, q, k, v, out, lse, mask, _, scale = p.args
     given = grad, q, k, v, out, lse, mask, scale
-    return _outputs(p, p(attention_shard_backward, *given, *_rows(p, 1)), 3)
+    return p.items(p(attention_shard_backward, *given, *_rows(p, 1)))
 
 
 def _rows(p: Peers, query: int) -> tuple[CutShard, CutShard]:
@@ -61,20 +61,14 @@ def _cuts(p: Peers, axes: tuple[int, ...]) -> Cuts:
     return tuple((p.mesh[axis].name, p.mesh[axis].size) for axis in axes)
 
 
-def _outputs(p: Peers, call: fx.Node, count: int) -> list[fx.Node]:
-    return [p(getitem, call, k) for k in range(count)]
-
-
 def _ring(p: Peers) -> list[fx.Node]:
     """Attention of this rank's queries with the keys and values of all ranks of the axis."""
     q, k, v, _, _, scale = p.args
     way = _Ring.of(p, 0)
-    block = way.packed(k, v)
     out: Any = None
     lse: Any = None
-    for step in range(way.size):
-        coming = way.passed_on(block) if step < way.size - 1 else None
-        more, more_lse = way.attend(step, q, *way.unpacked(block), scale)
+    for step, keys, values in way.blocks(k, v):
+        more, more_lse = way.attend(step, q, keys, values, scale)
         if step == 0:
             out, lse = p.cast(more, p.sums_in), more_lse
         else:
@@ -89,8 +83,6 @@ def _ring(p: Peers) -> list[fx.Node]:
                 p(aten.mul.Tensor, more, weights[1]),
             )
             lse = total
-        if coming is not None:
-            block = p(c10d.wait_tensor.default, coming)
     return [p.cast(out, p.dtype, given=p.sums_in), lse]
 
 
@@ -98,13 +90,11 @@ def _ring_backward(p: Peers) -> list[fx.Node]:
     """The gradients of this rank's queries, keys and values."""
     grad, q, k, v, out, lse, _, _, scale = p.args
     way = _Ring.of(p, 1)
-    block = way.packed(k, v)
     own: Any = None
     dq: Any = None
     behind: fx.Node | None = None
-    for step in range(way.size):
-        coming = way.passed_on(block) if step < way.size - 1 else None
-        more, dk, dv = way.differentiate(step, grad, q, *way.unpacked(block), out, lse, scale)
+    for step, keys, values in way.blocks(k, v):
+        more, dk, dv = way.differentiate(step, grad, q, keys, values, out, lse, scale)
         dq = p.cast(more, p.sums_in) if dq is None else p(aten.add.Tensor, dq, more)
         part = way.packed(dk, dv)
         if step == 0:
@@ -113,8 +103,6 @@ def _ring_backward(p: Peers) -> list[fx.Node]:
             if behind is not None:
                 part = p(aten.add.Tensor, part, p(c10d.wait_tensor.default, behind))
             behind = way.passed_on(part)
-        if coming is not None:
-            block = p(c10d.wait_tensor.default, coming)
     home = p(c10d.wait_tensor.default, behind)
     return [
         p.cast(dq, p.dtype, given=p.sums_in),
@@ -140,6 +128,16 @@ class _Ring:
         axis = p.mesh[joint_axes(p.node, p.choice)[0]]
         q, k, v = p.shapes.local_inputs[query : query + 3]
         return _Ring(p, is_causal(p.node), axis.name, axis.size, q[_SEQUENCE], (k, v))
+
+    def blocks(self, k: Any, v: Any) -> Iterator[tuple[int, fx.Node, fx.Node]]:
+        """The keys and values of each rank, by the step in which they are here: `k` and `v` first.
+        They are on their way to the next rank by then."""
+        block = self.packed(k, v)
+        for step in range(self.size):
+            coming = self.passed_on(block) if step < self.size - 1 else None
+            yield step, *self.unpacked(block)
+            if coming is not None:
+                block = self.p(c10d.wait_tensor.default, coming)
 
     def packed(self, k: Any, v: Any) -> fx.Node:
         """Position by position, as attention lays its tensors out."""
@@ -167,7 +165,7 @@ class _Ring:
             call = self.p(attention_shard, q, k, v, None, scale, *self._blocks(step))
         else:
             call = self.p(torch.ops.autopar.sdpa.default, q, k, v, None, False, scale)
-        return _outputs(self.p, call, 2)
+        return self.p.items(call)
 
     def differentiate(self, step: int, *args: Any) -> list[fx.Node]:
         *given, scale = args
@@ -175,7 +173,7 @@ class _Ring:
             call = self.p(attention_shard_backward, *given, None, scale, *self._blocks(step))
         else:
             call = self.p(torch.ops.autopar.sdpa_backward.default, *given, None, False, scale)
-        return _outputs(self.p, call, 3)
+        return self.p.items(call)
 
     def _blocks(self, step: int) -> tuple[CutShard, CutShard]:
         cuts = ((self.axis, self.size),)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import fx
 
@@ -36,8 +34,7 @@ def _embedding_backward(p: Peers) -> list[fx.Node]:
 
 def _embedding_bag(p: Peers) -> list[fx.Node]:
     """The rank's columns; the other outputs are the same on all ranks."""
-    found = p(getattr(aten, p.node.op.split(".")[1]).default, *p.args, **p.kwargs)
-    return [p(operator.getitem, found, k) for k in range(len(p.node.outputs))]
+    return p.items(p(p.own_op(), *p.args, **p.kwargs))
 
 
 EMBEDDING_EMITTERS: Emitters = {

@@ -3,7 +3,6 @@ some of them."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -39,9 +38,7 @@ def _op(p: Peers, variant: str = "") -> Any:
 
 
 def _outputs(p: Peers, call: fx.Node) -> list[fx.Node]:
-    if p.node.op == FORWARD:
-        return [call]
-    return [p(operator.getitem, call, k) for k in range(len(p.node.outputs))]
+    return [call] if p.node.op == FORWARD else p.items(call)
 
 
 EXPERTS_EMITTERS: Emitters = {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -30,19 +27,14 @@ def _nll_loss(p: Peers) -> list[fx.Node]:
     """Each target is scored, and counted, by the rank that has its class."""
     scores, target, weight, reduce, ignored = p.args
     own = _own_targets(p, target, ignored, p.shapes.local_inputs[0][1 % len(p.shapes.inputs[0])])
-    found = p(_loss(p.node.op), scores, own, weight, reduce, _IGNORED)
-    return [p(operator.getitem, found, k) for k in range(2)]
+    return p.items(p(p.own_op(), scores, own, weight, reduce, _IGNORED))
 
 
 def _nll_loss_backward(p: Peers) -> list[fx.Node]:
     grad, scores, target, weight, reduce, ignored, count = p.args
     classes = p.shapes.local_outputs[0][1 % len(p.shapes.outputs[0])]
     own = _own_targets(p, target, ignored, classes)
-    return [p(_loss(p.node.op), grad, scores, own, weight, reduce, _IGNORED, count)]
-
-
-def _loss(op: str) -> Any:
-    return getattr(aten, op.split(".")[1]).default
+    return [p(p.own_op(), grad, scores, own, weight, reduce, _IGNORED, count)]
 
 
 LOSS_EMITTERS: Emitters = {
@@ -70,8 +62,7 @@ def _chunked_forward(p: Peers) -> list[fx.Node]:
     *given, target, ignored, chunks = p.args
     classes = p.shapes.local_inputs[0][1] if len(given) == 1 else p.shapes.local_inputs[1][0]
     own = _targets_or_elsewhere(p, target, ignored, classes)
-    found = p(_chunked_op(p, "_rows"), *given, own, _IGNORED_HERE, chunks)
-    summed, scored = (p(operator.getitem, found, k) for k in range(2))
+    summed, scored = p.items(p(p.own_op("_rows"), *given, own, _IGNORED_HERE, chunks))
     rows = shared_normalizer(p, summed)
     lost = p(aten.sub.Tensor, rows, p.reduced(scored, "sum"))
     counted = p(aten.masked_fill.Scalar, lost, p(aten.eq.Scalar, target, ignored), 0.0)
@@ -81,12 +72,7 @@ def _chunked_forward(p: Peers) -> list[fx.Node]:
 def _chunked_backward(p: Peers) -> list[fx.Node]:
     *given, target, rows, grad, ignored, chunks = p.args
     own = _targets_or_elsewhere(p, target, ignored, p.shapes.local_outputs[1][0])
-    found = p(_chunked_op(p), *given, own, rows, grad, _IGNORED_HERE, chunks)
-    return [p(operator.getitem, found, k) for k in range(2)]
-
-
-def _chunked_op(p: Peers, variant: str = "") -> Any:
-    return getattr(torch.ops.autopar, p.node.op.split(".")[1] + variant).default
+    return p.items(p(p.own_op(), *given, own, rows, grad, _IGNORED_HERE, chunks))
 
 
 CHUNKED_LOSS_EMITTERS: Emitters = {

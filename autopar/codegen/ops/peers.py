@@ -3,6 +3,7 @@ it was priced for."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import nesting
 from autopar.rules.op import Exchange, Shapes
 from autopar.rules.work import exchange_axes
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.symbols import local_position, permute
 
 aten = torch.ops.aten
@@ -28,7 +30,7 @@ class Peers:
     """Appends to `graph` what `node` does under `choice`, with tensors of `shapes` and the first
     input in `dtype`; `sent` is what it sends, in order."""
 
-    graph: fx.Graph
+    graph: LeanGraph
     node: Node
     choice: Choice
     mesh: Mesh
@@ -46,7 +48,16 @@ class Peers:
         return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return self.graph.call_function(op, args, kwargs)
+        return self.graph.call(op, *args, **kwargs)
+
+    def items(self, call: fx.Node) -> list[fx.Node]:
+        """The outputs of the node, of a call that returns them in a tuple."""
+        return [self(operator.getitem, call, k) for k in range(len(self.node.outputs))]
+
+    def own_op(self, variant: str = "") -> Any:
+        """The op that the node is of; or another, whose name goes on with `variant`."""
+        library, name, _ = self.node.op.split(".")
+        return getattr(getattr(torch.ops, library), name + variant).default
 
     def check_all_sent(self) -> None:
         """AssertionError if the op was priced for more than it sent."""

@@ -27,14 +27,13 @@ def shared_normalizer(p: Peers, own: fx.Node) -> fx.Node:
 
 def _log_softmax(p: Peers) -> list[fx.Node]:
     x = p.cast(p.args[0], p.sums_in)
-    out = p(aten.sub.Tensor, x, _log_normalizer(p, x, [p.args[1]]))
-    return [_as_softmax(p, out)]
+    return [_as_softmax(p, p(aten.sub.Tensor, x, _log_normalizer(p, x, [p.args[1]])))]
 
 
 def _softmax(p: Peers) -> list[fx.Node]:
     x = p.cast(p.args[0], p.sums_in)
-    out = p(aten.exp.default, p(aten.sub.Tensor, x, _log_normalizer(p, x, [p.args[1]])))
-    return [_as_softmax(p, out)]
+    less = p(aten.sub.Tensor, x, _log_normalizer(p, x, [p.args[1]]))
+    return [_as_softmax(p, p(aten.exp.default, less))]
 
 
 def _as_softmax(p: Peers, out: fx.Node) -> fx.Node:
@@ -43,8 +42,7 @@ def _as_softmax(p: Peers, out: fx.Node) -> fx.Node:
 
 
 def _logsumexp(p: Peers) -> list[fx.Node]:
-    rank = len(p.shapes.inputs[0])
-    dims = [d % rank for d in p.args[1]]
+    dims = [d % len(p.shapes.inputs[0]) for d in p.args[1]]
     found = _log_normalizer(p, p.cast(p.args[0], p.sums_in), dims)
     if not p.arg(2, "keepdim", False):
         found = p(aten.squeeze.dims, found, dims)

@@ -45,8 +45,7 @@ class Initialiser:
         memo: dict[int, object] = {}
         for tensor in (*model.parameters(), *model.buffers()):
             empty = torch.empty_like(tensor, device="meta")
-            is_param = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_param else empty
+            memo[id(tensor)] = _like(tensor, empty)
         try:
             self._model = copy.deepcopy(model, memo)
         except Exception as error:
@@ -112,9 +111,7 @@ class Initialiser:
         for name in names:
             empty = _get(self._model, name)
             value = float("nan") if empty.is_floating_point() or empty.is_complex() else fill
-            data = torch.full(empty.shape, value, dtype=empty.dtype, device="cpu")
-            is_param = isinstance(empty, nn.Parameter)
-            full = nn.Parameter(data, empty.requires_grad) if is_param else data
+            full = _like(empty, torch.full(empty.shape, value, dtype=empty.dtype, device="cpu"))
             for table in state_tables(self._model):
                 for leaf, tensor in table.items():
                     if tensor is empty:
@@ -125,6 +122,11 @@ class Initialiser:
         finally:
             for table, leaf, empty in before:
                 table[leaf] = empty
+
+
+def _like(tensor: Tensor, data: Tensor) -> Tensor:
+    is_param = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(data, tensor.requires_grad) if is_param else data
 
 
 def _by_torch(around: list[nn.Module]) -> None:
@@ -157,13 +159,9 @@ def _takes(method: Callable[..., object], count: int) -> bool:
 def _seeded(seed: int, name: str) -> Generator[None, None, None]:
     """Inside, random numbers of the CPU depend on `seed` and `name`, and gradients are off."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(int.from_bytes(digest, "big") >> 1)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_rng_state(before)
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.default_generator.manual_seed(int.from_bytes(digest, "big") >> 1)
+        yield
 
 
 def _around(model: nn.Module, path: str) -> Iterator[nn.Module]:

@@ -59,10 +59,7 @@ class Packed:
     file: Any
     name: str
     shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float4_e2m1fn_x2
+    dtype: torch.dtype = torch.float4_e2m1fn_x2
 
     def read(self, place: Region) -> Tensor:
         # Of the view of the file, too, only what is copied is read; torch copies bytes alone.
@@ -209,11 +206,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> dict[str, Lazy]:
     root = Path(path)
     if not root.exists():
         raise WeightsError(f"weights: there is no file or directory {root}")
-    expected: Mapping[str, str] | None = None
-    if root.is_dir():
-        files, expected = _files(root)
-    else:
-        files = [root]
+    files, expected = _files(root) if root.is_dir() else ([root], None)
     found: dict[str, Lazy] = {}
     for file in files:
         for name, tensor in _open(file).items():

@@ -54,7 +54,7 @@ def as_loaded(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
         for name, lazy in stored.items()
         if not isinstance(lazy, Unreadable)
     }
-    found = _Loading().load(model, blank)
+    found = _loaded(model, blank)
     names = {id(tensor): name for name, tensor in blank.items()}
     if any(id(tensor) not in names for tensor in found.values()):
         handed_on = set(map(id, found.values()))
@@ -62,7 +62,7 @@ def as_loaded(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
             name: tensor if id(tensor) in handed_on else stored[name].read(everything(tensor.shape))
             for name, tensor in blank.items()
         }
-        found = _Loading().load(model, given)
+        found = _loaded(model, given)
     unreadable = {n: lazy for n, lazy in stored.items() if isinstance(lazy, Unreadable)}
     return unreadable | {
         name: stored[names[id(tensor)]] if id(tensor) in names else Computed(tensor.detach())
@@ -70,33 +70,28 @@ def as_loaded(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
     }
 
 
-class _Loading:
-    """Runs what modules do as they load, but for what all do: to copy values."""
+def _loaded(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is there to load, by name, once all modules have changed a state dict: runs what they do
+    as they load, but for what all do, to copy values."""
+    values: dict[str, Tensor] = {}
 
-    def __init__(self) -> None:
-        self._values: dict[str, Tensor] = {}
+    def take(module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
+        run_load_hooks(module, state, prefix, *more)
+        for key, value in state.items():
+            first, _, rest = key.removeprefix(prefix).partition(".")
+            if key.startswith(prefix) and not (rest and first in module._modules):
+                values[key] = value
 
-    def load(self, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is there to load, by name, once all modules have changed a state dict."""
-        with loading_by(self._take), torch.no_grad():
-            self._walk(model, dict(state), "")
-        return self._values
-
-    def _walk(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    def walk(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
         load_into(module, state, prefix)
         for name, child in module._modules.items():
             if child is not None:
                 inner = f"{prefix}{name}."
-                own = {key: value for key, value in state.items() if key.startswith(inner)}
-                self._walk(child, own, inner)
+                walk(child, {key: x for key, x in state.items() if key.startswith(inner)}, inner)
 
-    def _take(self, module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
-        run_load_hooks(module, state, prefix, *more)
-        children = module._modules
-        for key, value in state.items():
-            first, _, rest = key.removeprefix(prefix).partition(".")
-            if key.startswith(prefix) and not (rest and first in children):
-                self._values[key] = value
+    with loading_by(take), torch.no_grad():
+        walk(model, dict(state), "")
+    return values
 
 
 # Checkpoints of `transformers`, whose tensors may have other names and forms than the model's.
@@ -137,8 +132,8 @@ def renamed_tensors(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, L
         else:
             collected[name][pattern].append(stored[key])
     for name, parts in collected.items():
-        converter = by_pattern[next(iter(parts))]
-        found[name] = _converted(name, converter, parts, tuple(state[name].shape))
+        shape = tuple(state[name].shape)
+        found[name] = _converted(name, by_pattern[next(iter(parts))], parts, shape)
     return found
 
 

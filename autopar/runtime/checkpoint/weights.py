@@ -138,12 +138,10 @@ def _checkpoint(
 
 def _first_names(model: nn.Module) -> dict[str, str]:
     """The first name of a tensor for each of its names."""
-    seen: dict[int, str] = {}
-    found: dict[str, str] = {}
-    named = (model.named_parameters, model.named_buffers)
-    for name, tensor in (pair for names in named for pair in names(remove_duplicate=False)):
-        found[name] = seen.setdefault(id(tensor), name)
-    return found
+    params = model.named_parameters(remove_duplicate=False)
+    named = [*params, *model.named_buffers(remove_duplicate=False)]
+    first = {id(tensor): name for name, tensor in reversed(named)}
+    return {name: first[id(tensor)] for name, tensor in named}
 
 
 _CAST = frozenset(

@@ -117,8 +117,7 @@ def _collective(
 ) -> Callable[[], torch.Tensor]:
     """Starts the collective on a local tensor that has `items` where it is not sharded."""
     name = group.group_name
-    own = items // ranks if kind == "all_gather" else items
-    x = random(device, own)
+    x = random(device, items // ranks if kind == "all_gather" else items)
     match kind:
         case "all_gather":
             return lambda: _c10d.all_gather_into_tensor(x, ranks, name)

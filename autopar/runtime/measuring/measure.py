@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -16,6 +15,7 @@ from autopar.ir.mesh import Cluster
 from autopar.runtime.measuring import kernels, links
 from autopar.runtime.measuring.cases import cases
 from autopar.runtime.measuring.stopwatch import Notebook, Stopwatch
+from autopar.runtime.process.hosts import text_of
 from autopar.runtime.process.world import World, join, place_of_process
 
 
@@ -47,7 +47,9 @@ def profile(
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        watch = Stopwatch(world, wanted, Notebook.open(unfinished, what), progress or _silent)
+        watch = Stopwatch(
+            world, wanted, Notebook.open(unfinished, what), progress or (lambda _: None)
+        )
         found = _measure(watch, described, name, sizes)
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -137,10 +139,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
+    lines = text_of("/proc/cpuinfo").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
 
@@ -149,7 +148,3 @@ def _memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _silent(_: str) -> None:
-    """Tells nobody."""

@@ -24,6 +24,7 @@ from autopar.cluster.profile import LeftOut
 from autopar.errors import ClusterError
 from autopar.ir.files import write_atomically
 from autopar.runtime.measuring.cases import Cases
+from autopar.runtime.process.hosts import text_of
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import gloo_of_world
 
@@ -230,11 +231,7 @@ def free_bytes(device: torch.device) -> int:
     """Bytes of the device's memory that nothing uses."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
+    for line in text_of("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

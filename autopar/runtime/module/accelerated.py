@@ -139,8 +139,7 @@ def to_one_length(
         return kwargs
     longest = dict(zip(names, rows[:, 1:].amax(0).tolist(), strict=False))
     shortest = dict(zip(names, rows[:, 1:].amin(0).tolist(), strict=False))
-    uneven = [name for name in names if longest[name] != shortest[name]]
-    fills = {name: _fill(name, model) for name in uneven}
+    fills = {name: _fill(name, model) for name in names if longest[name] != shortest[name]}
     if None in fills.values() or ("input_ids" in fills and "attention_mask" not in fills):
         return kwargs
     return kwargs | {

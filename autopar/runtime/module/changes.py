@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,8 +44,7 @@ from autopar.runtime.dtensor_private import (
     take_over_ops,
     take_over_wholes,
 )
-from autopar.runtime.module.metrics import know_metrics
-from autopar.runtime.module.readings import know_readings
+from autopar.runtime.module.readings import know_metrics, know_readings
 from autopar.runtime.module.writes import (
     add_meshes,
     changed_shape,
@@ -69,7 +69,7 @@ from autopar.runtime.op_schemas import (
     is_on_lists,
     is_view,
 )
-from autopar.runtime.process.alone import is_in_shards, jointly, whole_alone
+from autopar.runtime.process.alone import is_differentiated, is_in_shards, jointly, whole_alone
 from autopar.runtime.process.beside import rows_differ
 from autopar.runtime.process.origins import count_changes, note
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all
@@ -105,21 +105,23 @@ _FORWARD = (
 )
 
 _ops: set[str] = set()
-_known: list[bool] = []
 
 
 def know_changes(meshes: Iterable[DeviceMesh]) -> None:
     """From now on DTensors on `meshes` behave as said above, to all ops that there are by now."""
     take_over_ops(_handler_of, _ops)
     know_metrics()
-    if not _known:
-        _known.append(True)
-        take_over_assignments(_assigned)
-        take_over_copies(is_ours)
-        take_over_wholes(_whole)
-        know_readings(is_ours)
-        know_composites()
+    _know_methods()
     add_meshes(meshes)
+
+
+@cache
+def _know_methods() -> None:
+    take_over_assignments(_assigned)
+    take_over_copies(is_ours)
+    take_over_wholes(_whole)
+    know_readings(is_ours)
+    know_composites()
 
 
 def _whole(make: Callable[[DTensor], Tensor], x: DTensor) -> Tensor:
@@ -203,8 +205,7 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     like = next((x for x in given if is_ours(x)), None)
     if like is None:
         return plain(*args, **kwargs)
-    is_mixed = any(is_beside(x, like) for x in given)
-    if not is_mixed and not any(map(is_in_shards, given)):
+    if not any(is_beside(x, like) or is_in_shards(x) for x in given):
         return _together(plain, op, args, kwargs, given, like)
     with jointly(op, given) as joint:
         if not joint:
@@ -220,11 +221,9 @@ def _together(
 ) -> Any:  # fmt: skip
     mesh = like.device_mesh
     is_mixed = any(is_beside(x, like) for x in given)
-    differentiated = torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in given
-    )
     # A number, such as the loss, is that of all rows.
-    if differentiated and rows_differ and any(is_beside(x, like) and x.dim() for x in given):
+    is_of_rows = rows_differ and any(is_beside(x, like) and x.dim() for x in given)
+    if is_of_rows and is_differentiated(given):
         raise AutoparError(_ROWS.format(op=op))
     if _is_on_shards(op, args, kwargs, given, is_mixed, mesh):
         if is_mixed:

@@ -2,30 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.weight_norm import WeightNorm
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, GuardError
 from autopar.ir.graph import Graph, Role
 from autopar.ir.sharding import InputSharding
 from autopar.plans.plan import Plan
-from autopar.runtime.module.recreated import RecreatedTensor, recreated_by_hooks
 from autopar.runtime.process.alone import compare_beside
+from autopar.runtime.process.inputs import InputShard
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import Groups, ParamPlace
 from autopar.runtime.program.binding import Result, RowResult
 from autopar.runtime.program.externals import at_place, external_number, whole_external
+from autopar.runtime.program.frozen import PLAIN, Freezer
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.guards import Guard, Read
 from autopar.runtime.program.leavings import LeftBehind
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.random import DefaultRandom
-from autopar.runtime.torch_private import TreeSpec
+from autopar.runtime.torch_private import TreeSpec, is_forward_mode, is_transforming
+
+# Tensors that hooks make of parameters before each forward, as those of `torch.nn.utils.prune` and
+# of the `weight_norm` that is no parametrization do.
+#
+# Hooks are part of a program, and what they set on a module is undone once the model is traced. A
+# script may read it all the same: `prune` takes the least values of `module.weight`. So it is made
+# again after each call.
+
+
+class RecreatedTensor(NamedTuple):
+    """A tensor of a module, and what a hook makes of the module for it."""
+
+    module: nn.Module
+    name: str
+    value: Callable[[nn.Module], Tensor]
+
+
+def recreated_by_hooks(model: nn.Module) -> Iterator[RecreatedTensor]:
+    """Those of a model whose hooks do nothing else."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, BasePruningMethod):
+                yield RecreatedTensor(module, hook._tensor_name, hook.apply_mask)
+            elif isinstance(hook, WeightNorm):
+                yield RecreatedTensor(module, hook.name, hook.compute_weight)
+
+
+def remake(tensors: Iterable[RecreatedTensor]) -> None:
+    """Gives the tensors the values of now; they stay the same objects of the same version, which
+    is what guards look at."""
+    for module, name, value in tensors:
+        with torch.enable_grad():
+            made = value(module)
+        held = getattr(module, name, None)
+        if isinstance(held, Tensor) and type(held) is type(made) and held.shape == made.shape:
+            with torch.no_grad():
+                held.data.copy_(made.detach())
+        else:
+            setattr(module, name, made)
+
+
+# The leaves of a call's arguments as a program knows them: what it is made for.
+
+CONSTANTS = frozenset({*PLAIN, float})
+"""Types of arguments that are part of the program, and known by what they print."""
+
+
+def describe_argument(leaf: Any) -> str:
+    """`float32[8, 16]` of a tensor, the value of a constant, the type of anything else."""
+    if isinstance(leaf, InputShard):
+        return leaf.describe()
+    return repr(leaf) if type(leaf) in CONSTANTS else type(leaf).__qualname__
+
+
+def objects_among(leaves: list[Any]) -> Iterator[Hashable]:
+    """The arguments that are neither tensors nor constants, frozen. GuardError for one that holds a
+    tensor."""
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, InputShard) and type(leaf) not in CONSTANTS:
+            where = f"argument {position} (a {type(leaf).__qualname__})"
+            yield _Argument(where).freeze(leaf, where)
+
+
+def check_transforms(leaves: Iterable[Any]) -> None:
+    """AutoparError inside of a transform of `torch.func`, and where derivatives are on their way
+    forward through what a call takes: a program is one node of autograd's, with a backward."""
+    if not is_transforming() and (
+        not is_forward_mode()
+        or all(unpack_dual(x).tangent is None for x in leaves if isinstance(x, Tensor))
+    ):
+        return
+    raise AutoparError(
+        "a compiled model gives gradients by backward() and torch.autograd.grad alone: for "
+        "torch.func (grad, vmap, jacrev, jvp) and forward-mode derivatives take the plain one, "
+        "with model.unsharded() as plain: ..., or do it inside of forward"
+    )
+
+
+class _Argument(Freezer):
+    """Freezes an argument. Its tensors would be other ones at each call."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._where = where
+
+    def tensor(self, held: Tensor) -> Hashable:
+        if self.is_inside_object:
+            raise GuardError(
+                f"{self._where} holds a tensor where autopar cannot look: pass tensors as "
+                "arguments of their own or in tuples, lists and dicts, or register the class with "
+                "torch.export.register_dataclass"
+            )
+        return super().tensor(held)
 
 
 class Signature(NamedTuple):
@@ -110,9 +207,8 @@ class ProgramEntry:
     ) -> ProgramEntry:
         """A program that was just made, for the model as it is."""
         names = (*executable.step.params, *_buffers(executable))
-        named = (name for name in names if external_number(name) is None)
-        reads = (Read(*owner_of(model, name), name) for name in named)
-        guard = Guard(model, [*executable.reads, *reads])
+        own = (Read(*owner_of(model, n), n) for n in names if external_number(n) is None)
+        guard = Guard(model, [*executable.reads, *own])
         seen = [id(x) for x in guard.trained]
         slots = tuple(seen.index(id(x)) for x in executable.externals)
         # Those of this call may have a history, which would stay as long as the program.
@@ -143,9 +239,11 @@ class ProgramEntry:
         executable = self.executable
         if executable.groups is None:
             return True
-        places = executable.places.items()
-        stored = {n: place for n, place in places if n in executable.step.params}
-        params = ((tensor_of(model, name), place) for name, place in stored.items())
+        params = (
+            (tensor_of(model, name), place)
+            for name, place in executable.places.items()
+            if name in executable.step.params
+        )
         return all(
             not isinstance(param, nn.Parameter)
             or (isinstance(param, DTensor) and (param.device_mesh, param.placements) == place)
@@ -166,8 +264,8 @@ class ProgramEntry:
 
 def _buffers(executable: Executable) -> list[str]:
     """The names of those that a program takes."""
-    names = executable.step.forward_inputs
-    return [n.removeprefix("buffer:") for n in names if n.startswith("buffer:")]
+    inputs = (name.partition(":") for name in executable.step.forward_inputs)
+    return [name for kind, _, name in inputs if kind == "buffer"]
 
 
 def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -190,7 +288,7 @@ def external_tensors(
 ) -> dict[str, Tensor]:
     """The script's tensors that a step has as parameters, by their names there; `numbered` are
     those that no module has."""
-    names = [node.target for node in graph.with_role(Role.PARAM) if node.external]
+    names = (node.target for node in graph.with_role(Role.PARAM) if node.external)
     numbers = {name: external_number(name) for name in names}
     return {
         name: tensor_of(model, name) if number is None else numbered[number]

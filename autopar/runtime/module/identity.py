@@ -19,6 +19,11 @@ from autopar.errors import AutoparError
 from autopar.runtime.torch_private import flatten
 
 _NAME = "_autopar_superseded"
+_STALE = (
+    "parameter {name} was taken from the model before autopar.compile, which stores it as a "
+    "DTensor, and is held where it cannot be exchanged (a tuple, a variable, an attribute): take "
+    "it from the compiled model, with parameters() or named_parameters(), again"
+)
 
 
 class _Superseded(nn.Parameter):
@@ -33,7 +38,8 @@ class _Superseded(nn.Parameter):
         kwargs: Mapping[str, Any] | None = None,
     ) -> NoReturn:
         found = [x for x in flatten((args, kwargs))[0] if isinstance(x, _Superseded)]
-        raise AutoparError(_stale(vars(found[0])[_NAME] if found else "of the model"))
+        name = vars(found[0])[_NAME] if found else "of the model"
+        raise AutoparError(_STALE.format(name=name))
 
 
 def supersede(new: Sequence[tuple[str, nn.Parameter, nn.Parameter]]) -> None:
@@ -75,11 +81,3 @@ def _refusal(name: str) -> Any:
         )
 
     return refuse
-
-
-def _stale(name: str) -> str:
-    return (
-        f"parameter {name} was taken from the model before autopar.compile, which stores it as a "
-        "DTensor, and is held where it cannot be exchanged (a tuple, a variable, an attribute): "
-        "take it from the compiled model, with parameters() or named_parameters(), again"
-    )

@@ -17,7 +17,7 @@ DTensors, and so do the hooks that a script has registered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -68,9 +68,7 @@ _stepping: WeakKeyDictionary[Optimizer, _Stepping] = WeakKeyDictionary()
 
 
 def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    stale = _stepping.pop(optimizer, None)
-    if stale is not None:
-        stale.leave()
+    _leave(optimizer, args, kwargs)  # of a step that failed
     _follow(optimizer)
     kind = type(optimizer)
     if not any(_is_ours(p) for group in optimizer.param_groups for p in group["params"]):
@@ -84,11 +82,10 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
             "Adam or AdamW"
         )
     if optimizer not in _hooked:
-        handles = (
+        _hooked[optimizer] = (
             optimizer.register_step_pre_hook(_enter),
             optimizer.register_step_post_hook(_leave),
         )
-        _hooked[optimizer] = handles
     # The script's own hooks see parameters as they are between steps.
     step_next_to(optimizer, *_hooked[optimizer])
 
@@ -168,8 +165,8 @@ def _adopt(optimizer: Optimizer) -> None:
             elif value.device_mesh != mesh:
                 # Made before the parameter was sharded.
                 _check_values(optimizer, value)
-                piece = cut_shard(value.full_tensor(), mesh, placements)
-                state[key] = _distributed(param, piece.clone())
+                piece = cut_shard(value.full_tensor(), mesh, placements).clone()
+                state[key] = _distributed(param, piece)
 
 
 def _check_values(optimizer: Optimizer, state: Tensor) -> None:
@@ -198,20 +195,22 @@ class _Stepping:
     def around_closure(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a step (the optimizer is the first), whose closure finds the parameters
-        as it knows them."""
-        optimizer, closure = self.optimizer, _closure(args, kwargs)
-        if closure is None:
-            return args, kwargs
+        """The arguments of a step, of which the optimizer is the first, with what `called` makes of
+        the closure."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        return (args, kwargs) if closure is None else ((self.optimizer, self.called(closure)), {})
 
-        def called() -> Any:
+    def called(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure that finds the parameters as it knows them."""
+
+        def call() -> Any:
             self.leave()
             try:
                 return closure()
             finally:
                 self.enter()
 
-        return (optimizer, called), {}
+        return call
 
     @torch.no_grad()
     def enter(self) -> None:
@@ -286,22 +285,19 @@ class _ByTensor(_Stepping):
         super().__init__(optimizer)
         self.whole = True
 
-    def around_closure(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def called(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure is called first of all: each parameter's step needs its gradients."""
-        optimizer, closure = self.optimizer, _closure(args, kwargs)
-        if closure is None:
-            return args, kwargs
         with torch.enable_grad():
             loss = closure()
-        return (optimizer, lambda: loss), {}
+        return lambda: loss
 
     @torch.no_grad()
     def enter(self) -> None:
-        step = _inner_step(type(self.optimizer))
-        groups: Sequence[dict[str, Any]] = self.optimizer.param_groups
-        self.lists = [(group["params"], list(group["params"])) for group in groups]
+        # Below the hooks, which are for whole steps.
+        kind: Any = type(self.optimizer)
+        step = getattr(kind.step, "__wrapped__", kind.step)
+        params = (group["params"] for group in self.optimizer.param_groups)
+        self.lists = [(each, list(each)) for each in params]
         for params, _ in self.lists:
             params.clear()
         for params, before in self.lists:
@@ -314,17 +310,6 @@ class _ByTensor(_Stepping):
                 lists, self.lists = self.lists, []
                 self.leave()
                 self.lists = lists
-
-
-def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-    """That of a step's arguments, of which the optimizer is the first."""
-    return args[1] if len(args) > 1 else kwargs.get("closure")
-
-
-def _inner_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
-    """`kind.step` below the hooks, which are for whole steps."""
-    step: Any = kind.step
-    return getattr(step, "__wrapped__", step)
 
 
 def _distributed(param: DTensor, local: Tensor) -> DTensor:

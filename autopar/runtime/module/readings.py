@@ -1,23 +1,29 @@
-"""What a script reads of DTensors, prints of them and writes to files: all of them."""
+"""What a script reads of DTensors, prints of them and writes to files: all of them. And what its
+metrics have seen."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.dtensor_private import take_over_pickling, take_over_readings
-from autopar.runtime.process.alone import is_in_shards
+from autopar.runtime.process.alone import is_in_shards, jointly
+from autopar.runtime.process.digests import digest_values
+from autopar.runtime.process.own_group import own_group
 from autopar.runtime.program.reads_whole import storage_of_shard
 from autopar.runtime.program.sharded import whole_of
+from autopar.runtime.torch_private import flatten
 
 # Files that a script writes itself: they hold whole tensors of what ranks have in shards.
 #
@@ -54,8 +60,7 @@ def in_one_piece(save: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(save)
     def save_beside(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
-        is_path = isinstance(f, str | os.PathLike)
-        path = Path(os.path.realpath(f)) if is_path else None
+        path = Path(os.path.realpath(f)) if isinstance(f, str | os.PathLike) else None
         if path is None or not path.parent.is_dir() or (path.exists() and not path.is_file()):
             return save(obj, f, *args, **kwargs)
         try:
@@ -109,3 +114,50 @@ def know_readings(is_ours: Callable[[Any], bool]) -> None:
 
     take_over_readings(whole)
     write_whole(whole, storage_of)
+
+
+# Metrics of torchmetrics on ranks that have all seen the same rows.
+#
+# torchmetrics adds up, or joins, what ranks have seen, as each has other rows under
+# DistributedDataParallel. Of a compiled model with global inputs every rank has the outputs of the
+# whole batch: 12 rows on two ranks would count as 24. Where the states of a metric are the same on
+# all ranks they are those of all rows, and stay as they are.
+
+
+def know_metrics() -> None:
+    """From now on metrics are as said above, if the script has imported torchmetrics."""
+    if "torchmetrics" in sys.modules:
+        _take_over_sync()
+
+
+@cache
+def _take_over_sync() -> None:
+    library: Any = sys.modules["torchmetrics"]
+    plain = library.Metric.sync
+
+    @wraps(plain)
+    def sync(
+        self: Any,
+        dist_sync_fn: Any = None,
+        process_group: Any = None,
+        should_sync: bool = True,
+        distributed_available: Any = None,
+    ) -> None:
+        if should_sync and dist.is_initialized() and _are_equal(self.metric_state):
+            should_sync = False
+        plain(self, dist_sync_fn, process_group, should_sync, distributed_available)
+
+    library.Metric.sync = sync
+
+
+def _are_equal(states: Any) -> bool:
+    """Whether all ranks have the same, or this one asks alone, who then goes by what it has."""
+    with jointly("torchmetrics.Metric.sync", ()) as joint:
+        if not joint:
+            return True
+        number = int(digest_values(flatten(states)[0]), 16) >> 1
+        device = "cuda" if dist.get_backend(own_group()) == "nccl" else "cpu"
+        mine = torch.tensor([number, -number], device=device)
+        dist.all_reduce(mine, dist.ReduceOp.MAX, group=own_group())
+        most, least = mine.tolist()
+        return most == -least

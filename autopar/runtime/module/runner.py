@@ -17,9 +17,15 @@ from torch.autograd.function import FunctionCtx
 
 from autopar.errors import ManyProgramsWarning
 from autopar.runtime.module.accelerated import Terms, accept, own_lengths
-from autopar.runtime.module.arguments import check_transforms, describe_argument, objects_among
-from autopar.runtime.module.executable import Executable, ProgramEntry, Signature
-from autopar.runtime.module.recreated import remake
+from autopar.runtime.module.executable import (
+    Executable,
+    ProgramEntry,
+    Signature,
+    check_transforms,
+    describe_argument,
+    objects_among,
+    remake,
+)
 from autopar.runtime.process.alone import keep_readable
 from autopar.runtime.process.beside import know_rows_differ
 from autopar.runtime.process.brought import NEW
@@ -27,12 +33,12 @@ from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import (
     Inputs,
     InputShard,
+    gather_own_rows,
     given_rows,
     put_together,
     same_everywhere,
     take_inputs,
 )
-from autopar.runtime.process.rows import gather_own_rows
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import Groups, World
 from autopar.runtime.program.function import RefrozenError, local

@@ -119,7 +119,9 @@ def whole_parameters(
         for held in (*params, *buffers):
             held.put(held.tensor)
         if not keep:
-            _put_back(buffers, before)
+            with torch.no_grad():
+                for held, value in zip(buffers, before, strict=True):
+                    held.tensor.copy_(value)
     _meet(world, failed=False)
     if keep:
         with world.working("unsharded"):
@@ -201,12 +203,6 @@ def _meet(world: World, *, failed: bool) -> None:
         raise AutoparError(
             "another rank failed inside unsharded(); nothing that was changed there is kept"
         )
-
-
-@torch.no_grad()
-def _put_back(buffers: Sequence[_Held], before: Sequence[Tensor]) -> None:
-    for held, value in zip(buffers, before, strict=True):
-        held.tensor.copy_(value)
 
 
 @torch.no_grad()

@@ -168,11 +168,9 @@ def _written_by_element(
     plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     like = first_stored(written_by(op, args, kwargs))
-    if like is None:
-        return _written_elsewhere(plain, op, args, kwargs)
     given = flatten((args, kwargs))[0]
-    is_spread = op is aten.copy_.default and args[1].shape != like.shape
-    if is_spread or is_thin(like) or not all(_goes_into(x, like) for x in given):
+    is_spread = op is aten.copy_.default and args[1].shape != args[0].shape
+    if like is None or is_spread or is_thin(like) or not all(_goes_into(x, like) for x in given):
         return computed_into(plain, op, args, kwargs)
     return plain(*replicated_beside(args, like), **replicated_beside(kwargs, like))
 

@@ -102,8 +102,9 @@ def sdpa_backward(
         )
         dk, dv = _gather(dk, k), _gather(dv, v)
     else:
-        past = 0 if is_causal else None
-        dq, dk, dv = backward_formulas(grad_out, q, k, v, out, lse, mask, past, scale)
+        dq, dk, dv = backward_formulas(
+            grad_out, q, k, v, out, lse, mask, 0 if is_causal else None, scale
+        )
     return by_position(dq), by_position(dk), by_position(dv)
 
 
@@ -270,8 +271,8 @@ def _differentiate(
     if grad_out is None:
         return (None,) * 6
     q, k, v, mask, out, lse = ctx.saved_tensors
-    grads = sdpa_backward(grad_out, q, k, v, out, lse, mask, ctx.is_causal, ctx.scale)
-    return *grads, None, None, None
+    given = grad_out, q, k, v, out, lse, mask
+    return *sdpa_backward(*given, ctx.is_causal, ctx.scale), None, None, None
 
 
 sdpa.register_autograd(_differentiate, setup_context=_save)

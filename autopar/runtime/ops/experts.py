@@ -86,13 +86,7 @@ class Feed:
 
     def _hidden(self, rows: Tensor, ends: Tensor) -> Tensor:
         """[R, G, I]."""
-        found = grouped_linear(rows, self._up(), ends)
-        _, gates, inner, _ = self.up.shape
-        found = (
-            found.unflatten(1, (inner, gates)).transpose(1, 2)
-            if _interleaved(self.up)
-            else found.unflatten(1, (gates, inner))
-        )
+        found = self._unflat(grouped_linear(rows, self._up(), ends))
         if self.up_bias is None:
             return found
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
@@ -107,6 +101,7 @@ class Feed:
         return (hidden.transpose(1, 2) if _interleaved(self.up) else hidden).flatten(1)
 
     def _unflat(self, of_up: Tensor) -> Tensor:
+        """The inverse of `_flat`, and of `_up`."""
         _, gates, inner, _ = self.up.shape
         if _interleaved(self.up):
             return of_up.unflatten(1, (inner, gates)).transpose(1, 2)
@@ -189,14 +184,17 @@ def experts_backward(
 
 
 @experts_op.register_fake
-def _(x: Tensor, *_rest: Any) -> Tensor:
+def empty_tokens(x: Tensor, *_rest: Any) -> Tensor:
+    """Room for y."""
     return x.new_empty(x.shape)
 
 
-def fake_gradients(
-    x: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What the backward ops return, as tensors without values."""
+@experts_backward.register_fake
+def empty_expert_gradients(
+    _grad: Tensor, x: Tensor, _chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
+    up_bias: Tensor | None, *_rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Room for the gradients of x, weights, up, down and up_bias."""
     count, gates, inner, width = up.shape
     of_up = (
         up.new_empty(count, inner, gates, width).transpose(1, 2)
@@ -208,14 +206,6 @@ def fake_gradients(
     return x.new_empty(x.shape), of_weights, of_up, down.new_empty(down.shape), bias
 
 
-@experts_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
-    up_bias: Tensor | None, *_rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return fake_gradients(x, weights, up, down, up_bias)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *tensors, ctx.gate, ctx.may_skip = inputs
     ctx.save_for_backward(*tensors)
@@ -223,9 +213,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     found = experts_backward(grad, *ctx.saved_tensors, ctx.gate, ctx.may_skip)
-    of_x, of_weights, of_up, of_down, of_bias = found
+    of_x, *others, of_bias = found
     bias = None if ctx.saved_tensors[-1] is None else of_bias
-    return of_x, None, of_weights, of_up, of_down, bias, None, None
+    return of_x, None, *others, bias, None, None
 
 
 experts_op.register_autograd(_differentiate, setup_context=_save)

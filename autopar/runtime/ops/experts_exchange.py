@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from autopar.runtime.ops.experts import (
     Feed,
     Routing,
     combine,
-    fake_gradients,
+    empty_expert_gradients,
+    empty_tokens,
     gather_rows,
     route,
     spread,
@@ -42,8 +44,7 @@ class _Post:
 
     def there(self, rows: Tensor) -> Generator[RaggedMessage, Tensor, Tensor]:
         """This rank's rows in, rows for its experts out, sorted by expert."""
-        got = yield RaggedMessage(rows, self.sent, self.received)
-        return got[self.order]
+        return (yield RaggedMessage(rows, self.sent, self.received))[self.order]
 
     def back(self, rows: Tensor) -> Generator[RaggedMessage, Tensor, Tensor]:
         """The inverse."""
@@ -106,15 +107,11 @@ def _packed(*tensors: Tensor) -> Tensor:
 
 def _unpacked(packed: Tensor, *like: Tensor) -> list[Tensor]:
     """The tensors in `packed`, in dtypes and widths like those of `like`."""
-    widths = [t[:1].numel() * t.element_size() if len(t) else _width(t) for t in like]
+    widths = [prod(t.shape[1:]) * t.element_size() for t in like]
     return [
         piece.contiguous().view(t.dtype).view(len(packed), *t.shape[1:])
         for piece, t in zip(packed.split(widths, 1), like, strict=True)
     ]
-
-
-def _width(empty: Tensor) -> int:
-    return empty.new_empty(1, *empty.shape[1:]).numel() * empty.element_size()
 
 
 @operator(
@@ -139,18 +136,8 @@ def experts_exchange_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tenso
     return with_group(_backward(*given), group)
 
 
-@experts_exchange.register_fake
-def _(x: Tensor, *_rest: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@experts_exchange_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
-    up_bias: Tensor | None, *_rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return fake_gradients(x, weights, up, down, up_bias)
-
+experts_exchange.register_fake(empty_tokens)
+experts_exchange_backward.register_fake(empty_expert_gradients)
 
 RAGGED_OPS[torch.ops.autopar.experts_exchange.default] = _forward
 RAGGED_OPS[torch.ops.autopar.experts_exchange_backward.default] = _backward

@@ -111,11 +111,6 @@ def arrived(copy: Tensor) -> None:
         torch.cuda.current_stream(device).wait_event(event)
 
 
-@arrived.register_fake
-def _(copy: Tensor) -> None:
-    pass
-
-
 @operator("landed(Tensor(a!) copy) -> ()")
 def landed(copy: Tensor) -> None:
     """The host goes on when all of `copy` is there, which is in its memory."""
@@ -124,9 +119,10 @@ def landed(copy: Tensor) -> None:
         begun[0].synchronize()
 
 
+@arrived.register_fake
 @landed.register_fake
 def _(copy: Tensor) -> None:
-    pass
+    """Nothing is made."""
 
 
 def wait_for_loads(device: torch.device) -> None:

@@ -59,11 +59,9 @@ class Operator(Generic[_R]):
         self.register_autograd(refuse, lambda *_, **__: None)
 
 
-def operator(
-    schema: str, tags: Sequence[torch.Tag] = ()
-) -> Callable[[Callable[..., _R]], Operator[_R]]:
+def operator(schema: str) -> Callable[[Callable[..., _R]], Operator[_R]]:
     """Makes a function an op (`Operator`)."""
-    return lambda run: Operator(schema, run, tags)
+    return lambda run: Operator(schema, run)
 
 
 def function_of(op: Any) -> Callable[..., Any] | None:

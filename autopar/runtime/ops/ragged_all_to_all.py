@@ -37,15 +37,13 @@ graphs a mesh axis."""
 
 def with_group(program: RaggedSteps, group: str) -> Any:
     """What the op returns on this rank of the process group called `group`."""
-    try:
-        message = next(program)
-        while True:
-            got = c10d.all_to_all_single(
-                message.rows, list(message.received), list(message.sent), group
-            )
-            message = program.send(c10d.wait_tensor(got))
-    except StopIteration as done:
-        return done.value
+    message = _next(program, None)
+    while isinstance(message, RaggedMessage):
+        got = c10d.all_to_all_single(
+            message.rows, list(message.received), list(message.sent), group
+        )
+        message = _next(program, c10d.wait_tensor(got))
+    return message
 
 
 def together(programs: Sequence[RaggedSteps]) -> list[Any]:
@@ -67,6 +65,6 @@ def exchanged(messages: Sequence[RaggedMessage]) -> list[Tensor]:
 def _next(program: RaggedSteps, answer: Tensor | None) -> Any:
     """The next message, or what the op returns."""
     try:
-        return next(program) if answer is None else program.send(answer)
+        return program.send(answer)  # pyright: ignore[reportArgumentType]
     except StopIteration as done:
         return done.value

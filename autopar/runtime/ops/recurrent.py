@@ -41,8 +41,7 @@ def _computed(
     """(y, h, c) of one layer; `train` where cuDNN is to keep what its backward needs."""
     state: Any = [h, c] if kind == "lstm" else h
     both = h.shape[0] == 2
-    found = RECURRENT_KINDS[kind](x, state, weights, biased, 1, 0.0, train, both, False)
-    y, last, *cell = found
+    y, last, *cell = RECURRENT_KINDS[kind](x, state, weights, biased, 1, 0.0, train, both, False)
     return y, last, cell[0] if cell else c.new_empty(c.shape)
 
 
@@ -82,8 +81,10 @@ def recurrent_backward(
     grads = torch.autograd.grad(
         made[:ends], inputs, (grad_y, grad_h, grad_c)[:ends], allow_unused=True
     )
-    pairs = zip(inputs, grads, strict=True)
-    return [torch.zeros_like(x) if grad is None else grad.contiguous() for x, grad in pairs]
+    return [
+        torch.zeros_like(x) if grad is None else grad.contiguous()
+        for x, grad in zip(inputs, grads, strict=True)
+    ]
 
 
 @recurrent.register_fake

@@ -170,15 +170,14 @@ class Agreement:
             missing = [place for place in places if lacks(place.rank)]
             if is_late or any(place.ended for place in missing):
                 limit_s = timeout_s if is_late else None
-                error = RankError(_lost_text(missing or places, to_do, limit_s))
-                self._write(key, pack(error))
+                self._write(key, pack(RankError(_lost_text(missing or places, to_do, limit_s))))
 
     def _is_to_look(self, topic: str, key: str, *, is_late: bool) -> bool:
         """Whether this rank is the one that looks who is missing; if that dies, each is in the
         end."""
-        looking = self._store.compare_set(self._key(topic, "looks"), "", str(self._rank), _GRACE_S)
-        is_looking = looking.decode() == str(self._rank)
-        return is_looking or (is_late and not self._store.is_set(key, _LATER_S, _GRACE_S))
+        own = str(self._rank)
+        looking = self._store.compare_set(self._key(topic, "looks"), "", own, _GRACE_S).decode()
+        return looking == own or (is_late and not self._store.is_set(key, _LATER_S, _GRACE_S))
 
     def _has_come(self, topic: str, rank: int) -> bool:
         return self._store.check([self._key(topic, f"facts/{rank}")], _GRACE_S)
@@ -237,7 +236,7 @@ class SoleAgreement(Agreement):
     """That of a world of one rank, which agrees with itself."""
 
     def __init__(self) -> None:
-        pass
+        """Nothing is to be known of others."""
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
         """Return."""
@@ -256,14 +255,14 @@ def _digest(data: bytes) -> str:
 
 def at_line() -> str:
     """Where the script is, to end a sentence with."""
-    line = script_line(iter(of_stack(sys._getframe())))
+    line = script_line(of_stack(sys._getframe()))
     return f", at {line}" if line else ""
 
 
 def _lost_text(missing: Sequence[RankLocation], to_do: str, timeout_s: float | None) -> str:
     """Who does not come `to_do` something, and where they are; `timeout_s` if that is up."""
     who, told = ranks_text([place.rank for place in missing if place.rank >= 0]), guilty(missing)
-    line = script_line(iter(of_stack(sys._getframe())))
+    line = script_line(of_stack(sys._getframe()))
     others = f" (who has come waits at {line})" if line else ""
     if timeout_s is None:
         return f"{who} cannot come {to_do}: {told}{others}"
@@ -319,11 +318,9 @@ def _show(fact: str | None) -> str:
     return fact if len(fact) <= _SHOWN_FACT else f"{fact[:_SHOWN_FACT]}..."
 
 
-def make_agreement(world: World, name: str = "") -> Agreement:
+def make_agreement(world: World) -> Agreement:
     """A new agreement of all ranks, which make as many; a world of one agrees with itself."""
     if world.store is None or world.pre_step_check is None:
         return SoleAgreement()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Agreement(
-        world.store, world.pre_step_check.registry, name=f"{attempt}/{name}{next(_SERIAL)}"
-    )
+    return Agreement(world.store, world.pre_step_check.registry, name=f"{attempt}/{next(_SERIAL)}")

@@ -142,7 +142,7 @@ def jointly(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[b
         _inside.joint = not _here or _come(_here[-1], op, given, reads=reads)
     try:
         is_outermost = before is None and _here and _inside.joint
-        if is_outermost and (in_backward() or _is_differentiated(given)):
+        if is_outermost and (in_backward() or is_differentiated(given)):
             compare_beside(f"what is beside a compiled model's tensors in {op}", given)
         yield bool(_inside.joint)
     finally:
@@ -155,9 +155,9 @@ def compare_beside(where: str, given: Iterable[Any]) -> None:
         _here[-1].pre_step_check.beside.add(where, given)
 
 
-def _is_differentiated(given: Sequence[Any]) -> bool:
-    is_needed = any(isinstance(x, Tensor) and x.requires_grad for x in given)
-    return is_needed and torch.is_grad_enabled()
+def is_differentiated(given: Iterable[Any]) -> bool:
+    """Whether autograd records what is made of these."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
 
 
 def whole_alone(x: Tensor) -> Tensor:
@@ -187,8 +187,7 @@ def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
     if site in here.trusted:
         here.pre_step_check.read_unasked(here.trusted[site])
         return True
-    sources = [source_of(x) for x in given if is_in_shards(x)]
-    texts = [_text(source, here.reader) for source in sources]
+    texts = [_text(source_of(x), here.reader) for x in given if is_in_shards(x)]
     is_known = not any("?" in text for text in texts)
     can_alone = reads and is_known and not in_backward()
     is_elsewhere = threading.get_ident() != here.thread and not in_backward()

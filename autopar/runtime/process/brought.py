@@ -3,10 +3,12 @@ words."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from autopar.runtime.process.beside import differ
 from autopar.runtime.process.digests import BATCH
@@ -126,3 +128,17 @@ class Brought:
         named["reads"] = f"digest {named['reads']}"
         named["seed (all ranks must draw the same random numbers)"] = named.pop("seed")
         return {**facts, **named}
+
+
+_MOST = 16
+"""How many tensors of a call are compared; of more, ranks have as many rows each."""
+
+
+def row_shapes(tensors: Sequence[Tensor]) -> list[int]:
+    """What ranks compare of the tensors of which each has rows of its own, `_MOST + 1` numbers:
+    what must be equal, as one, and how many rows each has."""
+    rest = [(str(x.dtype), x.shape[1:]) for x in tensors]
+    counts = [x.shape[0] for x in tensors]
+    if len(counts) > _MOST:
+        rest, counts = [*rest, *counts], []
+    return [zlib.crc32(repr(rest).encode()), *counts, *[0] * (_MOST - len(counts))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -55,10 +56,7 @@ def digest_values(leaves: Iterable[Any]) -> str:
 
 def _runs(flags: Iterable[bool]) -> str:
     """`3 yes, 1 no, 2 yes`."""
-    runs: list[tuple[bool, int]] = []
-    for flag in flags:
-        count = runs.pop()[1] if runs and runs[-1][0] == flag else 0
-        runs.append((flag, count + 1))
+    runs = ((flag, len(list(run))) for flag, run in groupby(flags))
     return ", ".join(f"{count} {'yes' if flag else 'no'}" for flag, count in runs)
 
 

@@ -47,7 +47,7 @@ class RankHost(msgspec.Struct, frozen=True):
 
 def this_host(rank: int) -> RankHost:
     """Where this process runs, which is `rank`. ClusterError if LOCAL_WORLD_SIZE is no number."""
-    name, kernel = socket.gethostname(), _text("/proc/sys/kernel/random/boot_id")
+    name, kernel = socket.gethostname(), text_of("/proc/sys/kernel/random/boot_id")
     namespace = ""
     with suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -226,11 +226,12 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 def _stat(pid: int) -> tuple[str, str] | None:
     """(state, when it was started) of a process; None if there is none, or nothing tells."""
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (fields[0], fields[19]) if len(fields) > 19 else None
 
 
-def _text(path: str) -> str:
+def text_of(path: str) -> str:
+    """What a file says; nothing if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -9,6 +9,8 @@ from itertools import repeat
 from typing import Any, Protocol, cast
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -17,7 +19,7 @@ from autopar.errors import AutoparError
 from autopar.ir.sharding import InputSharding, P, R, S, Sharding
 from autopar.runtime.dtensor_private import when_arrived
 from autopar.runtime.process.layouts import check_arguments
-from autopar.runtime.process.rows import gather_own_rows
+from autopar.runtime.process.own_group import own_group
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import TreeSpec, flatten
 
@@ -150,6 +152,22 @@ def _rows(local: Tensor, world: World, counts: tuple[int, ...]) -> InputShard:
     assert world.device_mesh is not None
     source = DTensor.from_local(local, world.device_mesh, [Shard(0)], run_check=False)
     return InputShard(local, source, InputSharding(Sharding((S(0),)), (world.size,)), counts)
+
+
+# A batch that ranks have unevenly, such as the last one of a loader, is put together on all of
+# them: its rows in order of rank, as where there are as many on each.
+
+
+def gather_own_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """The rows of all ranks, in order of rank, `counts` of each. A collective call."""
+    missing = max(counts) - rows.shape[0]
+    padded = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)).contiguous()
+    # As bytes: not every backend sends every dtype.
+    mine = padded.reshape(-1).view(torch.uint8)
+    parts = [torch.empty_like(mine) for _ in counts]
+    dist.all_gather(parts, mine, group=own_group())
+    wholes = (part.view(rows.dtype).reshape(padded.shape) for part in parts)
+    return torch.cat([whole[:count] for whole, count in zip(wholes, counts, strict=True)])
 
 
 def same_everywhere(leaves: Sequence[Any]) -> list[Tensor]:

@@ -6,6 +6,7 @@ The default one belongs to the script, which may use it at the same time from an
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -58,17 +59,14 @@ _UNKNOWN_TO_GLOO = frozenset(
 _MOVES = ("all_gather_into_tensor", "all_to_all_single", "broadcast")
 """The functional collectives that compute nothing."""
 
-_known: list[bool] = []
 
-
+@cache
 def know_bytes() -> None:
     """From now on functional collectives that only move tensors, of programs and of DTensors, take
     any dtype on the CPU."""
-    if not _known:
-        for name in _MOVES:
-            take_over_collective(name, "CPU", _moved)
-        redistribute_as_bytes({torch.float4_e2m1fn_x2})
-        _known.append(True)
+    for name in _MOVES:
+        take_over_collective(name, "CPU", _moved)
+    redistribute_as_bytes({torch.float4_e2m1fn_x2})
 
 
 def _moved(plain: Any, x: Tensor, *args: Any) -> Tensor:

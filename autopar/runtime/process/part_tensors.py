@@ -9,6 +9,7 @@ of gradients on several meshes is that of all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -67,15 +68,11 @@ _NUMBER = "aten::_local_scalar_dense"
 _FOUND_INF = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
 
-_numbers_are_whole: list[bool] = []
-
-
+@cache
 def know_numbers() -> None:
     """From now on the number in a DTensor is that of the whole one, not of a rank's term of it, and
     an op on lists may be given tensors of several meshes, and plain ones."""
-    if not _numbers_are_whole:
-        take_over_ops(_handler_of, set())
-        _numbers_are_whole.append(True)
+    take_over_ops(_handler_of, set())
 
 
 def _handler_of(op: Any) -> Handler | None:
@@ -183,10 +180,8 @@ class _Everywhere(torch.autograd.Function):
 
 def _total_norm(norm: Callable[..., Tensor], tensors: Sequence[Tensor], norm_type: float) -> Tensor:
     """The norm of what is on each mesh, put together; a plain tensor, equal on all ranks."""
-    found: list[Tensor] = []
-    for places in _places_by_mesh(tensors):
-        each = norm([tensors[k] for k in places], norm_type)
-        found.append(each.full_tensor() if isinstance(each, DTensor) else each)
+    by_mesh = (norm([tensors[k] for k in places], norm_type) for places in _places_by_mesh(tensors))
+    found = [each.full_tensor() if isinstance(each, DTensor) else each for each in by_mesh]
     norms = torch.stack([each.to(found[0].device) for each in found])
     # The "norm" of order 0 counts: what is counted on one mesh is a number already.
     return torch.linalg.vector_norm(norms, norm_type) if norm_type else norms.sum()

@@ -40,10 +40,10 @@ from autopar.runtime.process.brought import (
     ROWS,
     STEP,
     Brought,
+    row_shapes,
 )
 from autopar.runtime.process.digests import BatchDigest
 from autopar.runtime.process.rank_registry import RankLocation, RankRegistry, guilty, is_lost_peer
-from autopar.runtime.process.rows import row_shapes
 from autopar.runtime.process.stack_lines import of_error, waiting_collective
 from autopar.runtime.process.waits import BoundedStore, SilenceError, in_time
 
@@ -275,14 +275,12 @@ class PreStepCheck:
         """`graph`, which runs `gm`, the local graph of `phase`: if a collective fails in it, the
         error says which it was, and where the other ranks are."""
 
+        def explained(error: RuntimeError) -> RankError:
+            return self._explained(error, phase, gm)
+
         def run(inputs: list[Any]) -> Sequence[Any]:
-            with self.registry.during(phase, gm):
-                try:
-                    return graph(inputs)
-                except RuntimeError as error:
-                    if not is_lost_peer(error):
-                        raise
-                    raise self._explained(error, phase, gm) from error
+            with self.registry.during(phase, gm), _losses_are(explained):
+                return graph(inputs)
 
         return run
 
@@ -290,26 +288,24 @@ class PreStepCheck:
     def awaiting(self, phase: str, what: str) -> Generator[None]:
         """Inside, this rank is in `phase` of the call and waits for `what`: if a rank is lost, the
         error says so, and where the others are."""
-        with self.registry.during(phase, waits_in=what):
-            try:
-                yield
-            except RuntimeError as error:
-                if not is_lost_peer(error):
-                    raise
-                where = f"the {phase} of call {self.registry.calls}, for {what}"
-                raise self._lost(where, self.registry.call()) from error
+
+        def lost(_: RuntimeError) -> RankError:
+            where = f"the {phase} of call {self.registry.calls}, for {what}"
+            return self._lost(where, self.registry.call())
+
+        with self.registry.during(phase, waits_in=what), _losses_are(lost):
+            yield
 
     @contextmanager
     def working(self, phase: str) -> Generator[None]:
         """Inside, this rank is at work in `phase`, for which others wait as long as it takes: if a
         collective fails, the error says which it was, and where the other ranks are."""
-        with self.registry.during(phase), self.registry.working():
-            try:
-                yield
-            except RuntimeError as error:
-                if not is_lost_peer(error):
-                    raise
-                raise self._explained(error, phase) from error
+        with (
+            self.registry.during(phase),
+            self.registry.working(),
+            _losses_are(lambda error: self._explained(error, phase)),
+        ):
+            yield
 
     def within(
         self, what: str, function: Callable[..., _Answer], *args: Any, **kwargs: Any
@@ -379,6 +375,17 @@ class PreStepCheck:
             agreement.agree(topic, facts)
         except PlanMismatchError as error:
             raise PlanMismatchError(f"{error}{remedy}") from None
+
+
+@contextmanager
+def _losses_are(rank_error: Callable[[RuntimeError], RankError]) -> Generator[None]:
+    """Inside, an error that says that a rank is lost becomes the `rank_error` of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        raise rank_error(error) from error
 
 
 def _same(some: Sequence[RankLocation], others: Sequence[RankLocation]) -> bool:

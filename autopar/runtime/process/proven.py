@@ -155,14 +155,10 @@ def added_up(x: Tensor) -> Tensor:
 # copies a result of another shape, and `tensor_split` finds no memory to read. Here each is
 # composed of ops that tensor classes do see, for all tensors alike.
 
-_known: list[bool] = []
 
-
+@cache
 def know_composites() -> None:
     """From now on these ops are what they should be for any tensor."""
-    if _known:
-        return
-    _known.append(True)
     compose("matmul.out", _into(aten.matmul.default))
     rank = aten.linalg_matrix_rank
     for name, op in (

@@ -180,7 +180,7 @@ class RankRegistry:
     def here(self, number: int) -> RankLocation:
         """Where this process is."""
         frames = of_stack(sys._current_frames().get(self._thread_id))
-        line, waits_in = script_line(iter(frames)), self._waits_in
+        line, waits_in = script_line(frames), self._waits_in
         waits_in = waits_in or waiting_collective(frames, self._gm)
         return RankLocation(self.rank, number, self.calls, self.phase, line, waits_in)
 
@@ -210,7 +210,7 @@ class RankRegistry:
         waited = waiting_collective(frames) or "a collective"
         phase = " of the optimizer" if in_optimizer(frames) else ""
         told = guilty(self.call())
-        line = script_line(iter(frames))
+        line = script_line(frames)
         sys.stderr.write(
             f"autopar: rank {self.rank} waited in {waited}{phase} after call {self.calls}, at "
             f"{line}, and {told}\n"
@@ -267,7 +267,7 @@ def _farewell(rank: int, calls: int, error: BaseException | None) -> RankLocatio
     if error is None:
         return RankLocation(rank, calls=calls, ended=f"has ended after {calls} calls")
     text = next(iter(str(error).splitlines()), "")
-    line = script_line(iter(of_error(error)))
+    line = script_line(of_error(error))
     followed = isinstance(error, RankError) or is_lost_peer(error)
     if isinstance(error, RankError):
         text = text.removeprefix(f"rank {rank} ").partition(";")[0]

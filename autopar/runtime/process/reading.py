@@ -242,36 +242,27 @@ class Reader:
 
     def _leave(self) -> None:
         """Wait for those who may still want to read, unless this process ends by an error."""
-        pre_step_check = self.world.pre_step_check
-        if getattr(sys, "last_value", None) is not None or (
-            pre_step_check and pre_step_check.has_parted
-        ):
+        check = self.world.pre_step_check
+        if getattr(sys, "last_value", None) is not None or (check and check.has_parted):
             return
-        roll = self.world.pre_step_check.registry if self.world.pre_step_check else None
-        with roll.during("", waits_in="the end of the script") if roll else nullcontext():
+        waits_in = "the end of the script"
+        with check.registry.during("", waits_in=waits_in) if check else nullcontext():
             self._stay()
 
     def _stay(self) -> None:
+        check = self.world.pre_step_check
         look_s = self._last_s = max(self._last_s, time.monotonic())
         try:
             left = self.store.add(f"{_KEY}/left", 1)
             while left < self.world.size and time.monotonic() - self._last_s < self._patience_s:
                 time.sleep(0.02)
                 left = self.store.add(f"{_KEY}/left", 0)
-                if time.monotonic() > look_s:
-                    left += self._num_ended()
+                if check and time.monotonic() > look_s:
+                    # Others may have ended otherwise than by leaving.
+                    left += sum(bool(place.ended) for place in check.registry.call())
                     look_s = time.monotonic() + _LOOK_S
         except RuntimeError:
             return  # The store went with the last rank.
-
-    def _num_ended(self) -> int:
-        """How many of the other ranks have ended otherwise than by leaving."""
-        pre_step_check = self.world.pre_step_check
-        return (
-            sum(bool(place.ended) for place in pre_step_check.registry.call())
-            if pre_step_check
-            else 0
-        )
 
 
 _readers: list[Reader] = []

@@ -6,9 +6,8 @@ import linecache
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
-from traceback import walk_tb
+from traceback import walk_stack, walk_tb
 from types import CodeType, FrameType
 from typing import Any
 
@@ -34,13 +33,10 @@ _STORAGES = frozenset(
 _WRAPPERS = frozenset({"wrapper", "__call__"})
 
 
-def script_line(frames: Iterator[tuple[CodeType, int]]) -> str:
+def script_line(frames: list[tuple[CodeType, int]]) -> str:
     """`train.py:57 in main`, of the innermost of `frames`, outermost first, that is the user's."""
-    found = ""
-    for code, line in frames:
-        if is_of_script(code):
-            found = f"{Path(code.co_filename).name}:{line} in {code.co_name}"
-    return found
+    ours = ((code, line) for code, line in reversed(frames) if is_of_script(code))
+    return next((f"{Path(c.co_filename).name}:{line} in {c.co_name}" for c, line in ours), "")
 
 
 def is_of_script(code: CodeType) -> bool:
@@ -65,11 +61,8 @@ def _is_python(name: str) -> bool:
 
 def of_stack(frame: FrameType | None) -> list[tuple[CodeType, int]]:
     """The frames of a running thread, outermost first, with the lines they are at."""
-    found: list[tuple[CodeType, int]] = []
-    while frame is not None:
-        found.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return found[::-1]
+    frames = () if frame is None else walk_stack(frame)
+    return [(each.f_code, line) for each, line in frames][::-1]
 
 
 def of_error(error: BaseException) -> list[tuple[CodeType, int]]:

@@ -176,9 +176,12 @@ def _mesh_of_copies(
     extra = next(name for k in range(len(taken) + 1) if (name := COPY_AXIS + "s" * k) not in taken)
     names = (*reversed(mesh.names), extra)
     assert world.pre_step_check is not None
-    what = "the process groups of tied weights"
     made = world.pre_step_check.within(
-        what, DeviceMesh, world.device.type, ordered, mesh_dim_names=names
+        "the process groups of tied weights",
+        DeviceMesh,
+        world.device.type,
+        ordered,
+        mesh_dim_names=names,
     )
     if is_of(made):
         for name in names:

@@ -15,8 +15,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -111,14 +110,9 @@ class World:
             size = cluster.num_devices // cluster.levels[0].size
             check_blocks(self.pre_step_check.registry.hosts, size, cluster.name)
 
-    @contextmanager
-    def working(self, phase: str) -> Generator[None]:
+    def working(self, phase: str) -> AbstractContextManager[None]:
         """`PreStepCheck.working`; for a world of one nothing."""
-        if self.pre_step_check is None:
-            yield
-            return
-        with self.pre_step_check.working(phase):
-            yield
+        return nullcontext() if self.pre_step_check is None else self.pre_step_check.working(phase)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -130,7 +124,7 @@ def place_of_process() -> tuple[int, int]:
     """(rank, world size), as the process group or torchrun's environment say."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    if _under_torchrun():
+    if all(name in os.environ for name in _TORCHRUN) and int(os.environ["WORLD_SIZE"]) > 1:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
 
@@ -156,8 +150,7 @@ def join(model_device: torch.device, kind: str | None = None) -> World:
     if world.size == 1:
         return world
     if not dist.is_initialized():
-        cuda = world.device.type == "cuda"
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
         limit_s = 2 * default_pg_timeout.total_seconds()  # To meet, and to connect.
         in_time(limit_s, "the process group", dist.init_process_group, backend)
         atexit.register(_leave)
@@ -288,10 +281,6 @@ def dtensor_placements(sharding: Sharding) -> tuple[placement_types.Placement, .
 def param_placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
     """`dtensor_placements` in the order of `Groups.params`."""
     return tuple(reversed(dtensor_placements(sharding)))
-
-
-def _under_torchrun() -> bool:
-    return all(name in os.environ for name in _TORCHRUN) and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def _device(model_device: torch.device, kind: str | None, rank: int, size: int) -> torch.device:

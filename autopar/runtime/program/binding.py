@@ -10,6 +10,7 @@ from torch import fx
 
 from autopar.errors import PlanError
 from autopar.ir.graph import OUTPUT_ROLES, Atom, Graph, Role, TensorType
+from autopar.ir.grouping import grouped
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import nesting
@@ -50,8 +51,7 @@ def runnable(
     where the other ranks are."""
     found = program.graphs
     # Forward gets nothing from the host but parameters that live there.
-    forward = program.forward.graph.nodes
-    has_hosted = any(node.target is RELOAD for node in forward)
+    has_hosted = any(node.target is RELOAD for node in program.forward.graph.nodes)
 
     def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
         graph = prepare(gm, backend)
@@ -134,16 +134,16 @@ def detached_places(
             continue
         sharding = program.detached_shardings[int(node.target)]
         tensor = graph.type_of(node.inputs[0])
-        dims = range(len(tensor.shape))
-        orders = [_cut_order(tensor, graph.atoms, sharding, dim) for dim in dims]
+        orders = [
+            _cut_order(tensor, graph.atoms, sharding, dim) for dim in range(len(tensor.shape))
+        ]
         if all(list(order) == sorted(order, reverse=True) for order in orders):
             place = Place(*groups.stored(sharding))
         elif all(list(order) == sorted(order) for order in orders):
             place = Place(groups.others, dtensor_placements(sharding))
         else:
             raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
-        shape = tensor.shape if of_stage else None
-        found[f"detached:{node.target}"] = place._replace(shape=shape)
+        found[f"detached:{node.target}"] = place._replace(shape=tensor.shape) if of_stage else place
     return found
 
 
@@ -184,29 +184,23 @@ def row_results(graph: Graph) -> dict[str, RowResult]:
 
 def sequence_results(graph: Graph) -> dict[str, tuple[int, ...]]:
     """The results, by name, whose dim 1 is that of inputs, and the positions of those."""
-    by_parts: dict[tuple[int, ...], list[int]] = {}
-    for node in graph.with_role(Role.INPUT):
-        parts = node.outputs[0].parts
-        if len(parts) > 1 and parts[1]:
-            by_parts.setdefault(parts[1], []).append(int(node.target))
-    found: dict[str, tuple[int, ...]] = {}
-    for role in (Role.VALUE, Role.DETACHED):
-        for node in graph.with_role(role):
-            parts = graph.type_of(node.inputs[0]).parts
-            if len(parts) > 1 and parts[1] in by_parts:
-                found[f"{role.value}:{node.target}"] = tuple(by_parts[parts[1]])
-    return found
+    by_parts = grouped(
+        (node.outputs[0].parts[1:2], int(node.target))
+        for node in graph.with_role(Role.INPUT)
+        if any(node.outputs[0].parts[1:2])
+    )
+    return {
+        f"{role.value}:{node.target}": tuple(by_parts[graph.type_of(node.inputs[0]).parts[1:2]])
+        for role in (Role.VALUE, Role.DETACHED)
+        for node in graph.with_role(role)
+        if graph.type_of(node.inputs[0]).parts[1:2] in by_parts
+    }
 
 
 def results(graph: Graph, leaves: Iterable[tuple[int | None, Any]]) -> tuple[Result, ...]:
     """The leaves of the model's output under the names that the program gives them: each an item of
     what `graph` returns, or a constant."""
-    returned = [node for node in graph.nodes if node.role in OUTPUT_ROLES]
-    found: list[Result] = []
-    for item, value in leaves:
-        if item is None:
-            found.append(Result(None, value))
-        else:
-            node = returned[item]
-            found.append(Result(f"{node.role.value}:{node.target}"))
-    return tuple(found)
+    names = [f"{n.role.value}:{n.target}" for n in graph.nodes if n.role in OUTPUT_ROLES]
+    return tuple(
+        Result(None, value) if item is None else Result(names[item]) for item, value in leaves
+    )

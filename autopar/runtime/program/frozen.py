@@ -13,7 +13,7 @@ import random
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from enum import Enum
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -145,8 +145,7 @@ class Freezer:
         for cell, content in cells:
             self.container(cell, [("cell_contents", content)])
         bound = (value.__defaults__, value.__kwdefaults__, *(content for _, content in cells))
-        code: CodeType = value.__code__
-        return "function", Same(code), tuple(self.freeze(x, where) for x in bound)
+        return "function", Same(value.__code__), tuple(self.freeze(x, where) for x in bound)
 
     def _object(self, value: Any, where: str) -> Hashable:
         # Ops keep what they found out about themselves.

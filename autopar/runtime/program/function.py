@@ -310,14 +310,14 @@ def _repeatable_gradients(ctx: _Context) -> Callable[[Mapping[str, Tensor]], lis
 
 def _gradients(ctx: _Context, given: Mapping[str, Tensor]) -> list[Tensor | None]:
     """Those of all leaves, from those of results by position."""
-    step = ctx.step
-    inputs = _backward_inputs(ctx, given)
+    step, inputs = ctx.step, _backward_inputs(ctx, given)
     assert step.backward is not None
     pairs = zip(step.grads, _run(step.backward, inputs), strict=True)
     moves.backward()
     by_name = {name: grad for name, grad in pairs if step.is_reached(name, given)}
-    leaves = zip(ctx.params, ctx.leaves, strict=True)
-    return [_like(by_name.get(name), leaf) for name, leaf in leaves]
+    return [
+        _like(by_name.get(name), leaf) for name, leaf in zip(ctx.params, ctx.leaves, strict=True)
+    ]
 
 
 def _save(ctx: _Context, step: Step, saved: list[Tensor]) -> None:

@@ -168,10 +168,7 @@ class _Looking(Freezer):
         for inner in TABLES:
             if name in table[inner]:
                 return self._state(table[inner], name)
-        for kind in type(module).__mro__:
-            if name in vars(kind):
-                return self._entry(self._table(kind), name, label)
-        return _MISSING
+        return self._of_class(type(module), name, label)
 
     def _of_object(self, owner: Any, name: str, label: str) -> Hashable:
         table = vars(owner)
@@ -180,10 +177,11 @@ class _Looking(Freezer):
         if name in table:
             return self._entry(table, name, label)
         self._term(f"{name!r} not in {self._name(table)}")
-        for kind in type(owner).__mro__:
-            if name in vars(kind):
-                return self._entry(self._table(kind), name, label)
-        return _MISSING
+        return self._of_class(type(owner), name, label)
+
+    def _of_class(self, kind: type, name: str, label: str) -> Hashable:
+        owner = next((each for each in kind.__mro__ if name in vars(each)), None)
+        return _MISSING if owner is None else self._entry(self._table(owner), name, label)
 
     def freeze(self, value: Any, where: str) -> Hashable:
         if id(value) in self._watched:

@@ -30,6 +30,10 @@ def give(node: fx.Node, args: Any, kwargs: Any) -> None:
 class LeanGraph(fx.Graph):
     """An fx.Graph whose nodes are created quickly."""
 
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A node that is `target(*args, **kwargs)`."""
+        return self.call_function(target, args, kwargs)
+
     def create_node(
         self,
         op: str,
@@ -41,9 +45,9 @@ class LeanGraph(fx.Graph):
     ) -> fx.Node:
         """As `fx.Graph.create_node`."""
         if name is None and op == "call_function":
-            name = _names.get(target)
-            if name is None:
-                name = _names[target] = self._target_to_str(target)
+            if target not in _names:
+                _names[target] = self._target_to_str(target)
+            name = _names[target]
         node = super().create_node(op, target, None, None, name, type_expr)
         give(node, args, kwargs)
         return node

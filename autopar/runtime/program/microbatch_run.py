@@ -272,8 +272,8 @@ class MicrobatchedStep:
             return [grad.clone() for grad in grads] if keeps_graph() else grads
         grads.clear()
         self._next = tuple(tangent.detach().clone() for tangent in given)
-        draws = self.names.draws
-        with DefaultRandom(self.device).replayed(state) if draws else nullcontext():
+        random = DefaultRandom(self.device)
+        with random.replayed(state) if self.names.draws else nullcontext():
             _, found = self._run(values, self._next)
         return [found[name] for name in self.names.gradients]
 

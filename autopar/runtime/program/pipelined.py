@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -191,13 +192,13 @@ class _Pass:
         named = {f"received:{name}": received.pop(name) for name in list(received)}
         does = {Pass.FORWARD: run.forward, Pass.BACKWARD: run.backward}[kind]
         sent = does(microbatch, named) if kind is Pass.FORWARD or run.has_backward else {}
-        pieces: dict[StageLink, Tensor] = {}
-        for send_plan in messages.exchanges.sends[action]:
-            link = send_plan.link
-            if link.name == RANDOM:
-                pieces[link] = self.states[link.target].to(self.schedule.device)
-            else:
-                pieces[link] = sent[f"sent:{link.target}:{link.name}"]
+        links = (send_plan.link for send_plan in messages.exchanges.sends[action])
+        pieces = {
+            link: self.states[link.target].to(self.schedule.device)
+            if link.name == RANDOM
+            else sent[f"sent:{link.target}:{link.name}"]
+            for link in links
+        }
         messages.give(action, pieces)
 
     def _around(self, stage: int) -> Around:
@@ -222,10 +223,8 @@ class _Pass:
     def _awaiting(
         self, action: Action, link: StageLink | None, peer: int
     ) -> AbstractContextManager[None]:
-        pre_step_check, words = (
-            self.schedule.pre_step_check,
-            {Pass.FORWARD: "forward", Pass.BACKWARD: "backward"},
-        )
+        pre_step_check = self.schedule.pre_step_check
+        words = {Pass.FORWARD: "forward", Pass.BACKWARD: "backward"}
         if pre_step_check is None:
             return nullcontext()
         phase = f"{words[action.kind]} of microbatch {action.microbatch} in stage {action.stage}"
@@ -261,9 +260,8 @@ class _Pass:
                     zeros = torch.zeros(copied.shape, dtype=each.dtype, device=each.device)
                     own = found.setdefault(each.name, zeros) if copied.counts else zeros
                     found[each.name] = own
-                    on_device = own.to(
-                        self.schedule.device
-                    )  # of a parameter that lives on the host
+                    # A parameter may live on the host.
+                    on_device = own.to(self.schedule.device)
                     dist.all_reduce(on_device, group=copied.group)
                     own.copy_(on_device)
         return {
@@ -293,33 +291,18 @@ def make_pipelined_step(
     schedule: RankSchedule, timed: Callable[[str, Any], Any], **shown: Any
 ) -> Step:
     """The step of a pipeline, whose passes are `timed`; `shown` is what `Step` says of results."""
-    names = schedule.names
-    has_backward = bool(schedule.gradients)
-    microbatches = max(program.microbatches for program in schedule.programs.values())
-    if microbatches > 1 and has_backward:
-        whole = MicrobatchedStep(
-            names,
-            lambda given, tangents: run_rank_schedule(schedule, given, tangents),
-            schedule.device,
-        )
-        return Step(
-            forward=timed("forward", whole.forward),
-            backward=timed("backward", whole.backward),
-            inference=timed("forward", whole.inference),
-            forward_inputs=names.inputs,
-            forward_outputs=names.results + whole.saved,
-            backward_inputs=(*whole.saved, *whole.tangents),
-            backward_outputs=names.gradients,
-            **shown,
-        )
-    once = _Once(schedule)
+    names, has_backward = schedule.names, bool(schedule.gradients)
+    if has_backward and any(program.microbatches > 1 for program in schedule.programs.values()):
+        whole = MicrobatchedStep(names, partial(run_rank_schedule, schedule), schedule.device)
+    else:
+        whole = _Once(schedule)
     return Step(
-        forward=timed("forward", once.forward),
-        backward=timed("backward", once.backward) if has_backward else None,
-        inference=timed("forward", once.inference),
+        forward=timed("forward", whole.forward),
+        backward=timed("backward", whole.backward) if has_backward else None,
+        inference=timed("forward", whole.inference),
         forward_inputs=names.inputs,
-        forward_outputs=names.results + once.saved,
-        backward_inputs=(*once.saved, *schedule.tangent_dtypes),
+        forward_outputs=names.results + whole.saved,
+        backward_inputs=(*whole.saved, *names.tangent_dtypes),
         backward_outputs=names.gradients,
         **shown,
     )

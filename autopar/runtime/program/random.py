@@ -9,7 +9,7 @@ draw from a state apart, which starts as rank 0's default generator was at the f
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -23,33 +23,24 @@ class DefaultRandom:
     """The default generator of `device`, which is that of one process."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
 
     def now(self) -> torch.Tensor:
         """The state that the next program starts from."""
-        return self._get()
+        return generator_state(self.device)
 
-    @contextmanager
-    def drawn_from(self) -> Generator[None, None, None]:
+    def drawn_from(self) -> AbstractContextManager[None]:
         """Inside, the default generator is this one."""
-        yield
+        return nullcontext()
 
-    @contextmanager
-    def replayed(self, state: torch.Tensor) -> Generator[None, None, None]:
+    def replayed(self, state: torch.Tensor) -> AbstractContextManager[None]:
         """Inside, the default generator starts from `state`; outside, it is as if nothing was
         drawn."""
-        with replayed(state, self._device):
-            yield
+        return replayed(state, self.device)
 
     def go_on_from(self, state: torch.Tensor) -> None:
         """The default generator goes on from `state`."""
-        self._put(state)
-
-    def _get(self) -> torch.Tensor:
-        return generator_state(self._device)
-
-    def _put(self, state: torch.Tensor) -> None:
-        go_on_from(state, self._device)
+        go_on_from(state, self.device)
 
 
 class RandomOfRank0(DefaultRandom):
@@ -62,20 +53,20 @@ class RandomOfRank0(DefaultRandom):
 
     def now(self) -> torch.Tensor:
         """The state of rank 0. A collective call."""
-        state = self._get().to(self._device)
+        state = super().now().to(self.device)
         dist.broadcast(state, src=0, group=own_group())
         return state.cpu()
 
     @contextmanager
     def drawn_from(self) -> Generator[None, None, None]:
         """Inside, the default generator is that of rank 0. A collective call."""
-        before = self._get()
-        self._put(self.now())
+        before = super().now()
+        self.go_on_from(self.now())
         try:
             yield
         finally:
             if self._rank != 0:
-                self._put(before)
+                self.go_on_from(before)
 
 
 class SharedRandom(DefaultRandom):
@@ -91,7 +82,7 @@ class SharedRandom(DefaultRandom):
 
     def default(self) -> bytes:
         """The state of this process's default generator."""
-        return self._get().numpy().tobytes()
+        return super().now().numpy().tobytes()
 
     def set(self, state: bytes) -> None:
         """Start from `state`, as `default` returns it on rank 0."""
@@ -107,7 +98,7 @@ class SharedRandom(DefaultRandom):
         """Inside, the default generator is this one; outside, it is as if nothing was drawn."""
         with self.replayed(self.now()):
             yield
-            self._state = self._get()
+            self._state = super().now()
 
 
 def draws(gm: fx.GraphModule) -> bool:

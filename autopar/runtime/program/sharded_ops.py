@@ -150,8 +150,7 @@ def takes_a_part(func: Any, args: Sequence[Any]) -> bool:
 
 def shares_place(x: Any, y: Any) -> bool:
     """`x.is_set_to(y)`: whether two tensors are the same part of the same memory."""
-    pieces = [getattr(each, "shard", None) for each in (x, y)]
-    a, b = pieces
+    a, b = (getattr(each, "shard", None) for each in (x, y))
     return a is not None and b is not None and x.place == y.place and a.is_set_to(b)
 
 

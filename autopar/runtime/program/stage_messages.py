@@ -184,11 +184,9 @@ class StageMessages:
             message = order[self._num_posted[target.peer]]
             self._num_posted[target.peer] += 1
             send_plan, leg = self.exchanges.incoming[message.link, message.peer]
-            if send_plan.is_all(leg):
-                buffer = torch.empty(send_plan.shape, dtype=send_plan.dtype, device=self.device)
-            else:
-                lengths = [part.stop - part.start for part in leg.slices]
-                buffer = torch.empty(lengths, dtype=send_plan.dtype, device=self.device)
+            part = [part.stop - part.start for part in leg.slices]
+            shape = send_plan.shape if send_plan.is_all(leg) else part
+            buffer = torch.empty(shape, dtype=send_plan.dtype, device=self.device)
             assert self.channels is not None
             self._posted[message] = self.channels.receive(message.peer, buffer), buffer
 
@@ -245,8 +243,8 @@ class StageMessages:
                 assert self.channels is not None
                 work = self.channels.send(leg.peer, part)
                 known = self._under_way.get(leg.peer, [])
-                self._under_way[leg.peer] = [each for each in known if not each[1].is_completed()]
-                self._under_way.setdefault(leg.peer, []).append((read_at, work, part))
+                rest = (each for each in known if not each[1].is_completed())
+                self._under_way[leg.peer] = [*rest, (read_at, work, part)]
 
     def finish(self) -> None:
         """Wait until all that was sent has come."""

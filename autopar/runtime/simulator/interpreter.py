@@ -7,6 +7,7 @@ Nothing of torch.distributed runs, so that any mesh can be simulated anywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def run(
                 values[node] = [inputs[place] for inputs in inputs_per_rank]
                 place += 1
             elif node.op == "get_attr":
-                values[node] = [_attribute(gm, node.target)] * len(ranks)
+                values[node] = [attrgetter(node.target)(gm)] * len(ranks)
             elif node.op == "output":
                 return [_at(node.args[0], values, rank) for rank in ranks]
             else:
@@ -61,13 +62,6 @@ def _last_uses(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
         for source in node.all_input_nodes:
             last[source] = node
     return grouped((at, node) for node, at in last.items())
-
-
-def _attribute(gm: fx.GraphModule, target: str) -> Any:
-    value: Any = gm
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _at(arg: Any, values: Mapping[fx.Node, list[Any]], rank: int) -> Any:

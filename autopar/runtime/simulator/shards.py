@@ -61,7 +61,11 @@ def unshard(
     held = {mesh.coordinate(rank): piece for rank, piece in enumerate(shards)}
     for axis, placement in enumerate(sharding):
         if placement.kind == "P":
-            held = _sum(held, axis, mesh.sizes[axis])
+            size = mesh.sizes[axis]
+            held = {
+                at: torch.stack([held[peer] for peer in _peers(at, axis, size)]).sum(0)
+                for at in held
+            }
     summed = Sharding(tuple(R if p.kind == "P" else p for p in sharding))
     held, summed = _join(held, kind, atoms, summed, mesh, name), without_chunks(summed)
     sizes = local_part_sizes(kind, atoms, summed, mesh.sizes)
@@ -128,27 +132,17 @@ def _place(
     coordinate: Sequence[int],
 ) -> tuple[tuple[int, ...], _Place]:
     """The shape with one dim per part, and where in it the piece lies."""
-    split: list[int] = []
+    split = tuple(atoms[atom].size for _, atom in kind.slots())
     place: list[tuple[int, int]] = []
-    for slot, atom in kind.slots():
-        size = atoms[atom].size
+    for (slot, _), size in zip(kind.slots(), split, strict=True):
         at, count = chunk_index(kind, atoms, sharding, mesh.sizes, coordinate, slot)
         length = size // count
-        split.append(size)
         place.append((at * length, (at + 1) * length))
-    return tuple(split), tuple(place)
+    return split, tuple(place)
 
 
 def _slices(place: _Place) -> tuple[slice, ...]:
     return tuple(slice(*bounds) for bounds in place)
-
-
-def _sum(
-    held: dict[tuple[int, ...], Tensor], axis: int, size: int
-) -> dict[tuple[int, ...], Tensor]:
-    """Every rank with the sum over `axis`."""
-
-    return {at: torch.stack([held[peer] for peer in _peers(at, axis, size)]).sum(0) for at in held}
 
 
 def _peers(coordinate: tuple[int, ...], axis: int, size: int) -> list[tuple[int, ...]]:

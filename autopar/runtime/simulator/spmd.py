@@ -56,7 +56,11 @@ def train_step(
     """
     step = RankStep(mesh, graph, structure, tolerance, program.detached_shardings)
     if program.microbatches > 1:
-        return _in_microbatches(program, step, tensors, tangents or {})
+        random = DefaultRandom(torch.device("cpu"))
+        around = replaying(random) if draws(program.forward) else at_once
+        found = rank_run(program, step, tensors, tangents or {}, around)
+        run_microbatches(found)
+        return step.joined(found)
     with torch.no_grad():
         forward = step.split(program.forward_inputs, tensors)
         results = run(program.forward, mesh, forward)
@@ -102,16 +106,6 @@ class _RankValues:
     def put(self, rows: Sequence[Tensor], microbatch: int, shard: Sequence[Tensor]) -> None:
         for pair in zip(rows, shard, strict=True):
             self._one.put(pair[0], microbatch, pair[1])
-
-
-def _in_microbatches(
-    program: Program, step: RankStep, tensors: Mapping[str, Tensor], tangents: Mapping[int, Tensor]
-) -> StepResult:
-    """`train_step` of a program in microbatches."""
-    around = replaying(DefaultRandom(torch.device("cpu"))) if draws(program.forward) else at_once
-    found = rank_run(program, step, tensors, tangents, around)
-    run_microbatches(found)
-    return step.joined(found)
 
 
 def rank_run(
@@ -210,8 +204,9 @@ class RankStep:
     def joined(self, run: MicrobatchRun) -> StepResult:
         """What turns have made, whole."""
         outputs = {name: self.join(name, each) for name, each in run.results.items()}
-        pairs = ((name.partition(":")[2], name) for name in run.gradients)
-        gradients = {target: self.join(name, run.gradients[name]) for target, name in pairs}
+        gradients = {
+            name.partition(":")[2]: self.join(name, each) for name, each in run.gradients.items()
+        }
         return StepResult(outputs, gradients)
 
     def join(self, name: str, shards: Sequence[Tensor]) -> Tensor:

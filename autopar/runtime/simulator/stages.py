@@ -89,22 +89,16 @@ class _Pipeline:
         spans = simulate_actions(table, lambda _: 1, hops)
         with torch.no_grad():
             for action in sorted(spans, key=lambda action: (spans[action].start, action)):
-                run = self.runs[action.stage]
-                if action.kind is Pass.FORWARD:
-                    sent = run.forward(
-                        action.microbatch,
-                        self._received(action.stage, Phase.FORWARD, action.microbatch),
-                    )
-                elif action.kind is Pass.BACKWARD and run.has_backward:
-                    sent = run.backward(
-                        action.microbatch,
-                        self._received(action.stage, Phase.BACKWARD, action.microbatch),
-                    )
-                else:
-                    if action.kind is Pass.WEIGHTS and run.has_backward:
-                        run.weights(action.microbatch)
-                    continue
-                self._send(action.stage, action.microbatch, sent)
+                stage, kind, microbatch = action
+                run = self.runs[stage]
+                if kind is Pass.FORWARD:
+                    received = self._received(stage, Phase.FORWARD, microbatch)
+                    self._send(stage, microbatch, run.forward(microbatch, received))
+                elif kind is Pass.BACKWARD and run.has_backward:
+                    received = self._received(stage, Phase.BACKWARD, microbatch)
+                    self._send(stage, microbatch, run.backward(microbatch, received))
+                elif run.has_backward:
+                    run.weights(microbatch)
         if self.under_way:
             raise AutoparError(f"never received: {next(iter(self.under_way))}")
         return self._joined()
