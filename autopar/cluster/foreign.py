@@ -162,9 +162,8 @@ def _topology(text: str) -> Foreign | None:
     if header is None:
         return None
     num = sum(bool(re.fullmatch(r"GPU\d+", word)) for word in header)
-    names = [f"GPU{k}" for k in range(num)]
     links = {row[0]: row[1 : num + 1] for row in rows if row[:1] != [] and row[1:] != header[1:]}
-    table = [links.get(name, []) for name in names]
+    table = [links.get(f"GPU{k}", []) for k in range(num)]
     what = f"what `nvidia-smi topo -m` prints of {num} GPUs"
     if any(len(row) != num or row[k] != "X" for k, row in enumerate(table)):
         return Foreign(f"{what}, cut off", f"Of these, {_write(1, num, None)}.")
@@ -193,9 +192,7 @@ def _joined(table: Sequence[Sequence[str]]) -> str:
     if count not in _OF_LINKS:
         inner = f'{{preset = "{link}", bytes_per_s = "{count * _NVLINK_GB_PER_S}GB/s"}}'
     outer = f'{{size = {num // size}, link = "PCIe 4 x16"}}, ' if size < num else ""
-    told += f", {count} NVLinks each"
-    if count == 18:
-        told += ' (of B200s that is "NVLink 5")'
+    told += f", {count} NVLinks each" + (' (of B200s that is "NVLink 5")' if count == 18 else "")
     return _toml_of(told, device, f"levels = [{outer}{{size = {size}, link = {inner}}}]")
 
 
@@ -258,7 +255,7 @@ def _of_hosts(num: int) -> str:
 
 
 def _hostfile(text: str) -> Foreign | None:
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
     found = [_HOST.fullmatch(line) for line in lines if line]
     hosts = [host for host in found if host is not None]
     if not hosts or len(hosts) < len(found):

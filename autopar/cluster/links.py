@@ -173,7 +173,6 @@ _MEASURED: tuple[Link, ...] = (
 
 def _like(name: str, base: Link, gb_per_s: float, why: str, slower: float = 1.0) -> Link:
     """A link of the family of `base`: its efficiency, and its start and latency times `slower`."""
-    curves = (replace(curve, start_s=slower * curve.start_s) for curve in base.curves)
     return replace(
         base,
         name=name,
@@ -182,7 +181,7 @@ def _like(name: str, base: Link, gb_per_s: float, why: str, slower: float = 1.0)
         start_s=slower * base.start_s,
         source=f"{why}; collectives: not measured, the efficiencies of {base.name}"
         + (f" and {slower:g} times its latencies" if slower != 1 else ""),
-        curves=tuple(curves),
+        curves=tuple(replace(curve, start_s=slower * curve.start_s) for curve in base.curves),
     )
 
 

@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 from autopar.cluster.curves import Fit, crossing, fit
-from autopar.cluster.profile import Matmul, Profile, Sent
+from autopar.cluster.profile import Matmul, Profile
 from autopar.errors import ClusterError
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import (
@@ -96,10 +96,9 @@ def device_from_profile(profile: Profile, base: Device) -> Device:
             f"{base.name} is of kind {base.kind}: measure on a device of the cluster"
         )
     largest = max(profile.pointwise, key=lambda entry: entry.num_bytes)
-    bytes_per_s = largest.num_bytes / largest.time_ns * 1e9
+    rate = largest.num_bytes / largest.time_ns * 1e9 / base.kernels.pointwise
     # No product that was measured moved more than the bandwidth would let through.
     moved = (entry.num_bytes / entry.time_ns * 1e9 for entry in profile.matmuls)
-    rate = bytes_per_s / base.kernels.pointwise
     thin = max(base.kernels.matmul_memory, *(each / rate for each in moved))
     device = replace(
         base,
@@ -107,11 +106,11 @@ def device_from_profile(profile: Profile, base: Device) -> Device:
         kernels=replace(base.kernels, matmul_memory=thin),
         measured=_kernels(profile),
     )
-    measured: dict[str, Matmul] = {}
-    for entry in profile.matmuls:
-        if entry.dtype not in measured or entry.flops > measured[entry.dtype].flops:
-            measured[entry.dtype] = entry
-    rates = {dtype: _peak(entry, device) for dtype, entry in measured.items()}
+    measured = grouped((entry.dtype, entry) for entry in profile.matmuls)
+    rates = {
+        dtype: _peak(max(entries, key=lambda entry: entry.flops), device)
+        for dtype, entries in measured.items()
+    }
     kept = [dtype for dtype, _ in base.flops_per_s if dtype not in rates]
     source = f"profile {profile.digest} of {profile.device} with torch {profile.torch}"
     if kept:
@@ -128,11 +127,10 @@ def _kernels(profile: Profile) -> Measured:
     """The points of a profile, in order. What disturbs a run makes it longer: none counts for more
     than a larger one took."""
     grids = (_grid(profile, dtype) for dtype in sorted({e.dtype for e in profile.matmuls}))
-    pointwise = sorted((e.num_bytes, e.time_ns * 1e-9) for e in profile.pointwise)
     return Measured(
         matmuls=tuple(grid for grid in grids if grid),
         attention=tuple(s for backward in (False, True) for s in _series(profile, backward)),
-        pointwise=_rising(pointwise),
+        pointwise=_rising(sorted((e.num_bytes, e.time_ns * 1e-9) for e in profile.pointwise)),
     )
 
 
@@ -158,11 +156,13 @@ def _grid(profile: Profile, dtype: str) -> MatmulGrid | None:
 
 
 def _series(profile: Profile, backward: bool) -> Iterator[AttentionSeries]:
-    found: dict[tuple[int, int, str], list[tuple[int, float]]] = {}
-    for e in profile.attentions:
-        place = e.batch * e.heads * e.sequence, e.head_dim, e.dtype
-        time_ns = e.backward_ns if backward else e.forward_ns
-        found.setdefault(place, []).append((e.sequence, time_ns * 1e-9))
+    found = grouped(
+        (
+            (e.batch * e.heads * e.sequence, e.head_dim, e.dtype),
+            (e.sequence, (e.backward_ns if backward else e.forward_ns) * 1e-9),
+        )
+        for e in profile.attentions
+    )
     for place, points in sorted(found.items()):
         yield AttentionSeries(backward, *place, _rising(sorted(points)))
 
@@ -203,7 +203,10 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
     )
     if not measured:
         return base
-    found = {place: _fitted(measured[place]) for place in sorted(measured)}
+    found = {
+        place: fit([(sent.num_bytes, sent.time_ns * 1e-9) for sent in measured[place]])
+        for place in sorted(measured)
+    }
     adapter = {place: _adapter_bytes_per_s(place, each) for place, each in found.items()}
     rate = _rounded(min(most_bytes_per_s, max(adapter.values())))
     curves = tuple(
@@ -217,7 +220,6 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
         )
         for place, each in found.items()
     )
-    errors = [error for each in found.values() for error in each.errors]
     start_s, latency_s = _steps(curves)
     return Link(
         name=base.name,
@@ -225,14 +227,10 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
         latency_s=latency_s,
         start_s=start_s,
         source=f"profile with torch {profile.torch}, all {profile.num_devices} ranks at once; "
-        f"fits within {_percents(errors)}",
+        f"fits within {_percents([error for each in found.values() for error in each.errors])}",
         curves=curves,
         contention=_contention(level, profile, base),
     )
-
-
-def _fitted(entries: Sequence[Sent]) -> Fit:
-    return fit([(entry.num_bytes, entry.time_ns * 1e-9) for entry in entries])
 
 
 def _adapter_bytes_per_s(place: _Place, law: Fit) -> float:

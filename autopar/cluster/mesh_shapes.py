@@ -58,7 +58,7 @@ def parse_mesh(text: str, cluster: Cluster) -> Mesh:
     size 1 are left out of the result. ClusterError if the text is malformed or if the sizes do not
     multiply to the number of devices.
     """
-    names, sizes = _named(text) if "=" in text else _sized(text)
+    names, sizes = _axes(text)
     wanted, present = prod(sizes), cluster.num_devices
     if wanted != present:
         raise ClusterError(
@@ -70,7 +70,7 @@ def parse_mesh(text: str, cluster: Cluster) -> Mesh:
 
 def size_of_mesh(text: str) -> int:
     """How many devices the mesh has that `text` describes. ClusterError if it is malformed."""
-    return prod((_named(text) if "=" in text else _sized(text))[1])
+    return prod(_axes(text)[1])
 
 
 def candidate_meshes(
@@ -91,7 +91,7 @@ def candidate_meshes(
     for num_axes in range(1, max_axes + 1):
         for sizes in _factorizations(cluster.num_devices, num_axes):
             mesh = _lay(_NAMES[num_axes], sizes, cluster)
-            signatures = [_signature(axis) for axis in mesh.axes]
+            signatures = map(_signature, mesh.axes)
             found.setdefault(tuple(signatures if in_order else sorted(signatures)), mesh)
     return tuple(found.values())
 
@@ -164,8 +164,8 @@ def axis_over(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
             crossed.append((level.link, max(1, block // stride)))
     slowest = min(crossed, key=lambda found: (found[0].bytes_per_s, -found[0].latency_s))
     link, shared = slowest
-    below = [other for other, _ in crossed[crossed.index(slowest) + 1 :]]
-    inner = min(below, key=lambda link: link.bytes_per_s) if below else None
+    below = (other for other, _ in crossed[crossed.index(slowest) + 1 :])
+    inner = min(below, key=lambda link: link.bytes_per_s, default=None)
     # A group that starts in the middle of a node has half of its ranks there at most.
     shared = min(shared, size // 2)
     return Axis(name, size, link, shared, inner) if inner and shared > 1 else Axis(name, size, link)
@@ -191,22 +191,22 @@ def _factorizations(n: int, num_factors: int) -> Iterator[tuple[int, ...]]:
         return
     for first in range(2, n // 2 + 1):
         if n % first == 0:
-            for rest in _factorizations(n // first, num_factors - 1):
-                yield (first, *rest)
+            yield from ((first, *rest) for rest in _factorizations(n // first, num_factors - 1))
 
 
-def _named(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    names: list[str] = []
-    sizes: list[int] = []
+def _axes(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names and sizes."""
+    if "=" not in text:
+        return _sized(text)
+    sizes: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = (piece.strip() for piece in part.partition("="))
         if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)):
             raise ClusterError(f"mesh {text!r}: {part.strip()!r} is not name=size ({_EXAMPLES})")
-        if name in names:
+        if name in sizes:
             raise ClusterError(f"mesh {text!r} has two axes named {name!r}: name them differently")
-        names.append(name)
-        sizes.append(_size(size, text))
-    return tuple(names), tuple(sizes)
+        sizes[name] = _size(size, text)
+    return tuple(sizes), tuple(sizes.values())
 
 
 def _sized(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -38,10 +38,12 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
         left //= min(left, level.size)
     if left > 1:
         raise ClusterError(f"cluster {cluster.name} has no {devices} devices")
-    inner = cluster.levels[-1]
     kept = tuple(level for level in reversed(levels) if level.size > 1)
-    name = f"{devices} of {cluster.name}"
-    return replace(cluster, name=name, levels=kept or (replace(inner, size=1),))
+    return replace(
+        cluster,
+        name=f"{devices} of {cluster.name}",
+        levels=kept or (replace(cluster.levels[-1], size=1),),
+    )
 
 
 def sizes_of_parts(cluster: Cluster, ranks: int) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ from autopar.runtime.process.world import device_of, join, look
 from autopar.runtime.program import backend as backends
 from autopar.runtime.program.random import DefaultRandom
 from autopar.runtime.program.sharded import whole_of
-from autopar.tracer.labels import labelled
+from autopar.tracer.fx_graphs import labelled
 
 _OPTIONS = {
     "": ("mesh", "optimizer", "backend"),

@@ -133,8 +133,7 @@ def place_of(module: str) -> _Place:
 def waits_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
     """Where what an op waits for is waited for: at the group's first use."""
     known = blocks_of(graph, mesh)
-    places = (use.node for use in group.uses if use.node in known.of)
-    first = min(places, default=group.root.node)
+    first = min((use.node for use in group.uses if use.node in known.of), default=group.root.node)
     return known.window_of(graph.nodes[first])
 
 
@@ -151,8 +150,7 @@ def hides_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
         return None
     known, root = blocks_of(graph, mesh), graph.nodes[group.root.node]
     if casts_of(graph).of_parameter(graph, group):
-        users = [known.of[use.node] for use in group.uses if use.node in known.of]
-        first = min(users, default=0)
+        first = min((known.of[u.node] for u in group.uses if u.node in known.of), default=0)
         is_first = first == known.first_with(group.phase, first)
         return None if is_first else known.window(group.phase, first - 1)
     if root.index not in known.of:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.ir.graph import Graph, Node, Phase, Role, per_graph
+from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import ACCUMULATE
 from autopar.ir.uses import Group, groups, root_of
 
@@ -49,15 +50,13 @@ def casts_of(graph: Graph) -> Casts:
         root = root_of(graph, node.inputs[0])[0].node
         if graph.nodes[root].role is Role.PARAM or root in copies:
             copies[node.index] = copies.get(root, root)
-    users: dict[int, list[int]] = {}
-    for group in groups(graph):
-        users.setdefault(group.root.node, []).extend(use.node for use in group.uses)
+    users = grouped((group.root.node, use.node) for group in groups(graph) for use in group.uses)
     gradients = set[int]()
     for node in reversed(graph.nodes):
         is_step = _is_cast(graph, node) or node.op == ACCUMULATE
         if is_step and _is_backward_output(graph, node):
-            found = (graph.nodes[user] for user in users.get(node.index, ()))
-            if all(user.role is Role.GRAD or user.index in gradients for user in found):
+            found = users.get(node.index, ())
+            if all(graph.nodes[u].role is Role.GRAD or u in gradients for u in found):
                 gradients.add(node.index)
     return Casts(copies, frozenset(gradients))
 

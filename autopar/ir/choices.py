@@ -99,8 +99,7 @@ def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...
         if not f.whole
         and all(atoms[atom_of[name]].size % size == 0 for name in f.members or (f.name,))
     )
-    partial = (f"+{i}" for i in range(len(node.partial)))
-    return (REPLICATE, *factors, *partial)
+    return (REPLICATE, *factors, *(f"+{i}" for i in range(len(node.partial))))
 
 
 def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[Choice, ...]:

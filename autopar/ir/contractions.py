@@ -72,8 +72,11 @@ def find_matmuls(graph: Graph) -> MatmulRoles:
         if found:
             roles.setdefault(node.key, found)
     names = {ref: weight.name for ref, weight in derived.items()}
-    read = {ref.node: graph.nodes[ref.node].inputs for ref in gradients}
-    joined = (node for node, inputs in read.items() if any(ref in gradients for ref in inputs))
+    joined = (
+        ref.node
+        for ref in gradients
+        if any(read in gradients for read in graph.nodes[ref.node].inputs)
+    )
     return MatmulRoles(roles, weights, names, frozenset((*(ref.node for ref in names), *joined)))
 
 
@@ -141,8 +144,7 @@ def _gradients(graph: Graph) -> dict[Ref, Weight]:
     found: dict[Ref, Weight] = {}
     for node in reversed(graph.nodes):
         if node.role is Role.GRAD:
-            tensor = graph.type_of(node.inputs[0])
-            slots = {slot: slot for slot, _ in tensor.slots()}
+            slots = {slot: slot for slot, _ in graph.type_of(node.inputs[0]).slots()}
             found.setdefault(node.inputs[0], Weight(node.target, slots))
         weight = found.get(Ref(node.index))
         if weight is None or node.role is not Role.OP or node.phase is not Phase.BACKWARD:

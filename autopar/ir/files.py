@@ -101,8 +101,9 @@ def _open_to_write(path: str | os.PathLike[str]) -> int:
             if error.errno != errno.ENXIO:
                 raise
             if time.monotonic() > deadline:
-                why = f"it is a pipe, and nobody read from it in {PIPE_WAIT_S:g} s"
-                raise OSError(errno.ENXIO, why) from None
+                raise OSError(
+                    errno.ENXIO, f"it is a pipe, and nobody read from it in {PIPE_WAIT_S:g} s"
+                ) from None
             time.sleep(0.05)
         else:
             os.set_blocking(descriptor, True)
@@ -140,8 +141,9 @@ def warn_without_cache(what: str, reason: str, consequence: str) -> None:
     """A `CacheWarning`, once in a process for each `what`, that it cannot be kept."""
     if what not in _not_kept:
         _not_kept.add(what)
-        text = f"{what} cannot be kept ({reason}). {consequence}"
-        warnings.warn(CacheWarning(text), stacklevel=3)
+        warnings.warn(
+            CacheWarning(f"{what} cannot be kept ({reason}). {consequence}"), stacklevel=3
+        )
 
 
 # Files that hold one value as canonical JSON: strict to read, atomic to write.
@@ -207,8 +209,9 @@ class Format(Generic[NounT]):
     def decode(self, data: bytes, source: str) -> NounT:
         """The inverse of `encode`; an error that names `source` and the place on anything else."""
         if len(data) > MAX_FILE_BYTES:
-            size = f"{len(data)} bytes; a {self.what} has at most {MAX_FILE_BYTES}"
-            raise self.error(f"{source}: {size}")
+            raise self.error(
+                f"{source}: {len(data)} bytes; a {self.what} has at most {MAX_FILE_BYTES}"
+            )
         try:
             content: Any = msgspec.json.decode(data)
             version = _version(content)
@@ -246,16 +249,18 @@ class Format(Generic[NounT]):
         try:
             write_atomically(path, self.encode(value))
         except OSError as error:
-            reason = f"cannot write {self.what} {os.fspath(path)}: {error.strerror}"
-            raise self.error(reason) from None
+            raise self.error(
+                f"cannot write {self.what} {os.fspath(path)}: {error.strerror}"
+            ) from None
 
     def load(self, path: str | os.PathLike[str]) -> NounT:
         """The value in a file; an error if it is missing, damaged or of another version."""
         try:
             source = os.fspath(path)
         except TypeError:
-            reason = f"{self.what}={path!r} is neither a {self.what} nor the path of one"
-            raise self.error(reason) from None
+            raise self.error(
+                f"{self.what}={path!r} is neither a {self.what} nor the path of one"
+            ) from None
         try:
             data = read_at_most(path, MAX_FILE_BYTES + 1)
         except OSError as error:

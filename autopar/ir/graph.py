@@ -280,14 +280,21 @@ def transplanted(node: Node, index: int, place: Callable[[Ref], Ref]) -> Node:
     inputs = tuple(map(place, node.inputs))
     if index == node.index and inputs == node.inputs:
         return node
+    args, kwargs = given_refs(node, place)
+    return replace(node, index=index, args=args, kwargs=kwargs, inputs=inputs)
+
+
+def given_refs(
+    node: Node, place: Callable[[Ref], Ref]
+) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
+    """The arguments of a node, by position and by name, where what it reads is at `place`."""
 
     def arg(old: Arg) -> Arg:
         if isinstance(old, Ref):
             return place(old)
         return tuple(map(arg, old)) if isinstance(old, tuple) else old
 
-    args, kwargs = map(arg, node.args), ((name, arg(old)) for name, old in node.kwargs)
-    return replace(node, index=index, args=tuple(args), kwargs=tuple(kwargs), inputs=inputs)
+    return tuple(map(arg, node.args)), tuple((name, arg(old)) for name, old in node.kwargs)
 
 
 def _line(graph: Graph, node: Node) -> str:

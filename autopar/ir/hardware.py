@@ -85,10 +85,6 @@ class AxisTime(NamedTuple):
     alone_ns: int
     exposed_ns: int
 
-    @property
-    def hidden_ns(self) -> int:
-        return self.alone_ns - self.exposed_ns
-
 
 @dataclass(frozen=True, slots=True)
 class Record:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from autopar.ir.blocks import Blocks, WindowPlace, blocks_of
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref, Role, per_graph
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.own_ops import STATE, is_optional
 from autopar.ir.uses import Group, groups, is_saved, root_key, root_of
@@ -120,11 +121,9 @@ def can_be_on_host(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     change, that do not leave the graph as they are, and that are not the script's."""
     changed = {node.target for node in graph.with_role(Role.UPDATE)}
     leaving = {root_of(graph, n.inputs[0])[0].node for n in graph.with_role(*OUTPUT_ROLES)}
-    members, ruled_out = dict[str, list[str]](), set[str]()
-    for node in graph.with_role(Role.PARAM):
-        members.setdefault(node.key, []).append(node.target)
-        if node.target in changed or node.index in leaving or node.external:
-            ruled_out.add(node.key)
+    params = graph.with_role(Role.PARAM)
+    ruled_out = {n.key for n in params if n.target in changed or n.index in leaving or n.external}
+    members = grouped((node.key, node.target) for node in params)
     return {key: tuple(found) for key, found in members.items() if key not in ruled_out}
 
 
@@ -160,15 +159,15 @@ def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed
     """The parameters `names` on the host, all of which can be there, in order."""
     if not names:
         return ()
-    known, found = blocks_of(graph, mesh), groups(graph)
-    by_root = {(group.root.node, group.phase): group for group in found}
+    known = blocks_of(graph, mesh)
+    by_root = {(group.root.node, group.phase): group for group in groups(graph)}
     gradients = {node.target: node for node in graph.with_role(Role.GRAD)}
     num_blocks, all_streamed = len(known.windows[Phase.FORWARD]), list[StreamedParam]()
     for node in graph.with_role(Role.PARAM):
         if node.target not in names:
             continue
-        pair = (by_root.get((node.index, phase)) for phase in Phase)
-        read = [_blocks_that_read(graph, known, by_root, group) for group in pair]
+        found = (by_root.get((node.index, phase)) for phase in Phase)
+        read = [_blocks_that_read(graph, known, by_root, group) for group in found]
         forward, backward = (min(blocks, default=None) for blocks in read)
         last = max(read[0], default=-1)
         # On the device to the end of forward, and from there, it need not come again.

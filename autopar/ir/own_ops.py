@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from autopar.ir.graph import Node, Phase
+from string import ascii_lowercase
+
+from autopar.ir.graph import Factor, Node, Phase, TensorType
 
 MICROBATCH, SHARE = "autopar.microbatch.default", "autopar.share.default"
 
@@ -15,6 +17,14 @@ ACCUMULATE, COLLECT = "autopar.accumulate.default", "autopar.collect.default"
 def is_result(node: Node) -> bool:
     """Whether an op puts together what turns make."""
     return node.op in (ACCUMULATE, COLLECT)
+
+
+def whole_factors(tensor: TensorType) -> tuple[Factor, ...]:
+    """Those of an op that makes of a tensor one like it: each part of it."""
+    return tuple(
+        Factor(ascii_lowercase[k], atom, (slot,), (slot,))
+        for k, (slot, atom) in enumerate(tensor.slots())
+    )
 
 
 SEND, RECEIVE = "autopar.send.default", "autopar.receive.default"

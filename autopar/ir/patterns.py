@@ -6,7 +6,9 @@ A part between dots that is a number may vary; `compress` finds the texts, `expa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import groupby, product
+
+from autopar.ir.grouping import grouped
 
 MAX_NAMES = 200_000
 """Names that one text, or all texts of a file together, may stand for."""
@@ -20,11 +22,13 @@ _Sets = tuple[tuple[_Numbers, ...], ...]
 def compress(names: Iterable[str]) -> tuple[str, ...]:
     """The texts that together stand for `names`, sorted: the same whatever their order. Where two
     numbers vary, one text has all their combinations."""
-    shapes: dict[tuple[str | None, ...], list[_Numbers]] = {}
-    for name in names:
-        parts = name.split(".")
-        shape = tuple(None if _is_number(part) else _literal(part) for part in parts)
-        shapes.setdefault(shape, []).append(tuple(int(p) for p in parts if _is_number(p)))
+    shapes = grouped(
+        (
+            tuple(None if _is_number(part) else _literal(part) for part in parts),
+            tuple(int(part) for part in parts if _is_number(part)),
+        )
+        for parts in (name.split(".") for name in names)
+    )
     return tuple(
         sorted(_text(shape, sets) for shape, found in shapes.items() for sets in _merged(found))
     )
@@ -54,14 +58,11 @@ def _literal(part: str) -> str:
 
 def _merged(sets: Iterable[_Numbers]) -> _Sets:
     """Products of sets of numbers that make up `sets`, tuples of equal length."""
-    rests: dict[int, list[_Numbers]] = {}
-    for numbers in sorted(set(sets)):
-        if not numbers:
-            return ((),)
-        rests.setdefault(numbers[0], []).append(numbers[1:])
-    alike: dict[_Sets, list[int]] = {}
-    for first, rest in rests.items():
-        alike.setdefault(_merged(rest), []).append(first)
+    ordered = sorted(set(sets))
+    if ordered == [()]:
+        return ((),)
+    rests = grouped((numbers[0], numbers[1:]) for numbers in ordered)
+    alike = grouped((_merged(rest), first) for first, rest in rests.items())
     return tuple((tuple(firsts), *rest) for rests, firsts in alike.items() for rest in rests)
 
 
@@ -73,13 +74,10 @@ def _text(shape: Sequence[str | None], sets: Sequence[_Numbers]) -> str:
 def _ranges(numbers: _Numbers) -> str:
     if len(numbers) == 1:
         return str(numbers[0])
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
-    return "{" + ",".join(f"{a}-{b}" if b > a else str(a) for a, b in runs) + "}"
+    # In a run of numbers, those less their places are all one.
+    pairs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in pairs]
+    return "{" + ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs) + "}"
 
 
 def _read(part: str) -> Sequence[str]:

@@ -3,12 +3,12 @@ host holds is that of the whole step, `ON_HOST`, which has a limit of its own.""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph, Role, per_graph
+from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import RESTORE, ROUND, STATE, is_copy
 
 
@@ -28,9 +28,8 @@ def is_peak_candidate(graph: Graph, index: int) -> bool:
     first op that reads it; casts of parameters and of gradients are done with what moves them. Nor
     are there states of generators, or casts of what is saved, but where decisions want them."""
     casts = casts_of(graph)
-    moved = index in casts.copies or index in casts.gradients
-    moved = moved or graph.nodes[index].op in (STATE, ROUND, RESTORE)
-    return not moved and not is_copy(graph.nodes[index])
+    node, moved = graph.nodes[index], index in casts.copies or index in casts.gradients
+    return not (moved or node.op in (STATE, ROUND, RESTORE) or is_copy(node))
 
 
 def peak_candidate_of(graph: Graph, index: int) -> PeakCandidate:
@@ -53,8 +52,4 @@ def known_in(graph: Graph, peak_candidates: Iterable[PeakCandidate]) -> Iterator
 
 @per_graph
 def _ops(graph: Graph) -> Mapping[str, list[int]]:
-    found: dict[str, list[int]] = defaultdict(list)
-    for node in graph.with_role(Role.OP):
-        if not node.view:
-            found[node.key].append(node.index)
-    return dict(found)
+    return grouped((node.key, node.index) for node in graph.with_role(Role.OP) if not node.view)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from autopar.errors import StageError
 from autopar.ir.graph import Phase
+from autopar.ir.grouping import grouped
 
 _ACTION = re.compile(r"(0|[1-9][0-9]{0,5})([FBIW])(0|[1-9][0-9]{0,5})")
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
@@ -241,10 +242,7 @@ Incoming = Mapping[tuple[int, Phase], Sequence[Hop]]
 
 def incoming(hops: Collection[Hop]) -> Incoming:
     """Hops by where they lead."""
-    found: dict[tuple[int, Phase], list[Hop]] = {}
-    for hop in sorted(hops):
-        found.setdefault((hop[1], hop[2]), []).append(hop)
-    return found
+    return grouped(((hop[1], hop[2]), hop) for hop in sorted(hops))
 
 
 def needs(action: Action, sources: Incoming) -> Iterator[tuple[Action, Hop | None]]:
@@ -319,9 +317,13 @@ def answers(rows: Sequence[Sequence[Action]], rank: int) -> frozenset[Action]:
                 behind[action] = done[number] if number == rank else last
                 done[number] += 1
                 moved = True
-    found: set[Action] = set()
-    for place, action in enumerate(rows[rank]):
-        sent = [each for each, hop in needs(action, sources) if hop and row_of[each] != rank]
-        if place and any(behind[each] >= place - 1 for each in sent):
-            found.add(action)
-    return frozenset(found)
+    return frozenset(
+        action
+        for place, action in enumerate(rows[rank])
+        if place
+        and any(
+            behind[each] >= place - 1
+            for each, hop in needs(action, sources)
+            if hop and row_of[each] != rank
+        )
+    )

@@ -129,8 +129,7 @@ class Problem:
     """Those of times that have one of their own, where there is a `usage_limit`."""
 
     def __post_init__(self) -> None:
-        n = len(self.keys)
-        if not (len(self.labels) == len(self.costs) == len(self.usages) == n):
+        if not (len(self.labels) == len(self.costs) == len(self.usages) == len(self.keys)):
             raise ValueError(f"problem {self.name}: per-node lists differ in length")
         for i, (labels, costs, usages) in enumerate(
             zip(self.labels, self.costs, self.usages, strict=True)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from autopar.errors import PlanError
 from autopar.ir.graph import Atom, Slot, TensorType, itemsize
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import P, Placement, R, S, Sharding
 from autopar.ir.uneven import chunk_length, chunked_axes, chunked_dim, fits, is_padded, largest
@@ -311,10 +312,8 @@ def holders(
     tensor: TensorType, atoms: Sequence[Atom], holding: OnMesh
 ) -> dict[ShardBox, list[int]]:
     """The devices of a mesh by what they have of a tensor."""
-    found: dict[ShardBox, list[int]] = {}
-    for device in range(holding.mesh.num_devices):
-        found.setdefault(holding.box(tensor, atoms, device), []).append(device)
-    return found
+    devices = range(holding.mesh.num_devices)
+    return grouped((holding.box(tensor, atoms, device), device) for device in devices)
 
 
 def shard_pieces(

@@ -179,14 +179,13 @@ class _Simulator:
     def timeline(self) -> Timeline:
         """Once all has happened."""
         hardware = self.time.hardware
-        exposed_ns, end_ns = hardware.exposed_ns, hardware.now_ns
         return Timeline(
             tuple(self.events),
             tuple(map(self._span, self.happened)),
             tuple(self.live),
-            exposed_ns,
+            hardware.exposed_ns,
             hardware.exposed_host_ns,
-            end_ns,
+            hardware.now_ns,
             self.repeated,
         )
 

@@ -122,7 +122,6 @@ def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fr
 def _format(value: float, units: tuple[tuple[str, float], ...]) -> str:
     if not (isfinite(value) and value >= 0):
         raise ValueError(f"{value} cannot be printed as a quantity")
-    largest = units[-1]
-    unit, scale = next((u for u in units if float(f"{value / u[1]:.3g}") < 1000), largest)
+    unit, scale = next((u for u in units if float(f"{value / u[1]:.3g}") < 1000), units[-1])
     rounded = float(f"{value / scale:.3g}")
     return f"{rounded:.15g} {unit}" if rounded < 1e15 else f"{rounded:.0f} {unit}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from autopar.ir.choices import pull_back
 from autopar.ir.graph import Graph, Phase, Ref, Role, per_graph
+from autopar.ir.grouping import grouped
 from autopar.ir.sharding import Sharding
 
 
@@ -61,13 +62,12 @@ def requirement(graph: Graph, use: Use, sharding: Sharding) -> Sharding | None:
 @per_graph
 def groups(graph: Graph) -> tuple[Group, ...]:
     """Every group of the graph, in order of the root and then of the phase."""
-    uses: dict[tuple[Ref, Phase], list[Use]] = {}
-    for node in graph.nodes:
-        if node.view:
-            continue
-        for arg, ref in enumerate(node.inputs):
-            root, chain = root_of(graph, ref)
-            uses.setdefault((root, node.phase), []).append(Use(node.index, arg, chain))
+    uses = grouped(
+        ((root, node.phase), Use(node.index, arg, chain))
+        for node in graph.nodes
+        if not node.view
+        for arg, (root, chain) in enumerate(root_of(graph, ref) for ref in node.inputs)
+    )
     signatures: dict[str, dict[tuple[object, ...], int]] = {}
     found: list[Group] = []
     for root, phase in sorted(uses, key=lambda item: (item[0], item[1].value)):

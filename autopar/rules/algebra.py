@@ -60,8 +60,12 @@ def diagonal(call: Call) -> Rule:
 def diagonal_scatter(call: Call) -> Rule:
     """aten.diagonal_scatter(x, source, offset, dim1, dim2)."""
     source, result = _diagonal_dims(call, 2, len(call.out))
-    partial = linear(call, (Ref(0), Ref(1)))
-    return rule([source, result], [source], whole=_ends(source, result), partial=partial)
+    return rule(
+        [source, result],
+        [source],
+        whole=_ends(source, result),
+        partial=linear(call, (Ref(0), Ref(1))),
+    )
 
 
 def _diagonal_dims(call: Call, at: int, rank: int) -> tuple[Dims, Dims]:
@@ -84,24 +88,29 @@ def window(call: Call) -> Rule:
     names = letters(rank)
     dim = dim_of(call.integer(1, "dim"), rank)
     result = (*(f"o{d}" if d == dim else a for d, a in enumerate(names)), "w")
-    partial = linear(call, (Ref(0),))
-    whole = {*names[dim : dim + 1], f"o{dim}", "w"}
-    return rule([singles(names)], [singles(result)], whole=whole, partial=partial)
+    return rule(
+        [singles(names)],
+        [singles(result)],
+        whole={*names[dim : dim + 1], f"o{dim}", "w"},
+        partial=linear(call, (Ref(0),)),
+    )
 
 
 def distances(call: Call) -> Rule:
     """aten._cdist_forward(x, y, ...): of every row of x to every row of y."""
-    lead = letters(len(call.out) - 2)
-    x, y = singles((*lead, "p", "k")), singles((*lead, "r", "k"))
-    return rule([x, y], [singles((*lead, "p", "r"))], whole="k")
+    x, y, pairs = _pairs_of_rows(call)
+    return rule([x, y], [pairs], whole="k")
 
 
 def distances_backward(call: Call) -> Rule:
     """aten._cdist_backward(grad, x, y, p, distances): the gradient of x sums over rows of y."""
-    lead = letters(len(call.out) - 2)
-    x, y = singles((*lead, "p", "k")), singles((*lead, "r", "k"))
-    pairs = singles((*lead, "p", "r"))
+    x, y, pairs = _pairs_of_rows(call)
     return rule([pairs, x, y, pairs], [x], whole="k", partial=((0,),))
+
+
+def _pairs_of_rows(call: Call) -> list[Dims]:
+    lead = letters(len(call.out) - 2)
+    return [singles((*lead, *ends)) for ends in ("pk", "rk", "pr")]
 
 
 ALGEBRA: Family = (

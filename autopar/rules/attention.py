@@ -91,16 +91,14 @@ def _attention_dims(
     heads, groups = call.shapes[at][1], call.shapes[at + 1][1]
     head: Dim = ("h",) if heads == groups else ("kv", "g")
     shared: Dim = head[:1]
-    sizes = {} if heads == groups else {"kv": groups, "g": heads // groups}
-    whole = {"t", "d", "e"}
     return (
         (("b",), head, ("s",), ("d",)),
         (("b",), shared, ("t",), ("d",)),
         (("b",), shared, ("t",), ("e",)),
         (("b",), head, ("s",), ("e",)),
         (("b",), head, ("s",)),
-        sizes,
-        whole,
+        {} if heads == groups else {"kv": groups, "g": heads // groups},
+        {"t", "d", "e"},
     )
 
 
@@ -145,23 +143,20 @@ def _flops(node: Node, graph: Graph) -> float:
 
 def _shapes(node: Node, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of the queries and of the keys."""
-    first = _FIRST[node.op]
-    query, key = (graph.type_of(node.inputs[first + i]).shape for i in range(2))
+    query, key, *_ = (tensor.shape for tensor in graph.input_types(node)[_FIRST[node.op] :])
     return query, key
 
 
 def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
     done = _flops(node, graph) * _busiest_share(node, graph, choice, sizes)
-    ring = joint_axes(node, choice)
-    steps = sizes[ring[0]] if ring else 1
-    num = num_shards(node, choice, sizes)
+    ring, num = joint_axes(node, choice), num_shards(node, choice, sizes)
     if not ring and not (is_causal(node) and query_ranks(choice, sizes) > 1):
         return Work(done, scores=_scores(graph, node, num, 1))
-    scores = _scores(graph, node, num, steps if ring else 2)
     merged = _merged_bytes(graph, node, choice, sizes)
     if not ring:
-        return Work(done, merges=1, merged_bytes=merged, scores=scores)
-    return Work(done, steps, steps - 1, merge_launches=1, merged_bytes=merged, scores=scores)
+        return Work(done, merges=1, merged_bytes=merged, scores=_scores(graph, node, num, 2))
+    steps = sizes[ring[0]]
+    return Work(done, steps, steps - 1, 1, merged, _scores(graph, node, num, steps))
 
 
 def _scores(graph: Graph, node: Node, num: int, steps: int) -> Scores:

@@ -12,9 +12,8 @@ def new_tensor(call: Call) -> Rule:
     are equal, and otherwise asked for whole."""
     shape, out = call.shapes[0], call.out
     names = letters(len(out))
-    zero = ("zeros" in call.op) or ("empty" in call.op)
     fill = call.arg(2 if "new_full" in call.op else 1, "fill_value", None)
-    zero = zero or ("full" in call.op and fill == 0)
+    zero = "zeros" in call.op or "empty" in call.op or ("full" in call.op and fill == 0)
     partial = linear(call, (Ref(0),)) if zero else ()
     if shape == out:
         return rule([singles(names)], [singles(names)], partial=partial)

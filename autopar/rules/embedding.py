@@ -17,19 +17,24 @@ def embedding(call: Call) -> Rule:
     """aten.embedding(weight, indices, ...): `v# h, b s -> b s h`. A rank looks up the
     rows it has."""
     index = singles(letters(len(call.shape(call.arg(1)))))
-    inputs = place(call, {0: singles("vh"), 1: index})
-    outputs = [(*index, ("h",))]
-    return rule(inputs, outputs, positional="v", partial=linear(call, (call.arg(0),)))
+    return rule(
+        place(call, {0: singles("vh"), 1: index}),
+        [(*index, ("h",))],
+        positional="v",
+        partial=linear(call, (call.arg(0),)),
+    )
 
 
 def embedding_backward(call: Call) -> Rule:
     """aten.embedding_dense_backward(grad, indices, num_weights, padding, scale_by_frequency)."""
     names = letters(len(call.shape(call.arg(1))))
     index = singles(names)
-    inputs = place(call, {0: (*index, ("h",)), 1: index})
-    whole = names if call.arg(4, "scale_grad_by_freq", False) else ()
     return rule(
-        inputs, [singles("vh")], whole=whole, positional="v", partial=linear(call, (call.arg(0),))
+        place(call, {0: (*index, ("h",)), 1: index}),
+        [singles("vh")],
+        whole=names if call.arg(4, "scale_grad_by_freq", False) else (),
+        positional="v",
+        partial=linear(call, (call.arg(0),)),
     )
 
 
@@ -42,8 +47,7 @@ def embedding_bag(call: Call) -> Rule:
     dims[cast(Ref, weight).node], outputs[0] = singles("vh"), (*outputs[0][:-1], ("h",))
     if len(call.outputs[-1].shape) == len(call.out):
         outputs[-1] = (*outputs[-1][:-1], ("h",))
-    whole = _without_columns(dims, outputs)
-    return rule(dims, outputs, whole=whole, permuted="h")
+    return rule(dims, outputs, whole=_without_columns(dims, outputs), permuted="h")
 
 
 def embedding_bag_backward(call: Call) -> Rule:

@@ -39,8 +39,13 @@ def experts_layer(call: Call) -> Rule:
     if call.op == BACKWARD:
         bias = _WEIGHTS[2] if len(call.outputs[4].shape) == 3 else singles("z")
         inputs, outputs = (_TOKENS, *inputs), (_TOKENS, _CHOICES, *_WEIGHTS[:2], bias)
-    given = place(call, dict(enumerate(inputs)))
-    return rule(given, outputs, whole=_WHOLE, positional=("e",), joint=_JOINT)
+    return rule(
+        place(call, dict(enumerate(inputs))),
+        outputs,
+        whole=_WHOLE,
+        positional=("e",),
+        joint=_JOINT,
+    )
 
 
 def first_input(node: Node) -> int:
@@ -64,8 +69,7 @@ def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int])
     asked, _ = shardings(node, choice)
     x, chosen, _, up = (graph.type_of(r) for r in node.inputs[at : at + 4])
     _, gates, inner, width = local_shape(up, graph.atoms, asked[at + 3], sizes)
-    cut = up.shape[2] // inner
-    rows = prod(chosen.shape) * cut // num_shards(node, choice, sizes)
+    rows = prod(chosen.shape) * (up.shape[2] // inner) // num_shards(node, choice, sizes)
     values = rows * ((1 + times) * width + times * (gates + 1) * inner)
     if joint_axes(node, choice):
         # Rows as they are sent, and as they come back.

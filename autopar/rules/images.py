@@ -19,6 +19,7 @@ from autopar.rules.notation import (
     backward,
     letters,
     linear,
+    linear_in,
     place,
     rule,
     singles,
@@ -38,9 +39,12 @@ def planes(space: int, joint: str = "") -> RuleFunction:
         marks = [letters(len(s) - len(lead), f"x{k}_") for k, s in enumerate(shapes)]
         dims = [singles((*lead, *mark)) for mark in marks]
         split = len(call.inputs)
-        sets = [[call.arg(int(p)) for p in members] for members in joint.split()]
-        whole = [a for mark in marks for a in mark]
-        return rule(dims[:split], dims[split:], whole=whole, partial=linear(call, *sets))
+        return rule(
+            dims[:split],
+            dims[split:],
+            whole=[a for mark in marks for a in mark],
+            partial=linear_in(call, joint),
+        )
 
     return function
 
@@ -53,9 +57,9 @@ def convolution(call: Call) -> Rule | None:
     if dims is None:
         return None
     source, weight, result, whole, sizes = dims
-    inputs = place(call, {0: source, 1: weight, 2: (result[1],)})
     if isinstance(call.arg(2), Ref):
         whole |= {"c"}
+    inputs = place(call, {0: source, 1: weight, 2: (result[1],)})
     return rule(inputs, [result], whole=whole, sizes=sizes)
 
 
@@ -69,8 +73,7 @@ def convolution_backward(call: Call) -> Rule | None:
     source, weight, result, whole, sizes = dims
     if cast("tuple[bool, ...]", call.arg(10, "output_mask"))[2]:
         whole |= {"c"}
-    inputs = {0: result, 1: source, 2: weight}
-    outputs = [source, weight, (result[1],)]
+    inputs, outputs = {0: result, 1: source, 2: weight}, [source, weight, (result[1],)]
     return backward(call, inputs, outputs, 10, whole=whole, sizes=sizes)
 
 
@@ -102,26 +105,26 @@ def _convolution_dims(
 def grid_sampler(call: Call) -> Rule:
     """aten.grid_sampler_2d(x, grid, ...), and in three dims: each point of the grid reads all of
     the image."""
-    image, grid, result = _grid_dims(call, 0, 1)
+    image, grid, result, whole = _grid_dims(call, 0)
     inputs = place(call, {0: image, 1: grid})
-    whole = {a for dim in image[2:] for a in dim} | {"w"}
     return rule(inputs, [result], whole=whole, partial=linear(call, (call.arg(0),)))
 
 
 def grid_sampler_backward(call: Call) -> Rule:
     """aten.grid_sampler_2d_backward(grad, x, grid, interpolation, padding, align, mask)."""
-    image, grid, result = _grid_dims(call, 1, 2)
-    whole = {a for dim in image[2:] for a in dim} | {"w"}
+    image, grid, result, whole = _grid_dims(call, 1)
     return backward(call, {0: result, 1: image, 2: grid}, [image, grid], 6, whole=whole)
 
 
-def _grid_dims(call: Call, image: int, grid: int) -> tuple[Dims, Dims, Dims]:
-    space = len(call.shape(call.arg(image))) - 2
-    points = letters(space, "p")
+def _grid_dims(call: Call, at: int) -> tuple[Dims, Dims, Dims, set[str]]:
+    """Dims of the image, argument `at`, of the grid and of the result; whole letters."""
+    space = len(call.shape(call.arg(at))) - 2
+    pixels, points = letters(space, "i"), letters(space, "p")
     return (
-        singles(("n", "c", *letters(space, "i"))),
+        singles(("n", "c", *pixels)),
         singles(("n", *points, "w")),
         singles(("n", "c", *points)),
+        {*pixels, "w"},
     )
 
 

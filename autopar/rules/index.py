@@ -26,10 +26,12 @@ def gather(call: Call) -> Rule:
     shape, index = call.shape(call.arg(0)), call.shape(call.arg(2))
     dim = dim_of(call.integer(1, "dim"), len(shape))
     source, picked, whole = _matched(shape, index, dim)
-    inputs = place(call, {0: singles(source), 2: singles(picked)})
-    partial = linear(call, (call.arg(0),))
-    whole -= set(picked[dim : dim + 1])
-    return rule(inputs, [singles(picked)], whole=whole, partial=partial)
+    return rule(
+        place(call, {0: singles(source), 2: singles(picked)}),
+        [singles(picked)],
+        whole=whole - {*picked[dim : dim + 1]},
+        partial=linear(call, (call.arg(0),)),
+    )
 
 
 def scatter(call: Call) -> Rule | None:
@@ -64,8 +66,7 @@ def searchsorted(call: Call) -> Rule | None:
         return None
     names = letters(len(call.out))
     own = "b" if len(call.shape(bounds)) == 1 else (*names[:-1], "b")
-    inputs = place(call, {0: singles(own), 1: singles(names)})
-    return rule(inputs, [singles(names)], whole="b")
+    return rule(place(call, {0: singles(own), 1: singles(names)}), [singles(names)], whole="b")
 
 
 def _matched(
@@ -88,10 +89,12 @@ def index_select(call: Call) -> Rule:
     rank = len(call.out)
     dim = dim_of(call.integer(1, "dim"), rank)
     source = letters(rank)
-    result = (*source[:dim], "k", *source[dim + 1 :])
-    inputs = place(call, {0: singles(source), 2: singles("k")})
-    partial = linear(call, (call.arg(0),))
-    return rule(inputs, [singles(result)], whole=source[dim : dim + 1], partial=partial)
+    return rule(
+        place(call, {0: singles(source), 2: singles("k")}),
+        [singles((*source[:dim], "k", *source[dim + 1 :]))],
+        whole=source[dim : dim + 1],
+        partial=linear(call, (call.arg(0),)),
+    )
 
 
 def index_add(call: Call) -> Rule:
@@ -100,26 +103,19 @@ def index_add(call: Call) -> Rule:
     dim = dim_of(call.integer(1, "dim"), rank)
     target = letters(rank)
     source = (*target[:dim], "k", *target[dim + 1 :])
-    inputs = place(call, {0: singles(target), 2: singles("k"), 3: singles(source)})
-    partial = linear(call, (call.arg(0), call.arg(3)))
-    whole = (*target[dim : dim + 1], "k")
-    return rule(inputs, [singles(target)], whole=whole, partial=partial)
+    return rule(
+        place(call, {0: singles(target), 2: singles("k"), 3: singles(source)}),
+        [singles(target)],
+        whole=(*target[dim : dim + 1], "k"),
+        partial=linear(call, (call.arg(0), call.arg(3))),
+    )
 
 
 def indexed(call: Call) -> Rule | None:
-    """aten.index.Tensor(x, indices): indexed dims are whole, the dims of the indices parallel."""
+    """aten.index.Tensor(x, indices): indexed dims are whole, the dims of the indices parallel.
+    aten.index_put(x, indices, values, accumulate): indexed dims and indices are whole."""
+    target, values = call.arg(0, "self"), call.arg(2, "values")
     indices = cast("tuple[Arg, ...]", call.arg(1, "indices"))
-    return _advanced(call, indices, values=None)
-
-
-def index_put(call: Call) -> Rule | None:
-    """aten.index_put(x, indices, values, accumulate): indexed dims and indices are whole."""
-    indices = cast("tuple[Arg, ...]", call.arg(1, "indices"))
-    return _advanced(call, indices, values=call.arg(2, "values"))
-
-
-def _advanced(call: Call, indices: Sequence[Arg], values: Arg) -> Rule | None:
-    target = call.arg(0, "self")
     refs = [i for i in indices if isinstance(i, Ref)]
     if not refs or any(call.inputs[i.node].dtype in ("bool", "uint8") for i in refs):
         return None
@@ -136,12 +132,12 @@ def _advanced(call: Call, indices: Sequence[Arg], values: Arg) -> Rule | None:
     inputs = [singles(own), *(aligned(call.shape(i), picked, new) for i in refs)]
     whole = {own[d] for d in at}
     if values is None:
-        partial = linear(call, (target,))
-        return rule(inputs, [singles(result)], whole=whole, partial=partial)
+        return rule(inputs, [singles(result)], whole=whole, partial=linear(call, (target,)))
     if isinstance(values, Ref):
         inputs.append(aligned(call.shape(values), extent, result))
-    partial = linear(call, (target, values))
-    return rule(inputs, [singles(own)], whole={*whole, *new}, partial=partial)
+    return rule(
+        inputs, [singles(own)], whole={*whole, *new}, partial=linear(call, (target, values))
+    )
 
 
 def _at(shape: Sequence[int], index: int) -> int:
@@ -150,7 +146,7 @@ def _at(shape: Sequence[int], index: int) -> int:
 
 INDEX: Family = (
     (Op(indexed, reads=reads_output_size), "index.Tensor _unsafe_index.Tensor"),
-    (Op(index_put), "index_put _unsafe_index_put"),
+    (Op(indexed), "index_put _unsafe_index_put"),
     (Op(gather, reads=reads_output_size), "gather"),
     (Op(scatter), "scatter.src scatter.value scatter_add"),
     (Op(scatter_reduce), "scatter_reduce.two"),

@@ -82,22 +82,25 @@ def linear_loss(call: Call) -> Rule:
     target, rows, grad, ignored, chunks) -> gradients of x and w."""
     given = [singles("nd"), singles("vd"), singles("n")]
     if call.op == LINEAR:
-        outputs = [(), singles("n")]
-        return rule(given, outputs, whole="d", permuted="v", positional="v")
-    given += [singles("n"), ()]
-    partial = linear(call, (call.arg(4),))
-    return rule(given, given[:2], whole="d", positional="v", partial=partial)
+        return rule(given, [(), singles("n")], whole="d", permuted="v", positional="v")
+    return rule(
+        [*given, singles("n"), ()],
+        given[:2],
+        whole="d",
+        positional="v",
+        partial=linear(call, (call.arg(4),)),
+    )
 
 
 def loss_of_scores(call: Call) -> Rule:
     """autopar.scores_nll(scores, target, ignored, chunks) -> (loss, rows), and its backward(scores,
     x, w, target, rows, grad, ignored, chunks) -> gradients of x and w."""
+    scores, row = singles("nv"), singles("n")
     if call.op == SCORES:
-        outputs = [(), singles("n")]
-        return rule([singles("nv"), singles("n")], outputs, permuted="v", positional="v")
+        return rule([scores, row], [(), row], permuted="v", positional="v")
     made = [singles("nd"), singles("vd")]
-    given = [singles("nv"), *made, singles("n"), singles("n"), ()]
-    return rule(given, made, positional="v", partial=linear(call, (call.arg(5),)))
+    partial = linear(call, (call.arg(5),))
+    return rule([scores, *made, row, row, ()], made, positional="v", partial=partial)
 
 
 def _sizes(
@@ -143,17 +146,15 @@ def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Wor
     moved = item * (scores + weight + of_rows)
     is_backward = node.op in (LINEAR_BACKWARD, SCORES_BACKWARD)
     per_score = 2 * item + 4 * row if item < row else 6 * row
-    products: list[MatmulWork] = []
-    if node.op in (LINEAR, LINEAR_BACKWARD):
-        products.append(MatmulWork(chunks, scores, width, moved))
+    makes = [(scores, width)] if node.op in (LINEAR, LINEAR_BACKWARD) else []
     merged = per_score * scores
     if is_backward:
-        products.append(MatmulWork(chunks, of_rows, classes, moved))
-        products.append(MatmulWork(chunks, weight, rows, moved))
+        makes += [(of_rows, classes), (weight, rows)]
         merged += 2 * row * weight if item < row else 0
+    products = tuple(MatmulWork(chunks, out, depth, moved) for out, depth in makes)
     done = 2.0 * sum(p.count * p.out * p.depth for p in products)
     kernels = _BACKWARD_KERNELS if is_backward else _FORWARD_KERNELS
-    return Work(done, 1, chunks, kernels, merged, matmuls=tuple(products))
+    return Work(done, 1, chunks, kernels, merged, matmuls=products)
 
 
 def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
@@ -162,11 +163,9 @@ def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int])
     rows, _, classes, width = _sizes(graph, node, choice, sizes)
     item, row = _itemsizes(graph, node)
     scores, weight = rows * classes, classes * width
-    if item == row:
+    if item == row or node.op == SCORES:
         return row * scores
     held = (item + row) * scores
-    if node.op == SCORES:
-        return row * scores
     if node.op == LINEAR:
         return held
     return max(row * weight, (row - item) * weight + max(held, item * (scores + weight)))

@@ -12,6 +12,7 @@ from autopar.rules.notation import (
     aligned,
     letters,
     linear,
+    linear_in,
     parse_rule,
     place,
     rule,
@@ -26,8 +27,7 @@ def _addmm(call: Call) -> Rule | None:
     """The summed dim is whole: each of its parts would add the bias once more."""
     names = ("b", "m", "n")[-len(call.out) :]
     added = aligned(call.shape(call.arg(0)), call.out, names)
-    product = "b m k!, b k! n -> b m n" if len(names) == 3 else "m k!, k! n -> m n"
-    parsed = parse_rule(product)
+    parsed = parse_rule("b m k!, b k! n -> b m n" if len(names) == 3 else "m k!, k! n -> m n")
     return replace(parsed, inputs=(added, *parsed.inputs))
 
 
@@ -47,9 +47,11 @@ def _trilinear(call: Call) -> Rule | None:
     if len(sizes) > len(names):
         return None
     summed = call.integers(6, "sumdim") or ()
-    result = singles(a for d, a in enumerate(names) if d not in summed)
-    inputs = place(call, {k: singles(own) for k, own in enumerate(dims)})
-    return rule(inputs, [result], partial=linear(call, *([factor] for factor in factors)))
+    return rule(
+        place(call, dict(enumerate(map(singles, dims)))),
+        [singles(a for d, a in enumerate(names) if d not in summed)],
+        partial=linear_in(call, "0 1 2"),
+    )
 
 
 def grouped_matmul(call: Call) -> Rule:
@@ -64,10 +66,12 @@ def grouped_matmul(call: Call) -> Rule:
         (2, 2): ("mt", "tn", "emn"),
         (3, 3): ("emk", "ekn", "emn"),
     }[left, right]
-    inputs = place(call, {0: singles(first), 1: singles(second), 2: _ENDS})
-    partial = linear(call, (call.arg(0),), (call.arg(1),))
-    whole = "" if (left, right) == (3, 3) else "tex"
-    return rule(inputs, [singles(result)], whole=whole, partial=partial)
+    return rule(
+        place(call, {0: singles(first), 1: singles(second), 2: _ENDS}),
+        [singles(result)],
+        whole="" if (left, right) == (3, 3) else "tex",
+        partial=linear_in(call, "0 1"),
+    )
 
 
 def grouped_matmul_backward(call: Call) -> Rule:
@@ -79,11 +83,6 @@ def grouped_matmul_backward(call: Call) -> Rule:
 
 def _flops(node: Node, graph: Graph) -> float:
     return 2.0 * prod(graph.atoms[f.atom].size for f in node.factors)
-
-
-def _trilinear_flops(node: Node, graph: Graph) -> float:
-    """One factor more in each term of the sum."""
-    return 1.5 * _flops(node, graph)
 
 
 def _grouped_flops(node: Node, graph: Graph) -> float:
@@ -98,7 +97,8 @@ MATMULS: Family = (
     (Op("m k, k -> m", _flops), "mv"),
     (Op("k, k -> _", _flops), "dot"),
     (Op(_addmm, _flops), "addmm baddbmm"),
-    (Op(_trilinear, _trilinear_flops), "_trilinear"),
+    # One factor more in each term of the sum.
+    (Op(_trilinear, lambda node, graph: 1.5 * _flops(node, graph)), "_trilinear"),
     (
         Op(grouped_matmul, _grouped_flops),
         "_grouped_mm transformers.grouped_mm_fallback.default",

@@ -38,9 +38,8 @@ def norm_backward(call: Call) -> Rule:
     full, statistics = singles((*rest, *whole)), _statistics(rest, whole)
     num_weights = 1 if "rms" in call.op else 2
     weights = [singles(whole)] * num_weights
-    behind = [*[statistics] * num_weights, *weights]
-    inputs = {0: full, 1: full, **dict(enumerate(behind, 3))}
-    return backward(call, inputs, [full, *weights], 3 + len(behind), permuted=whole)
+    inputs = {0: full, 1: full, **dict(enumerate((*[statistics] * num_weights, *weights), 3))}
+    return backward(call, inputs, [full, *weights], 3 + 2 * num_weights, permuted=whole)
 
 
 def _norm_letters(call: Call, at: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -64,9 +63,11 @@ def batch_norm(call: Call) -> Rule:
     batch norm (`tracer/decomposed.py`)."""
     full = _full(call.out)
     empty = [letters(len(o.shape), f"x{k}_") for k, o in enumerate(call.outputs[1:])]
-    inputs = place(call, {0: full, **dict.fromkeys((1, 2, 3, 4), _CHANNEL)})
-    whole = [a for names in empty for a in names]
-    return rule(inputs, [full, *map(singles, empty)], whole=whole)
+    return rule(
+        place(call, {0: full, **dict.fromkeys((1, 2, 3, 4), _CHANNEL)}),
+        [full, *map(singles, empty)],
+        whole=[a for names in empty for a in names],
+    )
 
 
 def batch_norm_backward(call: Call) -> Rule | None:
@@ -76,8 +77,7 @@ def batch_norm_backward(call: Call) -> Rule | None:
         return None
     full = _full(call.shapes[0])
     inputs: dict[int, Dims] = {0: full, 1: full, **dict.fromkeys((2, 3, 4, 5, 6), _CHANNEL)}
-    saved = (k for k in (5, 6) if call.shape(call.arg(k)) != call.shapes[0][1:2])
-    empty = {k: f"e{k}" for k in saved}
+    empty = {k: f"e{k}" for k in (5, 6) if call.shape(call.arg(k)) != call.shapes[0][1:2]}
     inputs |= {k: ((name,),) for k, name in empty.items()}
     return backward(call, inputs, [full, _CHANNEL, _CHANNEL], 9, whole=empty.values())
 
@@ -87,8 +87,7 @@ def _groups(
 ) -> tuple[Dims, Dims, tuple[str, ...], dict[str, int]]:
     """(dims of x, dims of what there is per channel, whole letters, sizes): the channels are
     `(g k!)`."""
-    space = letters(len(shape) - 2)
-    sizes = {"g": groups, "k": shape[1] // groups}
+    space, sizes = letters(len(shape) - 2), {"g": groups, "k": shape[1] // groups}
     return (("n",), ("g", "k"), *singles(space)), (("g", "k"),), ("k", *space), sizes
 
 

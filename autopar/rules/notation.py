@@ -77,8 +77,8 @@ class Rule:
     @property
     def letters(self) -> tuple[str, ...]:
         """Every letter, in order of appearance."""
-        found = dict.fromkeys(a for dims in (*self.inputs, *self.outputs) for d in dims for a in d)
-        return tuple(found)
+        tensors = (*self.inputs, *self.outputs)
+        return tuple(dict.fromkeys(a for dims in tensors for dim in dims for a in dim))
 
 
 def parse_rule(text: str) -> Rule:
@@ -91,15 +91,13 @@ def parse_rule(text: str) -> Rule:
     if not arrow:
         raise ValueError(f"rule {text!r} has no '->'")
     marked: dict[str, set[str]] = {"!": set(), "@": set(), "#": set()}
-    inputs = _parse_tensors(left, marked, text) if left.strip() else ()
-    outputs = _parse_tensors(right, marked, text)
+    inputs, outputs = (
+        tuple(_parse_dims(tensor, marked, text) for tensor in tensors)
+        for tensors in (left.split(",") if left.strip() else (), right.split(","))
+    )
     return Rule(
         inputs, outputs, frozenset(marked["!"]), frozenset(marked["@"]), frozenset(marked["#"])
     )
-
-
-def _parse_tensors(side: str, marked: dict[str, set[str]], text: str) -> tuple[Dims, ...]:
-    return tuple(_parse_dims(tensor, marked, text) for tensor in side.split(","))
 
 
 def _parse_dims(tensor: str, marked: dict[str, set[str]], text: str) -> Dims:
@@ -272,6 +270,11 @@ def linear(call: Call, *sets: Sequence[Arg]) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(found))
 
 
+def linear_in(call: Call, joint: str) -> tuple[tuple[int, ...], ...]:
+    """`linear` from the positions of arguments: "01" is add, "0 1" is mul."""
+    return linear(call, *([call.arg(int(p)) for p in members] for members in joint.split()))
+
+
 def _sums(call: Call, position: int) -> bool:
     source = call.inputs[position].dtype
     return source != "bool" and all(
@@ -311,18 +314,15 @@ def backward(
     not listed at all."""
     mask = cast("tuple[bool, ...]", call.arg(mask_at, "output_mask"))
     found = [dims for dims, want in zip(outputs, mask, strict=True) if want]
-    unwanted: list[str] = []
+    unwanted: dict[int, tuple[str, ...]] = {}
     if len(call.outputs) == len(outputs):
-        found = list(outputs)
-        for k, (output, want) in enumerate(zip(call.outputs, mask, strict=True)):
-            if not want:
-                names = letters(len(output.shape), f"x{k}_")
-                found[k] = singles(names)
-                unwanted += names
+        pairs = enumerate(zip(call.outputs, mask, strict=True))
+        unwanted = {k: letters(len(x.shape), f"x{k}_") for k, (x, want) in pairs if not want}
+        found = [singles(unwanted[k]) if k in unwanted else x for k, x in enumerate(outputs)]
     return rule(
         place(call, inputs),
         found,
-        whole=(*whole, *unwanted),
+        whole=(*whole, *(a for names in unwanted.values() for a in names)),
         permuted=permuted,
         partial=linear(call, (call.arg(0),)),
         sizes=sizes,

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from autopar.rules.notation import Call, Rule, RuleFunction, aligned, letters, linear, rule, singles
+from autopar.rules.notation import (
+    Call,
+    Rule,
+    RuleFunction,
+    aligned,
+    letters,
+    linear_in,
+    rule,
+    singles,
+)
 from autopar.rules.op import Family, Op
 
 _ALONE = """
@@ -56,13 +65,14 @@ _LINEAR = {
 def pointwise(joint: str = "") -> RuleFunction:
     """Every dim parallel, with broadcasting. `joint` lists the sets of arguments, by position, in
     which the op is jointly linear: "01" is add, "0 1" is mul."""
-    sets = [[int(position) for position in members] for members in joint.split()]
 
     def function(call: Call) -> Rule:
         names = letters(len(call.out))
-        inputs = [aligned(shape, call.out, names) for shape in call.shapes]
-        partial = linear(call, *([call.arg(p) for p in members] for members in sets))
-        return rule(inputs, [singles(names)] * len(call.outputs), partial=partial)
+        return rule(
+            [aligned(shape, call.out, names) for shape in call.shapes],
+            [singles(names)] * len(call.outputs),
+            partial=linear_in(call, joint),
+        )
 
     return function
 

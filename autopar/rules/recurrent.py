@@ -34,8 +34,8 @@ def _flops(node: Node, graph: Graph) -> float:
     types = graph.input_types(node)
     sequence, times = (3, 3) if "backward" in node.op else (0, 1)
     steps, batch, _ = types[sequence].shape
-    matrices = [tensor for tensor in types if len(tensor.shape) == 2]
-    return 2.0 * times * (steps * batch * sum(prod(tensor.shape) for tensor in matrices))
+    weights = sum(prod(tensor.shape) for tensor in types if len(tensor.shape) == 2)
+    return 2.0 * times * (steps * batch * weights)
 
 
 RECURRENT: Family = (

@@ -12,6 +12,7 @@ from autopar.rules.notation import (
     dim_of,
     letters,
     linear,
+    linear_in,
     rule,
     singles,
 )
@@ -66,12 +67,13 @@ def along(at: int, joint: str = "", default: int = -1, *, permuted: bool = False
                 there[dim] = f"o{index}"
                 whole.add(there[dim])
             outputs.append(singles(there))
-        sets = [[call.arg(int(p)) for p in members] for members in joint.split()]
-        inputs = [singles(names)] * len(call.inputs)
-        partial = linear(call, *sets)
-        if permuted:
-            return rule(inputs, outputs, permuted=whole, partial=partial)
-        return rule(inputs, outputs, whole=whole, partial=partial)
+        return rule(
+            [singles(names)] * len(call.inputs),
+            outputs,
+            whole=() if permuted else whole,
+            permuted=whole if permuted else (),
+            partial=linear_in(call, joint),
+        )
 
     return function
 

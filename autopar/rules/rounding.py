@@ -28,8 +28,7 @@ DTYPE = "float32"
 def roundable(graph: Graph, exact: Collection[str]) -> frozenset[Ref]:
     """Those of `graph`, each the first output of an op of forward that has none of the keys that
     are `exact`."""
-    nodes = graph.nodes
-    return frozenset(ref for ref in _activations(graph) if nodes[ref.node].key not in exact)
+    return frozenset(r for r in _activations(graph) if graph.nodes[r.node].key not in exact)
 
 
 @per_graph

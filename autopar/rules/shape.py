@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
 
-from autopar.ir.graph import Arg, Ref
+from autopar.ir.graph import Ref
 from autopar.rules.notation import Call, Dim, Rule, aligned, dim_of, letters, linear, rule, singles
 from autopar.rules.op import Family, Op, output_shape
 
@@ -108,10 +108,8 @@ def _refine(left: Sequence[int], right: Sequence[int]) -> list[int] | None:
     if 0 in left:
         return None
     marks = {prod(side[: i + 1]) for side in (left, right) for i in range(len(side))}
-    ordered = [1, *sorted(marks)]
-    if any(b % a for a, b in pairwise(ordered)):
-        return None
-    return [b // a for a, b in pairwise(ordered)]
+    steps = [*pairwise([1, *sorted(marks)])]
+    return None if any(b % a for a, b in steps) else [b // a for a, b in steps]
 
 
 def pad(call: Call) -> Rule:
@@ -120,20 +118,20 @@ def pad(call: Call) -> Rule:
     rank = len(call.out)
     padded = {rank - 1 - i // 2 for i, amount in enumerate(pads) if amount}
     names = letters(rank)
-    source = tuple((f"i{d}",) if d in padded else (names[d],) for d in range(rank))
-    whole = [a for d in padded for a in (f"i{d}", names[d])]
-    value: Arg = call.arg(2, "value", 0)
-    return rule([source], [singles(names)], whole=whole, partial=linear(call, (Ref(0), value)))
+    return rule(
+        [singles(f"i{d}" if d in padded else name for d, name in enumerate(names))],
+        [singles(names)],
+        whole=[a for d in padded for a in (f"i{d}", names[d])],
+        partial=linear(call, (Ref(0), call.arg(2, "value", 0))),
+    )
 
 
 def rolled(call: Call) -> Rule:
     """aten.flip(x, dims), aten.roll(x, shifts, dims): these dims are whole; none named, all."""
     rank = len(call.out)
-    at = 2 if "roll" in call.op else 1
-    named = call.integers(at, "dims") or tuple(range(rank))
-    names = letters(rank)
-    whole = {names[dim_of(d, rank)] for d in named}
-    dims = singles(names)
+    named = call.integers(2 if "roll" in call.op else 1, "dims") or range(rank)
+    dims = singles(letters(rank))
+    whole = {dims[dim_of(d, rank)][0] for d in named}
     return rule([dims], [dims], whole=whole, partial=linear(call, (Ref(0),)))
 
 
@@ -147,10 +145,8 @@ def triangle(call: Call) -> Rule:
 def complex_pairs(call: Call) -> Rule:
     """aten.view_as_real, aten.view_as_complex: the pair of numbers is whole."""
     names = letters(max(len(call.out), len(call.shapes[0])))
-    sides = [names[: len(shape)] for shape in (call.shapes[0], call.out)]
-    return rule(
-        [singles(sides[0])], [singles(sides[1])], whole=names[-1:], partial=((0,),), view=True
-    )
+    source, result = (singles(names[: len(shape)]) for shape in (call.shapes[0], call.out))
+    return rule([source], [result], whole=names[-1:], partial=((0,),), view=True)
 
 
 SHAPE: Family = (

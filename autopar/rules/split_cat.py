@@ -8,6 +8,7 @@ regular is computed whole; such an op is no view, so that what it leaves can be 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from autopar.ir.graph import Ref
 from autopar.rules.notation import Call, Dim, Rule, dim_of, letters, linear, rule, singles
@@ -23,20 +24,14 @@ def _part(dim: int, start: int, length: int) -> tuple[Dim, Dim, dict[str, int], 
     return ("t",), ("p",), {}, False
 
 
-def _slice_bounds(call: Call, dim_at: int, size: int) -> tuple[int, int, int]:
-    """(start, end, step) of a slice whose arguments follow `dim`, within [0, size]."""
-    start = call.integer(dim_at + 1, "start", 0)
-    end = call.integer(dim_at + 2, "end", size)
-    step = call.integer(dim_at + 3, "step", 1)
-    bounds = range(size)[slice(start, end, step)]
-    return bounds.start, bounds.stop, step
-
-
 def _slice_dims(call: Call, dim_at: int, size: int) -> tuple[Dim, Dim, dict[str, int], bool]:
-    start, end, step = _slice_bounds(call, dim_at, size)
-    if step != 1:
-        return ("t",), ("p",), {}, False
-    return _part(size, start, max(0, end - start))
+    """`_part` of a slice whose arguments follow `dim`."""
+    start, end, step = (
+        call.integer(dim_at + k, name, default)
+        for k, name, default in ((1, "start", 0), (2, "end", size), (3, "step", 1))
+    )
+    bounds = range(size)[start:end:step]
+    return _part(size, bounds.start, len(bounds)) if step == 1 else (("t",), ("p",), {}, False)
 
 
 def slice_(call: Call) -> Rule:
@@ -58,8 +53,7 @@ def slice_(call: Call) -> Rule:
 def narrow(call: Call) -> Rule:
     """aten.narrow(x, dim, start, length)."""
     start, length = call.integer(2, "start"), call.integer(3, "length")
-    args = (*call.args[:2], start, start + length)
-    return slice_(Call(call.op, args, (), call.inputs, call.outputs))
+    return slice_(replace(call, args=(*call.args[:2], start, start + length), kwargs=()))
 
 
 def slice_into(call: Call) -> Rule:
@@ -73,7 +67,7 @@ def slice_into(call: Call) -> Rule:
         [target, _with(names, dim, piece)][-len(call.inputs) :],
         [target],
         whole=("t", "p"),
-        partial=linear(call, tuple(Ref(k) for k in range(len(call.inputs)))),
+        partial=linear(call, _all_inputs(call)),
         sizes=sizes,
     )
 
@@ -93,22 +87,20 @@ def select_into(call: Call) -> Rule:
     dim = dim_of(call.integer(2, "dim"), len(call.out))
     names = singles(letters(len(call.out)))
     rest = names[:dim] + names[dim + 1 :]
-    partial = linear(call, tuple(Ref(k) for k in range(len(call.inputs))))
     inputs = [names, rest][-len(call.inputs) :]
-    return rule(inputs, [names], whole=names[dim], partial=partial)
+    return rule(inputs, [names], whole=names[dim], partial=linear(call, _all_inputs(call)))
 
 
 def split(call: Call) -> Rule:
     """aten.split.Tensor, aten.split_with_sizes: regular if the pieces are equal."""
     shape = call.shapes[0]
     dim = dim_of(call.integer(2, "dim"), len(shape))
-    pieces = [o.shape[dim] for o in call.outputs]
-    full, parts, sizes, view = _parts(shape[dim], pieces)
+    full, parts, sizes, view = _parts([o.shape[dim] for o in call.outputs])
     names = singles(letters(len(shape)))
     return rule(
         [_with(names, dim, full)],
         [_with(names, dim, part) for part in parts],
-        whole=("t", *letters(len(pieces), "p")),
+        whole=("t", *letters(len(parts), "p")),
         partial=((0,),),
         view=view,
         sizes=sizes,
@@ -122,12 +114,12 @@ def cat(call: Call) -> Rule | None:
         return None
     dim = dim_of(call.integer(1, "dim"), rank)
     names = singles(letters(rank))
-    full, parts, sizes, _ = _parts(call.out[dim], [shape[dim] for shape in call.shapes])
+    full, parts, sizes, _ = _parts([shape[dim] for shape in call.shapes])
     return rule(
         [_with(names, dim, part) for part in parts],
         [_with(names, dim, full)],
         whole=("t", *letters(len(parts), "p")),
-        partial=linear(call, [Ref(k) for k in range(len(parts))]),
+        partial=linear(call, _all_inputs(call)),
         sizes=sizes,
     )
 
@@ -136,12 +128,15 @@ def stack(call: Call) -> Rule:
     """aten.stack(tensors, dim): the new dim is whole."""
     dim = dim_of(call.integer(1, "dim"), len(call.out))
     names = singles(letters(len(call.out)))
-    rest = names[:dim] + names[dim + 1 :]
-    partial = linear(call, tuple(Ref(k) for k in range(len(call.inputs))))
-    return rule([rest] * len(call.inputs), [names], whole=names[dim], partial=partial)
+    inputs = [names[:dim] + names[dim + 1 :]] * len(call.inputs)
+    return rule(inputs, [names], whole=names[dim], partial=linear(call, _all_inputs(call)))
 
 
-def _parts(dim: int, lengths: Sequence[int]) -> tuple[Dim, list[Dim], dict[str, int], bool]:
+def _all_inputs(call: Call) -> list[Ref]:
+    return [Ref(k) for k in range(len(call.inputs))]
+
+
+def _parts(lengths: Sequence[int]) -> tuple[Dim, list[Dim], dict[str, int], bool]:
     """(dims of the whole dim, of each piece, sizes, regular?) of a dim cut into `lengths`."""
     if len(lengths) == 1:
         return ("h",), [("h",)], {}, True
@@ -190,16 +185,14 @@ def _local_bounds(at: int, *, of_output: bool = False) -> Callable[[LocalCall], 
 
 
 def _local_slice_backward(call: LocalCall) -> Changes:
-    bounds = _local_bounds(2, of_output=True)
-    return output_shape(1, "input_sizes")(call) | bounds(call)
+    return output_shape(1, "input_sizes")(call) | _local_bounds(2, of_output=True)(call)
 
 
 def _local_narrow(call: LocalCall) -> Changes:
     dim = call.dim(1)
     size, here = call.shapes.inputs[0][dim], call.shapes.local_inputs[0][dim]
-    start = call.arg(2, "start") % size if size else 0
     return {
-        (2, "start"): start * here // size if size else 0,
+        (2, "start"): call.arg(2, "start") % size * here // size if size else 0,
         (3, "length"): call.shapes.local_outputs[0][dim],
     }
 

@@ -86,33 +86,30 @@ def _fitted(rule: Rule, call: Call) -> Rule | None:
         )
 
     fitted = replace(rule, inputs=kept(rule.inputs), outputs=kept(rule.outputs))
+    letters = frozenset(fitted.letters)
     grouped = {
         a for dims in (*fitted.inputs, *fitted.outputs) for dim in dims if len(dim) > 1 for a in dim
     }
-    empty = {a for a in fitted.letters if sizes[a] == 0}
     return replace(
         fitted,
-        whole=(rule.whole | empty) & frozenset(fitted.letters),
-        permuted=rule.permuted & frozenset(fitted.letters),
-        positional=rule.positional & frozenset(fitted.letters),
-        joint=tuple(j for j in rule.joint if set(j[1]) <= set(fitted.letters)),
+        whole=(rule.whole & letters) | {a for a in letters if sizes[a] == 0},
+        permuted=rule.permuted & letters,
+        positional=rule.positional & letters,
+        joint=tuple(j for j in rule.joint if letters.issuperset(j[1])),
         sizes=tuple((a, sizes[a]) for a in sorted(grouped)),
     )
 
 
 def _sizes(rule: Rule, call: Call) -> dict[str, int] | None:
     """The size of every letter; None if the rule does not fit the call."""
-    tensors = (*rule.inputs, *rule.outputs)
-    shapes = [t.shape for t in (*call.inputs, *call.outputs)]
-    counts = (len(rule.inputs), len(rule.outputs))
-    if counts != (len(call.inputs), len(call.outputs)) or any(
-        len(dims) != len(shape) for dims, shape in zip(tensors, shapes, strict=True)
-    ):
+    sides = (rule.inputs, call.inputs), (rule.outputs, call.outputs)
+    if any(list(map(len, dims)) != [len(t.shape) for t in tensors] for dims, tensors in sides):
         return None
     pairs = [
         pair
-        for dims, shape in zip(tensors, shapes, strict=True)
-        for pair in zip(dims, shape, strict=True)
+        for side in sides
+        for dims, tensor in zip(*side, strict=True)
+        for pair in zip(dims, tensor.shape, strict=True)
     ]
     sizes = dict(rule.sizes)
     for dim, size in pairs:

@@ -27,10 +27,9 @@ def fuses(op: str) -> bool:
 
 def reduces(node: Node) -> bool:
     """Whether an op that fuses takes sums, or the like, over a dim of what it reads."""
-    if record_of(node.op).row_reductions:
-        return True
-    factors = (factor for factor in node.factors if not factor.members)
-    return any(any(f.inputs) and None in f.outputs for f in factors)
+    return bool(record_of(node.op).row_reductions) or any(
+        any(f.inputs) and None in f.outputs for f in node.factors if not f.members
+    )
 
 
 def flops(node: Node, graph: Graph) -> float:
@@ -63,7 +62,7 @@ def read_bytes(
     """Bytes that `node` reads of each tensor input on one rank, whose inputs and outputs are in
     these `shardings`: all of it, or what is picked from it and no more."""
     types = graph.input_types(node), node.outputs
-    pairs = tuple(zip(types[0], shardings[0], strict=True))
+    pairs = zip(types[0], shardings[0], strict=True)
     held = [local_bytes(tensor, graph.atoms, sharding, sizes) for tensor, sharding in pairs]
     reads = record_of(node.op).reads
     if reads is not None:

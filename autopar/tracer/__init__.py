@@ -16,7 +16,7 @@ from autopar.runtime.process.layouts import check_arguments, check_states
 from autopar.runtime.program.guards import Read
 from autopar.runtime.program.leavings import LeftBehind
 from autopar.tracer.annotate import report_unknown, with_rules
-from autopar.tracer.capture import Capture, InputLeaf, OutputFilter, only_losses
+from autopar.tracer.capture import Capture, OutputFilter, only_losses
 from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
 from autopar.tracer.expand import expand_blocks as _expand
@@ -31,7 +31,7 @@ from autopar.tracer.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["InputLeaf", "OutputFilter", "OutputLeaf", "Traced", "only_losses", "trace"]
+__all__ = ["OutputFilter", "OutputLeaf", "Traced", "only_losses", "trace"]
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,17 @@ class Traced:
     `gm` is the joint graph, with flat inputs and outputs and fake tensors in `node.meta["val"]`;
     `graph` is its twin. `inputs` names the placeholders in order: "param:wte.weight",
     "buffer:NAME", "input:I" (flat leaf I of (args, kwargs)), "tangent:POS" (flat leaf POS of the
-    output). `in_spec` and `input_leaves` are what a later call's (args, kwargs) must flatten to;
-    `out_spec` and `outputs` rebuild the output. `tied` gives the first name of a parameter for each
-    of its other names. `reads` is what else the program depends on, `leavings` what
-    forward leaves on the model when it is over, `externals` the tensors of the script that are
-    inputs with a gradient, though no module has them (`external_name`).
+    output). `in_spec` is what a later call's (args, kwargs) must flatten to; `out_spec` and
+    `outputs` rebuild the output. `tied` gives the first name of a parameter for each of its other
+    names. `reads` is what else the program depends on, `leavings` what forward leaves on the model
+    when it is over, `externals` the tensors of the script that are inputs with a gradient, though
+    no module has them (`external_name`).
     """
 
     gm: fx.GraphModule
     graph: Graph
     inputs: tuple[str, ...]
     in_spec: TreeSpec
-    input_leaves: tuple[InputLeaf, ...]
     out_spec: TreeSpec
     outputs: tuple[OutputLeaf, ...]
     tied: dict[str, str]
@@ -102,20 +101,18 @@ def trace(
         )
     check_followed(model, watch.reads, watch.externals)
     report_unknown(graph, strict=strict)
-    placeholders = [
-        f"{node.role.value}:{node.target}"
-        for node, fx_node in zip(graph.nodes, found.gm.graph.nodes, strict=False)
-        if fx_node.op == "placeholder"
-    ]
     forward = (Role.LOSS, Role.VALUE, Role.DETACHED)
-    returned = [node for node in graph.nodes if node.op == "output"]
+    returned = (node for node in graph.nodes if node.op == "output")
     items = {node.target: k for k, node in enumerate(returned) if node.role in forward}
     return Traced(
         gm=found.gm,
         graph=graph,
-        inputs=tuple(placeholders),
+        inputs=tuple(
+            f"{node.role.value}:{node.target}"
+            for node, fx_node in zip(graph.nodes, found.gm.graph.nodes, strict=False)
+            if fx_node.op == "placeholder"
+        ),
         in_spec=found.in_spec,
-        input_leaves=found.inputs,
         out_spec=found.out_spec,
         outputs=tuple(
             OutputLeaf(None, leaf.value, leaf.name, is_left_out=leaf.is_left_out)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from itertools import count
 
 from autopar.errors import TraceError, UnknownOpWarning
-from autopar.ir.graph import Arg, Graph, Node, Ref, Role
+from autopar.ir.graph import Graph, Node, Ref, Role, given_refs
 from autopar.ir.grouping import grouped
 from autopar.rules.notation import Call, Rule, TensorShape
 from autopar.rules.table import rule_for
@@ -18,30 +19,21 @@ from autopar.tracer.classes import pattern
 def with_rules(graph: Graph) -> Graph:
     """`graph` with atoms and factors. An op without a rule runs replicated (`report_unknown`)."""
     cache: dict[Hashable, Rule | None] = {}
-    rules: list[Rule | None] = []
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        rule = _rule(graph, node, cache) if node.role is Role.OP else None
-        rules.append(rule)
-        if rule is None:
-            nodes.append(replace(node, has_rule=node.role is not Role.OP or not node.inputs))
-        else:
-            nodes.append(replace(node, partial=rule.partial, mean=rule.mean, view=rule.view))
+    rules = [_rule(graph, n, cache) if n.role is Role.OP else None for n in graph.nodes]
+    nodes = (
+        replace(node, has_rule=node.role is not Role.OP or not node.inputs)
+        if rule is None
+        else replace(node, partial=rule.partial, mean=rule.mean, view=rule.view)
+        for node, rule in zip(graph.nodes, rules, strict=True)
+    )
     return with_atoms(replace(graph, nodes=tuple(nodes)), rules, _alike(graph))
 
 
 def _rule(graph: Graph, node: Node, cache: dict[Hashable, Rule | None]) -> Rule | None:
-    position = iter(range(len(node.inputs)))
-
-    def renumbered(arg: Arg) -> Arg:
-        if isinstance(arg, tuple):
-            return tuple(renumbered(a) for a in arg)
-        return Ref(next(position)) if isinstance(arg, Ref) else arg
-
+    position = count()
     call = Call(
         node.op,
-        tuple(renumbered(a) for a in node.args),
-        tuple((k, renumbered(a)) for k, a in node.kwargs),
+        *given_refs(node, lambda _: Ref(next(position))),
         tuple(TensorShape(t.shape, t.dtype) for t in graph.input_types(node)),
         tuple(TensorShape(t.shape, t.dtype) for t in node.outputs),
     )
@@ -58,9 +50,9 @@ def report_unknown(graph: Graph, *, strict: bool) -> None:
     for op, users in unknown.items():
         where = f"in module {users[0].module!r}" if users[0].module else "in the model"
         line = f" ({users[0].source_line})" if users[0].source_line else ""
-        count = f"{len(users)} times, first " if len(users) > 1 else ""
+        times = f"{len(users)} times, first " if len(users) > 1 else ""
         text = (
-            f"{op}, used {count}{where}{line}, has no sharding rule and runs replicated on every "
+            f"{op}, used {times}{where}{line}, has no sharding rule and runs replicated on every "
             "rank: describe it in autopar/rules"
         )
         if strict:

@@ -9,8 +9,8 @@ first. Cells that are not split any further are the atoms.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from dataclasses import replace
+from itertools import count, pairwise, product
 from math import prod
 
 from networkx.utils import UnionFind
@@ -38,9 +38,8 @@ def atom_names(nodes: Sequence[Node], num_atoms: int) -> list[str]:
         if atom not in names:
             counts[name] = counts.get(name, 0) + 1
             names[atom] = name if counts[name] == 1 else f"{name}{counts[name]}"
-    others = (a for a in range(num_atoms) if a not in names)
-    names.update({atom: f"a{i}" for i, atom in enumerate(others)})
-    return [names[a] for a in range(num_atoms)]
+    others = (f"a{i}" for i in count())
+    return [names[a] if a in names else next(others) for a in range(num_atoms)]
 
 
 def _hints(nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
@@ -49,20 +48,15 @@ def _hints(nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
         if node.role is Role.INPUT:
             tensor = node.outputs[0]
             known = _FLOAT_INPUT_DIMS if tensor.dtype.startswith(("float", "bfloat")) else {}
-            yield from _single(tensor.parts, known.get(len(tensor.shape), _INPUT_DIMS))
-    named = [(node, record_of(node.op)) for node in nodes]
+            named = zip(tensor.parts, known.get(len(tensor.shape), _INPUT_DIMS), strict=False)
+            yield from ((parts[0], name) for parts, name in named if len(parts) == 1)
+    records = [(node, record_of(node.op)) for node in nodes]
     # Tables of embeddings first: sorting keeps the order of the rest.
-    for node, record in sorted(named, key=lambda pair: not pair[1].embedding_lookup):
+    for node, record in sorted(records, key=lambda pair: not pair[1].embedding_lookup):
         for each in record.dim_names:
             ref = node.inputs[each.input]
             parts = nodes[ref.node].outputs[ref.output].parts[each.dim]
             yield from zip(parts, (each.name,) if len(parts) == 1 else each.parts, strict=False)
-
-
-def _single(dims: Sequence[tuple[int, ...]], names: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Names for the dims that are one atom."""
-    pairs = zip(dims, names, strict=False)
-    return ((parts[0], name) for parts, name in pairs if len(parts) == 1)
 
 
 class Cells:
@@ -116,13 +110,11 @@ class Cells:
                 small, large = sorted((self.sizes[x], self.sizes[y]))
                 if large % small:
                     return False
-                self._split(x if self.sizes[x] == large else y, small)
+                cell = x if self.sizes[x] == large else y
+                self._halves[cell] = (self.make(small), self.make(large // small))
                 a.append(x)
                 b.append(y)
         return not a and not b
-
-    def _split(self, cell: int, outer: int) -> None:
-        self._halves[cell] = (self.make(outer), self.make(self.sizes[cell] // outer))
 
 
 def _refinable(a: Sequence[int], b: Sequence[int]) -> bool:
@@ -132,14 +124,6 @@ def _refinable(a: Sequence[int], b: Sequence[int]) -> bool:
         return False
     cuts = sorted({prod(s[: i + 1]) for s in (a, b) for i in range(len(s))})
     return all(large % small == 0 for small, large in pairwise(cuts))
-
-
-@dataclass(frozen=True)
-class _Op:
-    """A node's rule, and a cell for each letter."""
-
-    rule: Rule
-    cells: dict[str, int]
 
 
 class _Tensors:
@@ -161,11 +145,6 @@ class _Tensors:
         outputs = (Ref(node.index, k) for k in range(len(node.outputs)))
         return [self._of[ref] for ref in (*node.inputs, *outputs)]
 
-    def same(self, left: Ref, right: Ref) -> None:
-        """The two tensors, equal in shape, have the same dims."""
-        for a, b in zip(self._of[left], self._of[right], strict=True):
-            self.cells.equate([a], [b])
-
 
 def with_atoms(
     graph: Graph, rules: Sequence[Rule | None], alike: Iterable[tuple[Ref, Ref]]
@@ -176,9 +155,10 @@ def with_atoms(
     layers."""
     tensors = _Tensors(graph)
     for left, right in alike:
-        tensors.same(left, right)
-    ops = [
-        None if rule is None else _equate(tensors, node, rule)
+        for a, b in zip(tensors[left], tensors[right], strict=True):
+            tensors.cells.equate([a], [b])
+    lettered = [
+        None if rule is None else (rule, _equate(tensors, node, rule))
         for node, rule in zip(graph.nodes, rules, strict=True)
     ]
     index: dict[int, int] = {}
@@ -194,9 +174,9 @@ def with_atoms(
                 TensorType(t.dtype, t.shape, types[Ref(node.index, k)])
                 for k, t in enumerate(node.outputs)
             ),
-            factors=() if op is None else tuple(_factors(tensors, node, op, index)),
+            factors=() if known is None else tuple(_factors(tensors, node, *known, index)),
         )
-        for node, op in zip(graph.nodes, ops, strict=True)
+        for node, known in zip(graph.nodes, lettered, strict=True)
     )
     sizes = [tensors.cells.sizes[cell] for cell in index]
     in_param = {a for n in nodes if n.role is Role.PARAM for _, a in n.outputs[0].slots()}
@@ -208,7 +188,7 @@ def with_atoms(
     return Graph(graph.name, nodes, atoms)
 
 
-def _equate(tensors: _Tensors, node: Node, rule: Rule) -> _Op:
+def _equate(tensors: _Tensors, node: Node, rule: Rule) -> dict[str, int]:
     """Give each letter of a rule a cell, and make the dims it stands for that cell."""
     cells: dict[str, int] = {}
     sizes = dict(rule.sizes)
@@ -219,7 +199,7 @@ def _equate(tensors: _Tensors, node: Node, rule: Rule) -> _Op:
                     size = sizes[letter] if len(group) > 1 else tensors.cells.sizes[dim]
                     cells[letter] = tensors.cells.make(size)
             tensors.cells.equate([dim], [cells[letter] for letter in group])
-    return _Op(rule, cells)
+    return cells
 
 
 def _parts(tensors: _Tensors, ref: Ref, index: dict[int, int]) -> tuple[tuple[int, ...], ...]:
@@ -246,19 +226,19 @@ def joint_factor(name: str, members: Sequence[Factor]) -> Factor:
     )
 
 
-def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> Iterator[Factor]:
-    """The factors of an op: the atoms of each letter, and where they are. A letter whose dims
-    could not be made the same is whole, in each tensor by itself."""
+def _factors(
+    tensors: _Tensors, node: Node, rule: Rule, cells: dict[str, int], index: dict[int, int]
+) -> Iterator[Factor]:
+    """The factors of an op, whose letters have `cells`: the atoms of each letter, and where they
+    are. A letter whose dims could not be made the same is whole, in each tensor by itself."""
     around = tensors.around(node)
     leaves = tensors.cells.leaves
     slots: dict[tuple[str, int], list[Slot | None]] = {}
     misfits: set[str] = set()
     loose: list[tuple[str, int, Slot, int]] = []
-    for t, (dims, groups) in enumerate(
-        zip(around, (*op.rule.inputs, *op.rule.outputs), strict=True)
-    ):
+    for t, (dims, groups) in enumerate(zip(around, (*rule.inputs, *rule.outputs), strict=True)):
         for d, (dim, group) in enumerate(zip(dims, groups, strict=True)):
-            parts = [(a, k, c) for a in group for k, c in enumerate(leaves([op.cells[a]]))]
+            parts = [(a, k, c) for a in group for k, c in enumerate(leaves([cells[a]]))]
             actual = leaves([dim])
             if [c for _, _, c in parts] != actual:
                 misfits.update(group)
@@ -271,32 +251,35 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
                 else:
                     misfits.add(letter)
                     loose.append((letter, t, (d, p), actual[p]))
-    count = len(node.inputs)
+    num_inputs = len(node.inputs)
     named: dict[str, list[Factor]] = {}
     for (letter, k), places in slots.items():
-        cells = leaves([op.cells[letter]])
-        name = letter if len(cells) == 1 else f"{letter}.{k}"
-        exchanged = letter in op.rule.exchanged
+        atoms = leaves([cells[letter]])
+        name = letter if len(atoms) == 1 else f"{letter}.{k}"
+        exchanged = letter in rule.exchanged
         # The positions along a dim that a rank holds are a range if its outermost atom is cut.
-        whole = letter in op.rule.whole or letter in misfits or (exchanged and k > 0)
+        whole = letter in rule.whole or letter in misfits or (exchanged and k > 0)
         factor = Factor(
             name,
-            index[cells[k]],
-            tuple(places[:count]),
-            tuple(places[count:]),
-            FactorType.NEEDS_REPLICATION if whole else op.rule.type_of(letter),
-            positional=letter in op.rule.positional and not whole,
+            index[atoms[k]],
+            tuple(places[:num_inputs]),
+            tuple(places[num_inputs:]),
+            FactorType.NEEDS_REPLICATION if whole else rule.type_of(letter),
+            positional=letter in rule.positional and not whole,
         )
         # The atoms of a parallel letter are as good as one another; of others only the outermost.
         if letter not in misfits and (k == 0 or not (whole or exchanged)):
             named.setdefault(letter, []).append(factor)
         yield factor
-    for name, letters in op.rule.joint:
+    for name, letters in rule.joint:
         for k, members in enumerate(product(*(named.get(letter, ()) for letter in letters))):
             yield joint_factor(f"{name}.{k}" if k else name, members)
     for t, (letter, tensor, slot, cell) in enumerate(loose):
-        places = [slot if i == tensor else None for i in range(len(around))]
-        inputs, outputs = tuple(places[:count]), tuple(places[count:])
+        places = tuple(slot if i == tensor else None for i in range(len(around)))
         yield Factor(
-            f"{letter}.whole{t}", index[cell], inputs, outputs, FactorType.NEEDS_REPLICATION
+            f"{letter}.whole{t}",
+            index[cell],
+            places[:num_inputs],
+            places[num_inputs:],
+            FactorType.NEEDS_REPLICATION,
         )

@@ -111,8 +111,7 @@ def transformers_attention(otherwise: Callable[..., Any]) -> Callable[..., Any]:
             is_causal = bool(getattr(module, "is_causal", True))
         causal = is_causal and query.shape[2] > 1 and attention_mask is None
         given = (query, key, value, attention_mask, dropout, causal, scaling)
-        out = attend(*given, enable_gqa=True)
-        return out.transpose(1, 2).contiguous(), None
+        return attend(*given, enable_gqa=True).transpose(1, 2).contiguous(), None
 
     return attention
 

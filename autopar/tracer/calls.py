@@ -20,11 +20,10 @@ from autopar.runtime.program.spent import leaves_graph
 from autopar.tracer import torch_private
 from autopar.tracer.attention import attend
 from autopar.tracer.effects import CONTROL_FLOW_REMEDY
-from autopar.tracer.functions import SPELLED_OUT
+from autopar.tracer.functions import INSTEAD
 from autopar.tracer.known import Known
 from autopar.tracer.looks import Look, look_of
 from autopar.tracer.places import users_place
-from autopar.tracer.recurrent import INSTEAD as _RECURRENT
 from autopar.tracer.remedies import Refusal, function_name
 from autopar.tracer.updates import put_into
 
@@ -97,8 +96,7 @@ class CallMode(TorchFunctionMode):
             return _INSTEAD[func](*args, **kwargs)
         if func in _LOOKS or func in _SHOWS:
             if self._known is not None and self._known.holds(args[0]):
-                rest = args[1:]
-                return self._known.look(lambda value: func(value, *rest, **kwargs), args[0])
+                return self._known.look(lambda value: func(value, *args[1:], **kwargs), args[0])
             look = look_of(users_place())
             if func in _SHOWS:
                 return self._shown(args[0], look)
@@ -230,7 +228,8 @@ def _tensor(data: Any, **options: Any) -> Tensor:
     leaves = torch_private.tree_flatten(data)[0] if isinstance(data, list | tuple) else []
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
         return torch.tensor(data, **options)
-    dtype = options.pop("dtype", None) or _promoted(leaves)
+    kinds = (x.dtype if isinstance(x, Tensor) else torch.tensor(x).dtype for x in leaves)
+    dtype = options.pop("dtype", None) or reduce(torch.promote_types, kinds)
     graded = options.pop("requires_grad", False)
     return _stacked(data, {**options, "dtype": dtype}).requires_grad_(graded)
 
@@ -243,20 +242,13 @@ def _stacked(data: Any, options: dict[str, Any]) -> Tensor:
     )
 
 
-def _promoted(leaves: list[Any]) -> torch.dtype:
-    """The dtype of a tensor with these numbers in it."""
-    kinds = [x.dtype if isinstance(x, Tensor) else torch.tensor(x).dtype for x in leaves]
-    return reduce(torch.promote_types, kinds)
-
-
-def _is_no_mode_on(*_: Any) -> bool:
-    return False
-
-
-_OTHERWISE = {"scaled_dot_product_attention": attend, "has_torch_function": _is_no_mode_on}
 _multi_head_attention = FunctionType(
     F.multi_head_attention_forward.__code__,
-    {**vars(F), **_OTHERWISE},
+    {
+        **vars(F),
+        "scaled_dot_product_attention": attend,
+        "has_torch_function": lambda *_: False,  # pyright: ignore[reportUnknownLambdaType]
+    },
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
 """PyTorch's own, whose attention is one op too: what a function of torch calls is not seen here,
@@ -271,8 +263,7 @@ _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tensor: _tensor,
     torch_private.assertion: _hold,
     Tensor.data.__set__: put_into,  # pyright: ignore[reportAttributeAccessIssue]
-    **_RECURRENT,
-    **SPELLED_OUT,
+    **INSTEAD,
 }
 
 _ARRAYS = frozenset({Tensor.numpy, Tensor.__array__})

@@ -24,10 +24,11 @@ from autopar.tracer import torch_private
 from autopar.tracer.calls import CallMode
 from autopar.tracer.effects import Fakes, refused, without_inner_backward
 from autopar.tracer.failures import is_data_dependent, trace_error
+from autopar.tracer.functions import averages_as_tensors
+from autopar.tracer.fx_graphs import MODULE_KEY
 from autopar.tracer.held_tensors import check_constants, check_paths
 from autopar.tracer.huggingface import prepared
 from autopar.tracer.known import Known
-from autopar.tracer.running_averages import averages_as_tensors
 from autopar.tracer.stand_ins import MOST_TRACES, fake_tensor, replace_states, tied_parameters
 from autopar.tracer.updates import hidden_updates
 from autopar.tracer.watch import Watch, untouched
@@ -36,23 +37,7 @@ from autopar.tracer.wrappers import unwrapped
 PREFIX = "model."
 """What the wrapper puts before the names of the model's parameters and buffers."""
 
-MODULE_KEY = "autopar_module"
-"""Where a node's `meta["custom"]` holds its module's path."""
-
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-
-
-@dataclass(frozen=True)
-class InputLeaf:
-    """A leaf of (args, kwargs): shape and dtype of a tensor, or the constant `value`."""
-
-    shape: tuple[int, ...] | None = None
-    dtype: torch.dtype | None = None
-    value: Any = None
-
-    @property
-    def is_tensor(self) -> bool:
-        return self.shape is not None
 
 
 OutputFilter = Callable[[int, str], bool | None]
@@ -88,7 +73,7 @@ class Capture:
     gm: fx.GraphModule
     in_spec: torch_private.TreeSpec
     out_spec: torch_private.TreeSpec
-    inputs: tuple[InputLeaf, ...]
+    tensor_inputs: tuple[int, ...]
     outputs: tuple[CapturedLeaf, ...]
     tied: dict[str, str] = field(default_factory=dict)
     external: frozenset[str] = frozenset()
@@ -99,10 +84,6 @@ class Capture:
         assert isinstance(desc, torch_private.ParamAOTInput | torch_private.BufferAOTInput)
         name = desc.target.removeprefix(PREFIX)
         return self.tied.get(name, name)
-
-    @property
-    def tensor_inputs(self) -> tuple[int, ...]:
-        return tuple(i for i, leaf in enumerate(self.inputs) if leaf.is_tensor)
 
     @property
     def tensor_outputs(self) -> tuple[int, ...]:
@@ -191,14 +172,10 @@ class _Step(nn.Module):
     def _substitutes(self) -> dict[int, Tensor]:
         """What stands for a parameter of the model, or an external tensor, where forward finds it
         elsewhere than in its module."""
-        found: dict[int, Tensor] = {}
-        for number, table, name in self.held:
-            state = table.get(name)
-            if state is not None:
-                found[number] = state
-        for number, tensor in enumerate(self.externals):
-            found[id(tensor)] = self.get_buffer(external_name(number))
-        return found
+        states = {number: table.get(name) for number, table, name in self.held}
+        found = {number: state for number, state in states.items() if state is not None}
+        pairs = enumerate(self.externals)
+        return found | {id(x): self.get_buffer(external_name(number)) for number, x in pairs}
 
 
 def _names(leaves: list[Any], result: Any) -> list[str]:
@@ -279,11 +256,8 @@ def capture(
         )
     check_constants(gm, model)
     assert step.out_spec is not None
-    inputs = tuple(
-        InputLeaf(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else InputLeaf(value=x)
-        for x in leaves
-    )
-    return Capture(gm, spec, step.out_spec, inputs, step.outputs, tied, step.external)
+    tensors = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+    return Capture(gm, spec, step.out_spec, tensors, step.outputs, tied, step.external)
 
 
 def _captured(
@@ -378,10 +352,8 @@ def annotated(paths: dict[nn.Module, str]) -> Generator[None, None, None]:
             if last is module:
                 break
 
-    handles: list[Any] = []
-    for module in paths:
-        handles.append(module.register_forward_pre_hook(enter, prepend=True))
-        handles.append(module.register_forward_hook(leave))
+    handles: list[Any] = [m.register_forward_pre_hook(enter, prepend=True) for m in paths]
+    handles += [module.register_forward_hook(leave) for module in paths]
     try:
         yield
     finally:

@@ -8,24 +8,11 @@ suffix: `~1`, `~2`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 from autopar.ir.graph import Arg, Graph, Node, Ref, Role, TensorType
-
-_NAMED_BY_TARGET = {
-    Role.PARAM: "param",
-    Role.BUFFER: "buffer",
-    Role.INPUT: "input",
-    Role.TANGENT: "tangent",
-    Role.CONSTANT: "constant",
-    Role.LOSS: "loss",
-    Role.VALUE: "value",
-    Role.DETACHED: "detached",
-    Role.MUTATION: "mutation",
-    Role.UPDATE: "update",
-    Role.GRAD: "grad",
-}
 
 _NUMBERED_BY_POSITION = frozenset(
     {Role.INPUT, Role.TANGENT, Role.LOSS, Role.VALUE, Role.DETACHED, Role.CONSTANT}
@@ -43,7 +30,7 @@ def pattern(path: str) -> str:
 
 def with_keys(graph: Graph) -> Graph:
     """`graph` with the key of every node."""
-    ordinals: dict[tuple[str, str, str], int] = {}
+    ordinals = Counter[tuple[str, str, str]]()
     sorts: dict[str, dict[object, int]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -54,16 +41,13 @@ def with_keys(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _base_key(node: Node, ordinals: dict[tuple[str, str, str], int]) -> str:
-    role = "external" if node.external else _NAMED_BY_TARGET.get(node.role)
-    if role is not None:
+def _base_key(node: Node, ordinals: Counter[tuple[str, str, str]]) -> str:
+    if node.role is not Role.OP:
         target = node.target if node.role in _NUMBERED_BY_POSITION else pattern(node.target)
-        return f"{role}:{target}"
-    op = short_name(node.op)
-    place = (node.module, node.phase.value, op)
-    ordinal = ordinals.get(place, 0)
-    ordinals[place] = ordinal + 1
-    return f"{pattern(node.module)}:{node.phase.value}:{op}.{ordinal}"
+        return f"{'external' if node.external else node.role.value}:{target}"
+    place = (node.module, node.phase.value, short_name(node.op))
+    ordinals[place] += 1
+    return f"{pattern(node.module)}:{node.phase.value}:{place[-1]}.{ordinals[place] - 1}"
 
 
 def short_name(op: str) -> str:

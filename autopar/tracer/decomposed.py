@@ -1,7 +1,8 @@
 """Ops written as others: what shards better in pieces, and what nobody has described as a whole.
 
-An op of `DECOMPOSITIONS` becomes the ops of its function there. Any other op without a rule becomes
-what torch's core decompositions make of it, again and again, until every op has a rule or no
+Some are split by passes of their own (`split_biased_matmuls` and those behind it). An op of
+`DECOMPOSITIONS` becomes the ops of its function there. Any other op without a rule becomes what
+torch's core decompositions make of it, again and again, until every op has a rule or no
 decomposition is left.
 """
 
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from autopar.rules.table import rule_for
+from autopar.rules.table import record_of, rule_for
 from autopar.tracer import torch_private
-from autopar.tracer.decompose import META
+from autopar.tracer.fx_graphs import META, replace_node
+from autopar.tracer.fx_graphs import call_before as _before
 from autopar.tracer.snapshot import call_of
 
 # Batch norm and variances in pieces whose sums may be spread over ranks.
@@ -119,9 +121,10 @@ def batch_norm_backward_decomposed(
     they add as functions of x: dx -= w / std / n * (db + (x - mean) / std * dw)."""
     if not train or mean is None or invstd is None:
         return NotImplemented
-    fixed = aten.native_batch_norm_backward.default
     var = 1 / (invstd * invstd) - eps
-    dx, dw, db = fixed(grad, x, weight, mean, var, None, None, False, eps, _MASK)
+    dx, dw, db = aten.native_batch_norm_backward.default(
+        grad, x, weight, mean, var, None, None, False, eps, _MASK
+    )
     if mask[0]:
         scale = invstd / -(x.numel() // x.shape[1])
         if weight is not None:
@@ -130,8 +133,7 @@ def batch_norm_backward_decomposed(
         offset = _per_channel(scale * db.to(scale.dtype), x)
         moved = torch.addcmul(offset, x - _per_channel(mean, x), slope)
         dx = dx + moved.to(dx.dtype)
-    found = (dx, dw, db)
-    return tuple(t if want else None for t, want in zip(found, mask, strict=True))
+    return tuple(t if want else None for t, want in zip((dx, dw, db), mask, strict=True))
 
 
 def _variance(
@@ -202,13 +204,12 @@ def _replace(node: fx.Node, function: Decomposition) -> list[fx.Node]:
     """Put the ops that `function` calls in the place of `node`; those ops. None where it declines,
     or computes tensors of other shapes."""
     sources = list(dict.fromkeys(node.all_input_nodes))
-    position = {source: i for i, source in enumerate(sources)}
-
     several = isinstance(node.meta["val"], tuple | list)
     wanted = node.meta["val"] if several else (node.meta["val"],)
 
     def call(*tensors: Tensor) -> Any:
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: tensors[position[n]])
+        given = dict(zip(sources, tensors, strict=True))
+        args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
         found = function(*map(_own, args), **{k: _own(value) for k, value in kwargs.items()})
         trusted = found is NotImplemented or node.target in DECOMPOSITIONS
         return found if trusted else _cast(found, wanted, several=several)
@@ -226,11 +227,10 @@ def _replace(node: fx.Node, function: Decomposition) -> list[fx.Node]:
         for user in list(node.users):
             _, which = user.args
             assert isinstance(which, int)
-            user.replace_all_uses_with(copies[found[which]])
-            node.graph.erase_node(user)
+            replace_node(user, copies[found[which]])
+        node.graph.erase_node(node)
     else:
-        node.replace_all_uses_with(copies[found[0]])
-    node.graph.erase_node(node)
+        replace_node(node, copies[found[0]])
     return made
 
 
@@ -280,3 +280,107 @@ def _copy(node: fx.Node, traced: fx.GraphModule, copies: dict[fx.Node, fx.Node])
             copies[inner] = copy
             made.append(copy)
     return made
+
+
+# Passes that split an op in two where one of the parts shards better than the whole.
+
+_NONE, _MEAN = 0, 1  # at::Reduction
+
+
+def split_biased_matmuls(gm: fx.GraphModule) -> fx.GraphModule:
+    """addmm as mm and add: the product may then be summed over ranks before the bias is added,
+    once."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.addmm.default):
+        if node.kwargs:
+            continue
+        bias, left, right = node.args
+        product = _before(node, aten.mm.default, (left, right), node.meta["val"])
+        total = _before(node, aten.add.Tensor, (product, bias), node.meta["val"])
+        replace_node(node, total)
+    return gm
+
+
+def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
+    """native_dropout as drawing a mask and multiplying by it. The mask depends on nothing, so that
+    every rank can draw all of it, the one that a single device draws, and use its part. Numbers are
+    drawn in the order of memory, which is that of a tensor with the dims of x as x has them there.
+    Where everything is dropped nothing is drawn, as in eager.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
+        x, p, train = node.args
+        if not train or p == 0:
+            continue
+        result, mask = node.meta["val"]
+        if p == 1:
+            kept = _before(node, aten.zeros.default, (list(mask.shape),), mask)
+            kept.kwargs = {"dtype": mask.dtype, "device": mask.device}
+            _replace_outputs(node, _before(node, aten.mul.Tensor, (x, 0.0), result), kept)
+            continue
+        order = sorted(range(mask.dim()), key=lambda dim: -mask.stride(dim))
+        there = (result.permute(order), mask.permute(order))
+        ones = _before(node, aten.ones.default, (list(there[0].shape),), there[0])
+        ones.kwargs = {"dtype": result.dtype, "device": result.device}
+        drawn = _before(node, aten.native_dropout.default, (ones, p, True), there)
+        kept = _before(node, operator.getitem, (drawn, 1), there[1])
+        if order != sorted(order):
+            back = [order.index(dim) for dim in range(mask.dim())]
+            kept = _before(node, aten.permute.default, (kept, back), mask)
+        masked = _before(node, aten.mul.Tensor, (x, kept), result)
+        scaled = _before(node, aten.mul.Tensor, (masked, 1 / (1 - p)), result)
+        _replace_outputs(node, scaled, kept)
+    return gm
+
+
+def draw_from_nothing(gm: fx.GraphModule) -> fx.GraphModule:
+    """What is drawn for a tensor like another one (`Op.fills`) as drawn for an empty one, whose
+    dims lie in memory as those of the result do: what is drawn then depends on nothing, and is the
+    same wherever it is drawn."""
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or not record_of(str(node.target)).fills:
+            continue
+        x, *others = node.args
+        made = node.meta["val"]
+        order = sorted(range(made.dim()), key=lambda dim: -made.stride(dim))
+        shaped = x.meta["val"].permute(order)
+        empty = _before(node, aten.empty.memory_format, (list(shaped.shape),), shaped)
+        empty.kwargs = {"dtype": shaped.dtype, "device": shaped.device}
+        drawn = _before(node, node.target, (empty, *others), made.permute(order))
+        drawn.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
+        if order != sorted(order):
+            back = [order.index(dim) for dim in range(made.dim())]
+            drawn = _before(node, aten.permute.default, (drawn, back), made)
+        replace_node(node, drawn)
+    return gm
+
+
+def _replace_outputs(node: fx.Node, result: fx.Node, mask: fx.Node) -> None:
+    """These two in the place of what a dropout returns."""
+    for user in list(node.users):
+        replace_node(user, result if user.args[1] == 0 else mask)
+    node.graph.erase_node(node)
+
+
+def split_squared_errors(gm: fx.GraphModule) -> fx.GraphModule:
+    """mse_loss and its gradient as arithmetic and a reduction: a mean over part of the elements
+    divides by their number, which is not that of all."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.mse_loss.default):
+        left, right, reduction = (*node.args, _MEAN)[:3]
+        error = _call(node, aten.sub.Tensor, left, right)
+        result = _call(node, aten.mul.Tensor, error, error)
+        if reduction != _NONE:
+            over = aten.mean.default if reduction == _MEAN else aten.sum.default
+            result = _call(node, over, result)
+        replace_node(node, result)
+    for node in gm.graph.find_nodes(op="call_function", target=aten.mse_loss_backward.default):
+        grad, left, right, reduction = node.args
+        error = _call(node, aten.sub.Tensor, left, right)
+        count = error.meta["val"].numel() if reduction == _MEAN else 1
+        scaled = _call(node, aten.mul.Tensor, error, 2 / count)
+        replace_node(node, _call(node, aten.mul.Tensor, scaled, grad))
+    return gm
+
+
+def _call(node: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """`_before`, with the value that `target` gives on the fake tensors of its arguments."""
+    value = target(*(a.meta["val"] if isinstance(a, fx.Node) else a for a in args))
+    return _before(node, target, args, value)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from autopar.runtime.replacing import replaced
 from autopar.tracer.places import is_users
 
 
@@ -19,7 +20,6 @@ def draws_noted() -> Generator[Callable[[], Iterator[str]], None, None]:
     (model.py:12)". Afterwards, the generators are as before."""
     modules: dict[str, Any] = {"Python": random, "numpy": np.random}
     places: dict[str, dict[str, None]] = {name: {} for name in modules}
-    before = [(module, vars(module).copy()) for module in modules.values()]
     drawn, drawn_by_numpy = random.getstate(), _numpy_state()
 
     def effects() -> Iterator[str]:
@@ -32,15 +32,16 @@ def draws_noted() -> Generator[Callable[[], Iterator[str]], None, None]:
                 where = f" ({', '.join(places[name])})" if places[name] else ""
                 yield f"draws from {name}'s random{where}"
 
-    for name, module in modules.items():
-        for key, value in list(vars(module).items()):
-            if isinstance(getattr(value, "__self__", None), random.Random | np.random.RandomState):
-                setattr(module, key, _noting(value, places[name]))
+    noting = (
+        (module, key, _noting(value, places[name]))
+        for name, module in modules.items()
+        for key, value in vars(module).items()
+        if isinstance(getattr(value, "__self__", None), random.Random | np.random.RandomState)
+    )
     try:
-        yield effects
+        with replaced(*noting):
+            yield effects
     finally:
-        for module, names in before:
-            vars(module).update(names)
         random.setstate(drawn)
         np.random.set_state(drawn_by_numpy)  # noqa: NPY002
 

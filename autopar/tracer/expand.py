@@ -3,20 +3,20 @@ the first period stand between the first and the last one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import fx
 from torch.fx.node import map_arg
 
-from autopar.ir.graph import Arg, Factor, Graph, Node, Ref, TensorType
+from autopar.ir.graph import Factor, Graph, Node, Ref, TensorType, given_refs
 from autopar.runtime.program.lean import give
 from autopar.tracer import torch_private
 from autopar.tracer.atoms import atom_names
-from autopar.tracer.capture import MODULE_KEY, PREFIX
+from autopar.tracer.capture import PREFIX
 from autopar.tracer.classes import with_keys
-from autopar.tracer.outputs import outputs_of, set_outputs
+from autopar.tracer.fx_graphs import MODULE_KEY, outputs_of, set_outputs
 from autopar.tracer.periods import BlockPlace, Different, Periods
 from autopar.tracer.runs import BlockRun
 
@@ -56,25 +56,20 @@ def _node(
         for place, ref in zip(periods.reads(node, copy), node.inputs, strict=True)
     )
     given = iter(refs)
+    args, kwargs = given_refs(node, lambda _: next(given))
     target = periods.rename(node.target, copy)
     return replace(
         node,
         index=index[node.index, copy],
         name=twin.name if twin is not None else f"{node.role.value}_{target}",
-        args=tuple(_with_refs(arg, given) for arg in node.args),
-        kwargs=tuple((k, _with_refs(arg, given)) for k, arg in node.kwargs),
+        args=args,
+        kwargs=kwargs,
         inputs=refs,
         outputs=atoms.types(node.outputs, copy),
         module=periods.rename(node.module, copy),
         target=target,
         factors=atoms.factors(node.factors, copy),
     )
-
-
-def _with_refs(arg: Arg, refs: Iterator[Ref]) -> Arg:
-    if isinstance(arg, tuple):
-        return tuple(_with_refs(each, refs) for each in arg)
-    return next(refs) if isinstance(arg, Ref) else arg
 
 
 class _Atoms:
@@ -150,8 +145,8 @@ class _Atoms:
             for node in graph.nodes
         )
         names = atom_names(nodes, len(new))
-        atoms = (replace(self._atoms[old], name=names[i]) for old, i in new.items())
-        return Graph(graph.name, nodes, tuple(atoms))
+        atoms = tuple(replace(self._atoms[old], name=names[i]) for old, i in new.items())
+        return Graph(graph.name, nodes, atoms)
 
 
 def _atoms_of(node: Node) -> list[int]:

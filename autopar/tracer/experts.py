@@ -350,7 +350,11 @@ def _activation(function: Callable[[Tensor], Tensor]) -> str | None:
     """The name of the activation that `function` is, found by trying; None for any other."""
     line = torch.linspace(-FAR, FAR, 97, device="cpu")
     found = function(line)
-    for name, (known, _) in ACTIVATIONS.items():
-        if torch.allclose(found, known(line), atol=1e-6):
-            return name
-    return None
+    return next(
+        (
+            name
+            for name, (known, _) in ACTIVATIONS.items()
+            if torch.allclose(found, known(line), atol=1e-6)
+        ),
+        None,
+    )

@@ -12,9 +12,9 @@ from autopar.runtime.process.layouts import sparse_remedy
 from autopar.tracer import torch_private
 from autopar.tracer.effects import COLLECTIVE_REMEDY, collective_of
 from autopar.tracer.experts import dropout_of_experts
+from autopar.tracer.functions import averages
 from autopar.tracer.places import StackLocation, frames_of, is_users
 from autopar.tracer.remedies import Refusal, called, remedy_of_call, remedy_of_value
-from autopar.tracer.running_averages import averages
 
 _EXPERTS_CURE = (
     "how many tokens each expert has is known only when the model runs, and decides what it "

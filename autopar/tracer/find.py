@@ -80,9 +80,7 @@ def proposals(recording: Recording, path: str, count: int) -> list[BlockRun]:
     runs: list[BlockRun] = []
     for period in range(1, min(MAX_PERIOD, count - 2) + 1):
         head = count - 1 - period
-        while head > 1 and kinds[head - 1] is not None:
-            if kinds[head - 1] != kinds[head - 1 + period]:
-                break
+        while head > 1 and kinds[head - 1] == kinds[head - 1 + period] is not None:
             head -= 1
         head += (count - 1 - head) % period
         run = BlockRun(path, count, head, period)
@@ -191,11 +189,9 @@ def repeats(stream: Stream) -> bool:
         if not len(block) == len(firsts[k]) == len(lasts[k]):
             return False
         for here, first, last in zip(block, firsts[k], lasts[k], strict=True):
-            if not here[0] == first[0] == last[0] or not len(here[1]) == len(first[1]) == len(
-                last[1]
-            ):
-                return False
-            if not all(map(_follows, here[1], first[1], last[1])):
+            is_alike = here[0] == first[0] == last[0]
+            is_alike = is_alike and len(here[1]) == len(first[1]) == len(last[1])
+            if not (is_alike and all(map(_follows, here[1], first[1], last[1]))):
                 return False
     return True
 

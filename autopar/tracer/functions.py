@@ -1,18 +1,24 @@
-"""Functions of torch that are spelled out while a model is traced: they look at values to check
-them, or are taken apart by torch into what has another gradient at a kink, or into one op of which
-nothing can be sharded."""
+"""Functions of torch that are others while a model is traced.
+
+Some are spelled out: they look at values to check them, or are taken apart by torch into what has
+another gradient at a kink, or into one op of which nothing can be sharded. Recurrent layers become
+one op each, `autopar::recurrent`: their steps are not unrolled, and run in the device's own kernel.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from autopar.tracer.torch_private import weight_norm
+from autopar.runtime.ops.recurrent import RECURRENT_KINDS, recurrent
+from autopar.runtime.replacing import replaced
+from autopar.tracer.torch_private import AnyBatchNorm, weight_norm
 
 
 def _checked(plain: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -142,7 +148,52 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=others is not None))
 
 
-SPELLED_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
+def layers(kind: str) -> Callable[..., tuple[Tensor, ...]]:
+    """torch.lstm, torch.gru and torch.rnn_*: layer by layer, with the dropout between them."""
+
+    def call(*args: Any) -> tuple[Tensor, ...]:
+        if len(args) != _ARGUMENTS or not isinstance(args[3], bool):
+            return RECURRENT_KINDS[kind](*args)  # of packed sequences, whose lengths are data
+        x, state, weights, biased, count, dropout, train, both, batch_first = args
+        h, c = state if kind == "lstm" else (state, state.new_empty(0))
+        directions = 2 if both else 1
+        each = len(weights) // count
+        x = x.transpose(0, 1) if batch_first else x
+        last: list[tuple[Tensor, Tensor]] = []
+        for layer in range(count):
+            x = F.dropout(x, dropout, train) if layer and dropout else x
+            own = slice(layer * directions, (layer + 1) * directions)
+            begun = (h[own], c[own] if kind == "lstm" else c)
+            x, *end = recurrent(kind, x, *begun, weights[layer * each : (layer + 1) * each], biased)
+            last.append((end[0], end[1]))
+        y = x.transpose(0, 1) if batch_first else x
+        states = [torch.cat(ends) if count > 1 else ends[0] for ends in zip(*last, strict=True)]
+        return (y, *states) if kind == "lstm" else (y, states[0])
+
+    return call
+
+
+_ARGUMENTS = 9
+"""Of a call on sequences of equal length."""
+
+
+def cell(kind: str) -> Callable[..., Any]:
+    """torch.lstm_cell and its like: a sequence of one step."""
+
+    def call(x: Tensor, state: Any, *weights: Tensor | None) -> Any:
+        h, c = state if kind == "lstm" else (state, state.new_empty(0))
+        given: Sequence[Tensor] = [w for w in weights if w is not None]
+        begun = (h[None], c[None] if kind == "lstm" else c)
+        _, h, c = recurrent(kind, x[None], *begun, given, len(given) > _UNBIASED)
+        return (h[0], c[0]) if kind == "lstm" else h[0]
+
+    return call
+
+
+_UNBIASED = 2
+"""How many weights a cell without biases has."""
+
+INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.cholesky: _cholesky,
     torch.linalg.inv: _checked(torch.linalg.inv_ex),
     torch.linalg.solve: _checked(torch.linalg.solve_ex),
@@ -153,4 +204,54 @@ SPELLED_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     F.gaussian_nll_loss: _gaussian_nll_loss,
     F.multi_margin_loss: _multi_margin_loss,
     weight_norm: _weight_norm,
+    torch.lstm: layers("lstm"),
+    torch.gru: layers("gru"),
+    torch.rnn_tanh: layers("rnn_tanh"),
+    torch.rnn_relu: layers("rnn_relu"),
+    torch.lstm_cell: cell("lstm"),
+    torch.gru_cell: cell("gru"),
+    torch.rnn_tanh_cell: cell("rnn_tanh"),
+    torch.rnn_relu_cell: cell("rnn_relu"),
 }
+
+
+# Batch norms whose running statistics are the average of all batches so far (`momentum=None`), as
+# `torch.optim.swa_utils.update_bn` has them.
+#
+# PyTorch reads how many batches there were, which is known only when the model runs. The same
+# average is computed here from that number as a tensor.
+
+
+def averages_as_tensors() -> AbstractContextManager[None]:
+    """Inside, such norms can be traced."""
+    return replaced((AnyBatchNorm, "forward", _averaging(AnyBatchNorm.forward)))
+
+
+def averages(module: nn.Module) -> bool:
+    """Whether a norm's running statistics are averages of all batches so far."""
+    return getattr(module, "num_batches_tracked", None) is not None and module.momentum is None
+
+
+def _averaging(plain: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if not (averages(self) and self.training and self.track_running_stats):
+            return plain(self, x)
+        # The statistics of this batch alone, in tensors of their own: backward keeps those that
+        # they are written to.
+        own = {name: self.get_buffer(name) for name in ("running_mean", "running_var")}
+        of_batch = {name: each.clone() for name, each in own.items()}
+        self._buffers.update(of_batch)
+        self.momentum = 1.0
+        try:
+            y = plain(self, x)
+        finally:
+            self.momentum = None
+            self._buffers.update(own)
+        with torch.no_grad():
+            # As exact as Python's number, which eager divides by.
+            share = 1.0 / self.num_batches_tracked.double()
+            for name, each in own.items():
+                each.copy_(share * of_batch[name] + (1 - share) * each)
+        return y
+
+    return forward

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor, nn
 
 from autopar.runtime.program.guards import Read
@@ -51,11 +50,6 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, list) or type(value) is tuple:
         return type(value)(_mapped(x, function) for x in value)
     return function(value)
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value is a tensor, or an array of numpy."""
-    return isinstance(value, Tensor | np.ndarray)
 
 
 def is_same(now: Any, was: Any) -> bool:

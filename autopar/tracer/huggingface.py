@@ -67,9 +67,8 @@ def _experts_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None,
     found = {m: looped(m) for model in models for m in model.modules()}
     loops = {module: forward for module, forward in found.items() if forward is not None}
     library.ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, TransformersExperts(models))
-    implementations = ((config, "_experts_implementation", IMPLEMENTATION) for config in configs)
     try:
-        with replaced(*implementations):
+        with replaced(*((c, "_experts_implementation", IMPLEMENTATION) for c in configs)):
             for module, forward in loops.items():
                 module.forward = forward
             yield

@@ -6,9 +6,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-from autopar.tracer.places import StackLocation
+from autopar.tracer.places import StackLocation, syntax_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,7 @@ def _looks(file: str) -> dict[int, Look]:
     """By line. What an assertion, a check, or an `if` that only raises, needs so that nothing is
     raised: data was checked by whoever wrote the model. What an `if` that only clamps needs to do
     it. Left out are lines where some looks need the contrary, and checks whose error is caught."""
-    try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return {}
+    tree = syntax_of(file)
     attempts = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
     caught = {inner for node in attempts for line in node.body for inner in ast.walk(line)}
     found: dict[int, Look] = {}

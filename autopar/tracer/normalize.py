@@ -14,15 +14,22 @@ from torch import fx
 from autopar.errors import TraceError
 from autopar.runtime.program.random import is_random
 from autopar.tracer import torch_private
-from autopar.tracer.capture import MODULE_KEY, PREFIX
-from autopar.tracer.decompose import (
+from autopar.tracer.capture import PREFIX
+from autopar.tracer.decomposed import (
+    decompose_ops,
     draw_from_nothing,
     split_biased_matmuls,
     split_dropouts,
     split_squared_errors,
 )
-from autopar.tracer.decomposed import decompose_ops
-from autopar.tracer.outputs import outputs_of, set_outputs
+from autopar.tracer.fx_graphs import (
+    META,
+    MODULE_KEY,
+    call_before,
+    outputs_of,
+    replace_node,
+    set_outputs,
+)
 from autopar.tracer.updates import resolve_updates
 
 aten = torch.ops.aten
@@ -142,10 +149,8 @@ def merge_tied_parameters(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphM
         if isinstance(node.meta["desc"], torch_private.ParamAOTInput)
     }
     for name, first in tied.items():
-        if name not in placeholders:
-            continue  # of a parameter that forward changes, torch has one placeholder
-        placeholders[name].replace_all_uses_with(placeholders[first])
-        gm.graph.erase_node(placeholders[name])
+        if name in placeholders:  # of a parameter that forward changes, torch has one placeholder
+            replace_node(placeholders[name], placeholders[first])
     kept: list[tuple[Any, Any]] = []
     position: dict[str, int] = {}
     output = gm.graph.output_node()
@@ -173,8 +178,7 @@ def drop_output_copies(gm: fx.GraphModule) -> fx.GraphModule:
     for index, (item, desc) in enumerate(pairs):
         if isinstance(desc, torch_private.PlainAOTOutput) and item.target is aten.clone.default:
             source = item.args[0]
-            made_here = source.op == "call_function" and source not in returned
-            if made_here and not item.kwargs:
+            if source.op == "call_function" and source not in returned and not item.kwargs:
                 returned.add(source)
                 pairs[index] = (source, desc)
     set_outputs(gm, pairs)
@@ -218,7 +222,7 @@ def split_mean_losses(gm: fx.GraphModule) -> fx.GraphModule:
         if node.target in _NLL_FORWARD and node.args[3] == _MEAN:
             _split_forward(gm, node)
         elif node.target in _NLL_BACKWARD and node.args[4] == _MEAN:
-            _split_backward(gm, node)
+            _split_backward(node)
     return gm
 
 
@@ -242,22 +246,15 @@ def _split_forward(gm: fx.GraphModule, node: fx.Node) -> None:
     total.replace_all_uses_with(mean, delete_user_cb=lambda user: user is not mean)
 
 
-def _split_backward(gm: fx.GraphModule, node: fx.Node) -> None:
+def _split_backward(node: fx.Node) -> None:
     grad, weight = node.args[0], node.args[6]
     assert isinstance(grad, fx.Node)
-    with gm.graph.inserting_before(node):
-        scaled = gm.graph.call_function(aten.div.Tensor, (grad, weight))
-    _copy_meta(scaled, node)
-    scaled.meta["val"] = grad.meta["val"]
-    node.update_arg(0, scaled)
+    node.update_arg(0, call_before(node, aten.div.Tensor, (grad, weight), grad.meta["val"]))
     node.update_arg(4, _SUM)
 
 
 def _copy_meta(node: fx.Node, source: fx.Node, **more: Any) -> None:
-    for key in ("val", "custom", "partitioner_tag", "seq_nr", "stack_trace"):
-        if key in source.meta:
-            node.meta[key] = source.meta[key]
-    node.meta.update(more)
+    node.meta |= {key: source.meta[key] for key in ("val", *META) if key in source.meta} | more
 
 
 def merge_constants(gm: fx.GraphModule) -> fx.GraphModule:
@@ -266,8 +263,7 @@ def merge_constants(gm: fx.GraphModule) -> fx.GraphModule:
     for node in gm.graph.find_nodes(op="get_attr"):
         kept = first.setdefault(node.target, node)
         if kept is not node:
-            node.replace_all_uses_with(kept)
-            gm.graph.erase_node(node)
+            replace_node(node, kept)
     return gm
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
@@ -97,7 +97,7 @@ def as_only_rank(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
         if library is None or file.startswith("torch."):
             continue
         for name, value in list(vars(library).items()):
-            if callable(value) and _is_hashable(value) and value in made:
+            if callable(value) and isinstance(value, Hashable) and value in made:
                 yield library, name, made[value]
 
 
@@ -109,7 +109,8 @@ def _all() -> Iterator[tuple[Any, str, Any]]:
         yield owner, "get_world_size", _message(owner.get_world_size, 1)
     for name in OUT_OF_PLACE:
         if hasattr(functional, name):
-            yield functional, name, _out_of_place(getattr(functional, name))
+            plain = getattr(functional, name)
+            yield functional, name, _of_all_ranks(plain, lambda tensor, *_, **__: tensor.clone())
     for owner in (differentiable, autograd):
         for name, work in DIFFERENTIABLE.items():
             if hasattr(owner, name):
@@ -122,10 +123,6 @@ def _in_place(plain: Any, work: Callable[..., None]) -> Any:
         return _Done() if async_op else None
 
     return _of_all_ranks(plain, both)
-
-
-def _out_of_place(plain: Any) -> Any:
-    return _of_all_ranks(plain, lambda tensor, *_, **__: tensor.clone())
 
 
 def _of_all_ranks(plain: Any, work: Callable[..., Any]) -> Any:
@@ -168,7 +165,3 @@ def _is_all(group: Any) -> bool:
     if isinstance(group, list):
         return group == list(range(world.size()))
     return group.size() == world.size()
-
-
-def _is_hashable(value: Any) -> bool:
-    return type(value).__hash__ is not None

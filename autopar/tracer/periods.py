@@ -123,16 +123,12 @@ class Periods:
 
     def rename(self, path: str, copy: int) -> str:
         """A path of the short model as the whole one has it, for a copy of what is there."""
-        return _renumbered(path, self.run, copy)
-
-
-def _renumbered(path: str, run: BlockRun, copy: int) -> str:
-    at = run.split(path)
-    if at is None:
-        return path
-    number, rest = at
-    further = copy if number < run.first.stop else run.extra
-    return run.join(number + further * run.period, rest)
+        at = self.run.split(path)
+        if at is None:
+            return path
+        number, rest = at
+        further = copy if number < self.run.first.stop else self.run.extra
+        return self.run.join(number + further * self.run.period, rest)
 
 
 def _sections(graph: Graph, run: BlockRun) -> Iterator[Section]:

@@ -115,14 +115,19 @@ def call_at(place: StackLocation) -> str:
             return ""
 
 
+def syntax_of(file: str) -> ast.Module:
+    """A file's syntax tree; an empty one where there is no such file."""
+    try:
+        return ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
 @cache
 def _parents(file: str) -> dict[ast.AST, ast.AST]:
-    """The parent of each node of a file's syntax tree; none where there is no such file."""
-    try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    """The parent of each node of a file's syntax tree."""
+    tree = ast.walk(syntax_of(file))
+    return {child: node for node in tree for child in ast.iter_child_nodes(node)}
 
 
 def _expression(parents: dict[ast.AST, ast.AST], place: StackLocation) -> ast.expr | None:
@@ -175,13 +180,11 @@ def _use(
                 return "branch"
             case ast.comprehension(ifs=conditions):
                 return "branch" if node in conditions else "size"
-            case ast.Slice():
+            case ast.Slice() | ast.For():
                 return "size"
             case ast.Subscript(slice=index):
                 if index is node:
                     return "index"
-            case ast.For():
-                return "size"
             case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if (
                 node is not parent.func
             ):
@@ -190,14 +193,14 @@ def _use(
                     return use
             case ast.Lambda():
                 return "number"
-            case ast.JoinedStr() | ast.FormattedValue() | ast.Expr():
+            case ast.JoinedStr() | ast.FormattedValue() | ast.Expr() | ast.Dict():
                 return "log"
-            case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
+            case (
+                ast.Assign(targets=[target])
+                | ast.AnnAssign(target=target)
+                | ast.NamedExpr(target=target)
+            ):
                 return _use_of_target(target, parent, parents, names)
-            case ast.NamedExpr(target=target):
-                return _use_of_target(target, parent, parents, names)
-            case ast.Dict():
-                return "log"
             case ast.keyword() | ast.Call() | ast.expr():
                 pass
             case _:
@@ -217,7 +220,7 @@ def _use_in_call(name: str) -> ValueUse | None:
     return "index" if name in _KEYS else None
 
 
-_HARDEST: tuple[ValueUse, ...] = ("branch", "size", "index", "order", "number")
+_HARDEST: tuple[ValueUse, ...] = ("branch", "size", "index", "order", "number", "log")
 
 
 def _use_of_target(
@@ -234,10 +237,7 @@ def _use_of_target(
         for node in ast.walk(_function_of(assigned, parents))
         if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load)
     }
-    for use in _HARDEST:
-        if use in uses:
-            return use
-    return "log"
+    return min({*uses, "log"}, key=_HARDEST.index)
 
 
 def _function_of(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:

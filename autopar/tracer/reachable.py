@@ -81,8 +81,7 @@ def _name(target: ast.expr) -> str:
 
 
 def _reads(statement: ast.stmt) -> set[str]:
-    names = (x for x in ast.walk(statement) if isinstance(x, ast.Attribute | ast.Name))
-    return set(map(_name, names))
+    return {_name(x) for x in ast.walk(statement) if isinstance(x, ast.Attribute | ast.Name)}
 
 
 _MODULE_CLASSES = frozenset(nn.Module.__mro__)

@@ -97,8 +97,7 @@ class Recorder(torch_private.TorchDispatchMode):
         given = self._form(args, reads), self._form(tuple((kwargs or {}).items()), reads)
         # The stand-ins of a trace are on the CPU, and cast as autocast there says.
         casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-        form = (func, casts, region(), given)
-        kind = self._kinds.setdefault(form, len(self._kinds))
+        kind = self._kinds.setdefault((func, casts, region(), given), len(self._kinds))
         found = self._call(kind, func, args, kwargs or {})
         index = len(self.recording.kinds)
         self.recording.kinds.append(kind)
@@ -217,8 +216,5 @@ def _watch(blocks: Mapping[nn.Module, str], recording: Recording) -> list[Any]:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(arrive)
 
-    handles: list[Any] = []
-    for block in blocks:
-        handles.append(block.register_forward_pre_hook(enter, prepend=True))
-        handles.append(block.register_forward_hook(leave))
-    return handles
+    handles: list[Any] = [m.register_forward_pre_hook(enter, prepend=True) for m in blocks]
+    return handles + [block.register_forward_hook(leave) for block in blocks]

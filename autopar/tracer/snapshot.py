@@ -17,9 +17,9 @@ from autopar.ir.graph import Arg, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.rules.notation import Call, TensorShape
 from autopar.runtime.program.random import is_random
 from autopar.tracer import torch_private
-from autopar.tracer.capture import MODULE_KEY, Capture
+from autopar.tracer.capture import Capture
 from autopar.tracer.failures import layout_error
-from autopar.tracer.outputs import outputs_of
+from autopar.tracer.fx_graphs import MODULE_KEY, outputs_of
 from autopar.tracer.wrappers import CHECKPOINT_KEY
 
 _BACKWARD_TAG = "is_backward"

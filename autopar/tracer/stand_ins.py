@@ -61,8 +61,8 @@ def replace_states(
         for name, value in module._buffers.items():
             if value is not None and is_external(value) and (id(module), name) in made:
                 module._buffers[name] = value.detach()
-        own = [name for name, value in module._buffers.items() if is_external(value)]
-        external += [f"{path}.{name}" if path else name for name in own]
+        own = (name for name, value in module._buffers.items() if is_external(value))
+        external += (f"{path}.{name}" if path else name for name in own)
     found: dict[int, Tensor] = {}
     for states in state_tables(model):
         for name, tensor in states.items():

@@ -18,7 +18,6 @@ from torch import fx, nn
 from torch._decomp import core_aten_decompositions
 from torch._functorch._aot_autograd.descriptors import (
     AOTInput,
-    AOTOutput,
     BufferAOTInput,
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -36,7 +35,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedFakeTensorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed import _functional_collectives as functional_collectives
@@ -49,7 +47,6 @@ from torch.utils import checkpoint as checkpointing
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import (
     TreeSpec,
-    register_pytree_node,
     tree_flatten,
     tree_map,
     tree_unflatten,
@@ -64,7 +61,6 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 __all__ = [
     "DATA_DEPENDENT",
     "AOTInput",
-    "AOTOutput",
     "AnyBatchNorm",
     "BufferAOTInput",
     "FakeTensor",
@@ -78,7 +74,6 @@ __all__ = [
     "TangentAOTInput",
     "TorchDispatchMode",
     "TreeSpec",
-    "UnsupportedFakeTensorException",
     "annotate",
     "assertion",
     "compiling",
@@ -90,7 +85,6 @@ __all__ = [
     "no_modes",
     "on_fakes",
     "ops_of",
-    "register_pytree_node",
     "renamed",
     "storage_of",
     "tree_flatten",

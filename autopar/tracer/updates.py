@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from autopar.errors import TraceError
 from autopar.tracer import torch_private
-from autopar.tracer.outputs import outputs_of, set_outputs
+from autopar.tracer.fx_graphs import outputs_of, replace_node, set_outputs
 from autopar.tracer.remedies import Refusal
 
 aten = torch.ops.aten
@@ -32,8 +32,7 @@ def resolve_updates(gm: fx.GraphModule) -> fx.GraphModule:
     for node in gm.graph.find_nodes(op="placeholder"):
         if node.meta["desc"] in changed:
             for copy in [user for user in node.users if user.target is aten.clone.default]:
-                copy.replace_all_uses_with(node)
-                gm.graph.erase_node(copy)
+                replace_node(copy, node)
     return gm
 
 
@@ -48,8 +47,7 @@ def _drop_tangent(gm: fx.GraphModule, tangent: fx.Node) -> None:
         if added.target is not aten.add.Tensor or added.kwargs or len(added.args) != 2:
             raise TraceError(f"a gradient of what forward changes in place goes into {added}")
         first, second = added.args
-        added.replace_all_uses_with(second if first is tangent else first)  # pyright: ignore[reportArgumentType]
-        gm.graph.erase_node(added)
+        replace_node(added, second if first is tangent else first)  # pyright: ignore[reportArgumentType]
     gm.graph.erase_node(tangent)
 
 

@@ -28,7 +28,6 @@ from autopar.tracer.held_values import (
     changed_numbers,
     copy_of,
     holds_tensors,
-    is_array,
     is_recomputed,
     is_same,
     named_stand_in,
@@ -387,6 +386,6 @@ def _changed(
         if name in _SET_UP or is_recomputed(module, name):
             continue
         now, was = vars(module).get(name), attributes.get(name)
-        same = now is was or (type(now) is type(was) and not is_array(now) and is_same(now, was))
+        same = now is was or is_same(now, was)
         if not same or (name in copies and not is_same(now, copies[name])):
             yield name

@@ -12,14 +12,14 @@ from autopar.ir.graph import Node, Phase
 from autopar.tracer import (
     attention,
     capture,
-    decompose,
+    decomposed,
     expand,
     find,
     normalize,
     periods,
     torch_private,
 )
-from autopar.tracer.outputs import outputs_of, set_outputs
+from autopar.tracer.fx_graphs import outputs_of, set_outputs
 from tests.faults.table import by_test, fault, retraced
 from tests.runtime.test_random import UNUSED, test_what_is_drawn_and_not_used_moves_no_mask
 from tests.tracer.deep_models import causal_masks, plain, two_masks
@@ -62,31 +62,31 @@ def frozen_parameter_given_a_gradient(patch: Patch) -> None:
 
 @fault(retraced("vocabulary"))
 def mean_loss_whose_gradient_is_a_sum(patch: Patch) -> None:
-    patch.setattr(normalize, "_split_backward", lambda gm, node: node.update_arg(4, normalize._SUM))
+    patch.setattr(normalize, "_split_backward", lambda node: node.update_arg(4, normalize._SUM))
 
 
 @fault(retraced("states"))
 def dropout_that_does_not_scale(patch: Patch) -> None:
-    original = decompose._before
+    original = decomposed._before
 
     def unscaled(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
         if target is aten.mul.Tensor and isinstance(args[1], float):
             args = (args[0], 1.0)
         return original(node, target, args, value)
 
-    patch.setattr(decompose, "_before", unscaled)
+    patch.setattr(decomposed, "_before", unscaled)
 
 
 @fault(retraced("layers"))
 def bias_lost_when_a_product_is_split(patch: Patch) -> None:
-    original = decompose._before
+    original = decomposed._before
 
     def without_bias(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
         if target is aten.add.Tensor:
             args = (args[0], 0)
         return original(node, target, args, value)
 
-    patch.setattr(decompose, "_before", without_bias)
+    patch.setattr(decomposed, "_before", without_bias)
 
 
 @fault(by_test(test_blocks_that_differ_are_all_traced, build=last_by_its_number))

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from autopar.driver.search.segments import segments
 from autopar.errors import StageError
 from autopar.ir.graph import Graph, Node, Phase, Role
-from autopar.ir.own_ops import RECEIVE, SEND
+from autopar.ir.own_ops import RECEIVE, SEND, is_end
 from autopar.ir.passes.microbatches import in_microbatches, in_other_microbatches
 from autopar.ir.passes.stage_assignment import assign
-from autopar.ir.passes.stages import StageLink, cut_at, in_stages, links
+from autopar.ir.passes.stages import StageLink, cut_at, in_stages, link_of
 from autopar.tracer import trace
 from tests.codegen.models import case
 from tests.zoo.cases import trained
@@ -25,6 +25,11 @@ from tests.zoo.cases import trained
 
 def graph(name: str, microbatches: int = 2) -> Graph:
     return in_microbatches(case(name).traced.graph, microbatches)
+
+
+def links(found: Graph, stage: int) -> tuple[StageLink, ...]:
+    """What a stage sends and is sent, in the order of its nodes."""
+    return tuple(link_of(node, stage) for node in filter(is_end, found.nodes))
 
 
 def params(found: Graph) -> set[str]:

@@ -25,9 +25,8 @@ _OP = re.compile(r"(aten|autopar|transformers)\.\w+\.(default|[A-Za-z]\w*)( \w+)
 
 NAMED_ELSEWHERE = {
     "codegen/passes.py": "the addition that a matmul takes in again, and pairs of ops that cancel",
-    "ir/passes/losses.py": "the ops that a head and its loss are made of",
+    "ir/passes/losses.py": "the ops of a head and its loss, and losses that count targets",
     "ir/own_ops.py": "the ops that take their place",
-    "ir/passes/microbatches.py": "losses, of which what they count is told apart",
     "ir/passes/stage_assignment.py": "sums of gradients, whose terms stages may add up apart",
     "ir/passes/microbatch_states.py": "zeros, a term of any sum, and what reads no values",
     "runtime/module/changes.py": "what a script may do with parameters: eager, not planned",

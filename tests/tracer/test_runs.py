@@ -39,7 +39,7 @@ def assert_equal(found: Traced, expected: Traced) -> None:
     assert found.graph.atoms == expected.graph.atoms
     found.graph.check()
     assert str(found.graph) == str(expected.graph)
-    for field in ("inputs", "input_leaves", "outputs", "out_spec", "tied"):
+    for field in ("inputs", "in_spec", "outputs", "out_spec", "tied"):
         assert getattr(found, field) == getattr(expected, field)
     assert _lines(found.gm) == _lines(expected.gm)
     assert [n.name for n in found.gm.graph.nodes][:-1] == [

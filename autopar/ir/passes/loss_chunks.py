@@ -142,8 +142,7 @@ class _Writer:
     ) -> int:
         """Puts the op of `form` where `source` stood; it uses the weight of the head's module."""
         module = head.matmul.key.partition(":")[0]
-        word = form.op.split(".")[1]
-        key = f"{module}:{source.phase.value}:{word}"
+        key = f"{module}:{source.phase.value}:{form.op.split('.')[1]}"
         number = self.keys[key] = self.keys.get(key, -1) + 1
         types = [self.nodes[ref.node].outputs[ref.output] for ref in read]
         return self._put(
@@ -181,8 +180,7 @@ def _factors(
     count = len(inputs)
     found: list[Factor] = []
     for (letter, part), places in slots.items():
-        is_everywhere = None not in places[count:]
-        kind = FactorType.PASS_THROUGH if is_everywhere else FactorType.REDUCTION
+        kind = FactorType.REDUCTION if None in places[count:] else FactorType.PASS_THROUGH
         name = f"{letter}.{part}" if (letter, 1) in slots else letter
         found.append(
             Factor(

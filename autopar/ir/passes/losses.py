@@ -10,17 +10,18 @@ the product's dtype and the one that rows are summed in, float32 or, of float64,
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autopar.ir.graph import FactorType, Graph, Node, Phase, Ref, Role, per_graph
+from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import COUNT
 
 _SUM = 2  # at::Reduction
 _PRODUCT, _SOFTMAX = "aten.mm.default", "aten._log_softmax.default"
 _LOSS, _LOSS_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
-_LOSSES = {_LOSS, "aten.nll_loss2d_forward.default"}
+LOSSES = frozenset({_LOSS, "aten.nll_loss2d_forward.default"})
 _SOFTMAX_BACKWARD = "aten._log_softmax_backward_data.default"
 
 _SAME = {f"aten.{word}.default" for word in ("view", "_unsafe_view", "reshape", "detach", "alias")}
@@ -56,24 +57,19 @@ class Head:
 @per_graph
 def heads_of(graph: Graph) -> tuple[Head, ...]:
     """The heads of a step that have a backward."""
-    users = defaultdict[Ref, list[Node]](list)
-    for node in graph.nodes:
-        for ref in dict.fromkeys(node.inputs):
-            users[ref].append(node)
+    users = grouped((ref, node) for node in graph.nodes for ref in dict.fromkeys(node.inputs))
     found: list[Head] = []
     for loss in graph.with_role(Role.OP):
         if loss.op == _LOSS:
-            try:
+            with suppress(_Differs):
                 found.append(_Finder(graph, users, loss).head())
-            except _Differs:
-                continue
     return tuple(found)
 
 
 def other_losses(graph: Graph) -> tuple[Node, ...]:
     """The losses over classes that have no head."""
     known = {head.loss.index for head in heads_of(graph)}
-    found = (node for node in graph.with_role(Role.OP) if node.op in _LOSSES)
+    found = (node for node in graph.with_role(Role.OP) if node.op in LOSSES)
     return tuple(node for node in found if node.index not in known and node.phase is Phase.FORWARD)
 
 
@@ -233,21 +229,21 @@ class _Finder:
 def count_of(loss: Node) -> Node:
     """What counts the targets of a loss; it reads what the loss reads."""
     _, target, weight, _, ignored = loss.args
-    read = [ref for ref in loss.inputs[1:] if ref in (target, weight)]
-    factors = (
-        replace(factor, type=FactorType.REDUCTION, inputs=factor.inputs[1:], outputs=(None,))
-        for factor in loss.factors
-        if factor.inputs[1] is not None
-    )
+    read = tuple(ref for ref in loss.inputs[1:] if ref in (target, weight))
+    kept = slice(1, 1 + len(read))
     return replace(
         loss,
         op=COUNT,
         args=(target, weight, ignored),
         kwargs=(),
-        inputs=tuple(read),
+        inputs=read,
         outputs=loss.outputs[1:],
         key=f"{loss.key}.count",
-        factors=tuple(replace(f, inputs=f.inputs[: len(read)]) for f in factors),
+        factors=tuple(
+            replace(factor, type=FactorType.REDUCTION, inputs=factor.inputs[kept], outputs=(None,))
+            for factor in loss.factors
+            if factor.inputs[1] is not None
+        ),
         partial=(),
         mean=False,
     )

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from math import gcd, prod
+from string import ascii_lowercase
 
 from autopar.errors import MicrobatchError, listed
 from autopar.ir.contractions import batch_atoms
@@ -37,13 +38,12 @@ from autopar.ir.graph import (
     per_graph,
     transplanted,
 )
+from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import ACCUMULATE, COLLECT, MICROBATCH, SHARE
-from autopar.ir.passes.losses import count_of
+from autopar.ir.passes.losses import LOSSES, count_of
 from autopar.ir.passes.microbatch_states import MicrobatchStates
 from autopar.ir.sharding import P, Placement, R
 from autopar.ir.uses import Group
-
-_LOSSES = {"aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"}
 
 
 def in_microbatches(graph: Graph, microbatches: int) -> Graph:
@@ -107,14 +107,13 @@ def _with_counts(graph: Graph) -> Graph:
     nodes: list[Node] = []
     place: dict[Ref, Ref] = {}
     for node in graph.nodes:
-        if node.op in _LOSSES:
-            count = transplanted(count_of(node), len(nodes), lambda ref: place.get(ref, ref))
-            nodes.append(count)
+        if node.op in LOSSES:
+            nodes.append(transplanted(count_of(node), len(nodes), lambda ref: place.get(ref, ref)))
         index = len(nodes)
         nodes.append(transplanted(node, index, lambda ref: place.get(ref, ref)))
         for output in range(len(node.outputs)):
             place[Ref(node.index, output)] = Ref(index, output)
-        if node.op in _LOSSES:
+        if node.op in LOSSES:
             place[Ref(node.index, 1)] = Ref(index - 1)
     return replace(graph, nodes=tuple(nodes))
 
@@ -150,10 +149,7 @@ class _Splitter:
         """Where what turns make of a result is put together."""
 
     def run(self) -> Graph:
-        leaving = defaultdict[Ref, list[Node]](list)
-        for node in self.graph.nodes:
-            if node.role in OUTPUT_ROLES:
-                leaving[node.inputs[0]].append(node)
+        leaving = grouped((n.inputs[0], n) for n in self.graph.with_role(*OUTPUT_ROLES))
         for node in self.graph.nodes:
             self._put(node)
             for output in range(len(node.outputs)):
@@ -268,15 +264,14 @@ class _Splitter:
         """Put a node of ours, which brings what was `ref` and is `state` now into `placement`."""
         tensor, maker = self.graph.type_of(ref), self.graph.nodes[ref.node]
         index, word = len(self.nodes), op.split(".")[1]
-        slots = (slot for slot, _ in tensor.slots())
         factors = (
             Factor(
-                _LETTERS[k],
-                tensor.parts[slot[0]][slot[1]],
+                ascii_lowercase[k],
+                atom,
                 (self._slot(tensor, state, slot),),
                 (self._slot(tensor, placement, slot),),
             )
-            for k, slot in enumerate(slots)
+            for k, (slot, atom) in enumerate(tensor.slots())
         )
         module, _, tail = (
             maker.key.rpartition(":") if maker.role is Role.OP else ("", "", maker.key)
@@ -316,6 +311,3 @@ def _with_distinct_keys(graph: Graph) -> Graph:
             node = node if key == node.key else replace(node, key=key)
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
-
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"

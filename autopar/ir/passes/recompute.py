@@ -33,6 +33,7 @@ from autopar.ir.graph import (
     per_graph,
     transplanted,
 )
+from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import CHUNKED, COPY, DRAW, OPTION, RECEIVE, SEND, STATE, with_word
 from autopar.ir.uses import root_of
 
@@ -81,10 +82,11 @@ def _candidates(graph: Graph) -> frozenset[str]:
 def as_written(graph: Graph) -> tuple[str, ...]:
     """The keys of ops that backward recomputes because the model wraps them in checkpoints: of
     what can be recomputed, all classes whose every op is in one, and that backward needs."""
-    members: dict[str, list[Node]] = {}
-    for node in graph.with_role(Role.OP):
-        if node.key in _candidates(graph) and node.phase is Phase.FORWARD:
-            members.setdefault(node.key, []).append(node)
+    members = grouped(
+        (node.key, node)
+        for node in graph.with_role(Role.OP)
+        if node.key in _candidates(graph) and node.phase is Phase.FORWARD
+    )
     written = {k for k, found in members.items() if all(n.checkpoint == "whole" for n in found)}
     copied = {node.key for node in with_recompute(graph, written).nodes}
     return tuple(sorted(key for key in written if with_word(key, COPY) in copied))
@@ -123,8 +125,7 @@ class _Copier:
                     missing.append(ref.node)
         for index in sorted(found):
             node = self.graph.nodes[index]
-            key = with_word(node.key, self.word)
-            copy = replace(node, phase=Phase.BACKWARD, key=key)
+            copy = replace(node, phase=Phase.BACKWARD, key=with_word(node.key, self.word))
             self.copied[index] = self._put(copy, self.copied)
 
     def _put(self, node: Node, copied: dict[int, int]) -> int:
@@ -217,12 +218,11 @@ def state_key(key: str) -> str:
 
 def _draw_with(node: Node, state: Ref) -> Node:
     """`node`, which draws from `state`, its last input. No factor has to do with that."""
-    factors = (replace(f, inputs=(*f.inputs, None)) for f in node.factors)
     return replace(
         node,
         index=node.index + 1,
         op=DRAW,
         args=(node.op, *node.args, state),
         inputs=(*node.inputs, state),
-        factors=tuple(factors),
+        factors=tuple(replace(f, inputs=(*f.inputs, None)) for f in node.factors),
     )

@@ -8,13 +8,11 @@ as such. Forward computes what it would without, and gradients are those at the 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
 
 from autopar.ir.graph import (
     OUTPUT_ROLES,
-    Factor,
     Graph,
     Node,
     Phase,
@@ -23,7 +21,8 @@ from autopar.ir.graph import (
     per_graph,
     transplanted,
 )
-from autopar.ir.own_ops import RESTORE, ROUND, is_optional
+from autopar.ir.grouping import grouped
+from autopar.ir.own_ops import RESTORE, ROUND, is_optional, whole_factors
 from autopar.ir.uses import groups, root_of
 
 
@@ -70,7 +69,7 @@ def _round_node(graph: Graph, root: Ref, read: Ref, index: int, dtype: str, modu
         outputs=(replace(tensor, dtype=dtype),),
         module=module,
         key=round_key(maker.key),
-        factors=_factors(graph, root),
+        factors=whole_factors(tensor),
         source_line=maker.source_line,
     )
 
@@ -112,16 +111,6 @@ def rounded_key(key: str) -> str | None:
     return f"{module}:{Phase.FORWARD.value}:{op}" if "." in op else None
 
 
-def _factors(graph: Graph, root: Ref) -> tuple[Factor, ...]:
-    slots = graph.type_of(root).slots()
-    return tuple(
-        Factor(_LETTERS[k], atom, (slot,), (slot,)) for k, (slot, atom) in enumerate(slots)
-    )
-
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
 class _Rounder:
     def __init__(self, graph: Graph, refs: Collection[Ref], dtype: str) -> None:
         self.graph, self.refs, self.dtype = graph, refs, dtype
@@ -136,19 +125,14 @@ class _Rounder:
     def _last_uses(self) -> dict[int, list[Ref]]:
         """By the op of forward that is the last to read them before backward does, or makes them,
         what is rounded behind it."""
-        first: dict[Ref, int] = {}
-        used: dict[Ref, list[int]] = defaultdict(list)
-        for group in groups(self.graph):
-            places = [use.node for use in group.uses]
-            if group.root in self.refs and group.phase is Phase.BACKWARD:
-                first[group.root] = min(places)
-            elif group.root in self.refs:
-                used[group.root] += places
-        found: dict[int, list[Ref]] = defaultdict(list)
-        for root in sorted(self.refs):
-            before = (place for place in used[root] if place < first[root])
-            found[max(before, default=root.node)].append(root)
-        return found
+        places = {(g.root, g.phase): [use.node for use in g.uses] for g in groups(self.graph)}
+
+        def last(root: Ref) -> int:
+            first = min(places[root, Phase.BACKWARD])
+            used = places.get((root, Phase.FORWARD), ())
+            return max((place for place in used if place < first), default=root.node)
+
+        return grouped((last(root), root) for root in sorted(self.refs))
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
@@ -159,11 +143,11 @@ class _Rounder:
             }
             self.place[node.index] = self._put(node, refs)
             for root in self.behind.get(node.index, ()):
-                index = len(self.nodes)
-                read = self._placed(root)
-                made = _round_node(self.graph, root, read, index, self.dtype, node.module)
-                self.nodes.append(made)
-                self.rounded[root] = Ref(index)
+                at, read = Ref(len(self.nodes)), self._placed(root)
+                self.nodes.append(
+                    _round_node(self.graph, root, read, at.node, self.dtype, node.module)
+                )
+                self.rounded[root] = at
         return replace(self.graph, nodes=tuple(self.nodes))
 
     def _put(self, node: Node, refs: dict[Ref, Ref]) -> int:
@@ -184,8 +168,9 @@ class _Rounder:
         if ref not in self.restored:
             if ref == root:
                 index = len(self.nodes)
-                made = _restore_node(self.graph, root, self.rounded[root], index, module)
-                self.nodes.append(made)
+                self.nodes.append(
+                    _restore_node(self.graph, root, self.rounded[root], index, module)
+                )
             else:
                 (source,) = node.inputs
                 read = {source: self._in_backward(source, module)}

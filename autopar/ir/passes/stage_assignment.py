@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from autopar.errors import StageError
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph
+from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import is_result
 from autopar.ir.uses import root_of
 
@@ -81,8 +82,8 @@ class _Finder:
                 if node.index in sums and len(given) > 1 and given <= stages:
                     self.of[node.index] = given
                 else:
-                    able = (stage for stage in stages if stage >= least.get(node.index, 0))
-                    self._place_backward(node, readers, frozenset(able))
+                    able = frozenset(s for s in stages if s >= least.get(node.index, 0))
+                    self._place_backward(node, readers, able)
         return readers
 
     def place_forward(self) -> list[Node]:
@@ -136,9 +137,13 @@ class _Finder:
 
     def _given(self, node: Node) -> StageSet:
         """The stages that make the gradients an op reads."""
-        nodes = self.graph.nodes
-        found = (ref.node for ref in node.inputs if nodes[ref.node].phase is Phase.BACKWARD)
-        return frozenset[int]().union(*(self.of.get(index, ()) for index in found))
+        return frozenset[int]().union(
+            *(
+                self.of.get(ref.node, ())
+                for ref in node.inputs
+                if self.graph.nodes[ref.node].phase is Phase.BACKWARD
+            )
+        )
 
     def _place_backward(self, node: Node, readers: dict[int, StageSet], stages: StageSet) -> None:
         """The one stage that does an op: if it can be, one of `stages`, which use the parameter
@@ -203,10 +208,7 @@ def _owners(graph: Graph, readers: dict[int, StageSet]) -> tuple[dict[int, Stage
     the parameter; and those among them that make of a sum the sum of what they make of its terms,
     as do all after them."""
     params = {node.target: readers[node.index] for node in graph.with_role(Role.PARAM)}
-    users: dict[int, list[int]] = {}
-    for node in graph.nodes:
-        for ref in node.inputs:
-            users.setdefault(ref.node, []).append(node.index)
+    users = grouped((ref.node, node.index) for node in graph.nodes for ref in node.inputs)
     owners: dict[int, StageSet] = {}
     sums: set[int] = set()
     for node in reversed(graph.nodes):

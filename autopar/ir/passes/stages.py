@@ -19,7 +19,6 @@ from typing import NamedTuple
 from autopar.errors import StageError
 from autopar.ir.graph import (
     OUTPUT_ROLES,
-    Factor,
     Graph,
     Node,
     Phase,
@@ -29,7 +28,8 @@ from autopar.ir.graph import (
     per_graph,
     transplanted,
 )
-from autopar.ir.own_ops import MICROBATCH, RECEIVE, SEND, is_end
+from autopar.ir.grouping import grouped
+from autopar.ir.own_ops import MICROBATCH, RECEIVE, SEND, is_end, whole_factors
 from autopar.ir.passes.stage_assignment import Assignment, assign, forward_readers
 from autopar.ir.uses import root_of
 
@@ -43,12 +43,6 @@ class StageLink:
     target: int
     phase: Phase
     name: str
-
-
-def links(graph: Graph, stage: int) -> tuple[StageLink, ...]:
-    """What the graph of a stage sends and is sent, in the order of its nodes."""
-    ends = filter(is_end, graph.with_role(Role.OP))
-    return tuple(link_of(node, stage) for node in ends)
 
 
 def link_of(node: Node, stage: int) -> StageLink:
@@ -233,10 +227,11 @@ class _Cutter:
 
     def _build(self, stage: int) -> Graph:
         coming = {ref for ref, target in self.sent if target == stage}
-        going: dict[int, list[tuple[Ref, int]]] = {}
-        for (ref, target), home in sorted(self.sent.items()):
-            if home == stage:
-                going.setdefault(ref.node, []).append((ref, target))
+        going = grouped(
+            (ref.node, (ref, target))
+            for (ref, target), home in sorted(self.sent.items())
+            if home == stage
+        )
         nodes: list[Node] = []
         place: dict[Ref, Ref] = {}
 
@@ -267,7 +262,7 @@ def _receive(graph: Graph, ref: Ref, source: int) -> Node:
     return replace(
         _own(graph, ref, RECEIVE, source),
         outputs=(graph.type_of(ref),),
-        factors=tuple(replace(f, outputs=f.inputs, inputs=()) for f in _factors(graph, ref)),
+        factors=tuple(replace(f, inputs=()) for f in whole_factors(graph.type_of(ref))),
     )
 
 
@@ -278,14 +273,13 @@ def _send(graph: Graph, ref: Ref, read: Ref, target: int, index: int) -> Node:
         index=index,
         args=(read, target),
         inputs=(read,),
-        factors=_factors(graph, ref),
+        factors=tuple(replace(f, outputs=()) for f in whole_factors(graph.type_of(ref))),
     )
 
 
 def _own(graph: Graph, ref: Ref, op: str, other: int) -> Node:
     maker, word = graph.nodes[ref.node], op.split(".")[1]
     module, _, tail = maker.key.rpartition(":")
-    name = f"{maker.name}.{ref.output}"
     return Node(
         0,
         f"{maker.name}_{ref.output}_{word}_{other}",
@@ -295,17 +289,9 @@ def _own(graph: Graph, ref: Ref, op: str, other: int) -> Node:
         args=(other,),
         module=maker.module,
         key=f"{module.partition(':')[0]}:{maker.phase.value}:{word}.{tail}.{ref.output}",
-        target=name,
+        target=f"{maker.name}.{ref.output}",
         source_line=maker.source_line,
     )
-
-
-def _factors(graph: Graph, ref: Ref) -> tuple[Factor, ...]:
-    slots = graph.type_of(ref).slots()
-    return tuple(Factor(_LETTERS[k], atom, (slot,), ()) for k, (slot, atom) in enumerate(slots))
-
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def _check_owners(graphs: Sequence[Graph]) -> None:
@@ -345,7 +331,7 @@ def waited_for(graph: Graph) -> frozenset[int]:
     """The ops of backward that belong to its first part."""
     found = set[int]()
     for node in reversed(graph.nodes):
-        if _may_wait(node) and (node.op in (SEND, RECEIVE) or node.index in found):
+        if _may_wait(node) and (is_end(node) or node.index in found):
             found.add(node.index)
             found.update(ref.node for ref in node.inputs)
     return frozenset(index for index in found if _may_wait(graph.nodes[index]))
@@ -353,8 +339,7 @@ def waited_for(graph: Graph) -> frozenset[int]:
 
 def _may_wait(node: Node) -> bool:
     """Whether a node belongs to one of the parts: it is computed in backward, or leaves it."""
-    is_one = node.role is Role.OP or node.role in OUTPUT_ROLES
-    return is_one and node.phase is Phase.BACKWARD
+    return node.phase is Phase.BACKWARD and (node.role is Role.OP or node.role in OUTPUT_ROLES)
 
 
 def in_two_parts(graph: Graph, is_split: bool = True) -> Graph:
@@ -369,9 +354,8 @@ def in_two_parts(graph: Graph, is_split: bool = True) -> Graph:
 
     order = sorted(graph.nodes, key=is_second)
     place = {node.index: index for index, node in enumerate(order)}
-
-    def moved(ref: Ref) -> Ref:
-        return Ref(place[ref.node], ref.output)
-
-    nodes = tuple(transplanted(node, index, moved) for index, node in enumerate(order))
+    nodes = tuple(
+        transplanted(node, index, lambda ref: Ref(place[ref.node], ref.output))
+        for index, node in enumerate(order)
+    )
     return replace(graph, nodes=nodes, second_part=sum(not is_second(n) for n in graph.nodes))
