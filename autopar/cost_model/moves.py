@@ -50,38 +50,6 @@ def _endless(seconds: float) -> ClusterError:
     )
 
 
-def move_ns(
-    tensor: TensorType,
-    atoms: Sequence[Atom],
-    source: Sharding,
-    target: Sharding,
-    move: Collective,
-    mesh: Mesh,
-    device: Device,
-    *,
-    sharing: Sharing | None,
-) -> int:
-    """Nanoseconds of `move` = step(source, target) of one tensor, as in `moves_ns`."""
-    found, _ = moves_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
-    return int(found)
-
-
-def move_host_ns(
-    tensor: TensorType,
-    atoms: Sequence[Atom],
-    source: Sharding,
-    target: Sharding,
-    move: Collective,
-    mesh: Mesh,
-    device: Device,
-    *,
-    sharing: Sharing | None,
-) -> int:
-    """Nanoseconds in which the host launches it, as in `moves_ns`."""
-    _, found = moves_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
-    return int(found)
-
-
 def moves_ns(
     tensor: TensorType,
     atoms: Sequence[Atom],

@@ -17,7 +17,7 @@ import numpy as np
 from autopar.cost_model.event_prices import copy_ns, is_open
 from autopar.cost_model.flows import saved_by
 from autopar.cost_model.moves import to_ns
-from autopar.cost_model.rounding import Rounding
+from autopar.cost_model.saved import Rounding
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import blocks_of

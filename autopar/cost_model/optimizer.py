@@ -47,8 +47,14 @@ def update_s(
     storage: Sharding,
     mesh: Mesh,
     device: Device,
+    host: Host | None = None,
 ) -> float:
-    """Seconds that a step of `optimizer` takes for a parameter stored so, on one rank."""
+    """Seconds that a step of `optimizer` takes for a parameter stored so, on one rank; of one that
+    lives on the `host`, which steps there."""
+    if host is not None:
+        passes, kernels = optimizer.passes("cpu")
+        moved = passes * local_bytes(tensor, atoms, storage, mesh.sizes)
+        return kernels * _CALL_ON_HOST_S + moved / (_UPDATES_ON_HOST * host.memory_bytes_per_s)
     if not optimizer.passes(device.kind)[1]:
         return 0.0
     if not optimizer.whole:
@@ -56,21 +62,6 @@ def update_s(
         return _kernels_s(optimizer, tensor, shard, device)
     whole = _kernels_s(optimizer, tensor, prod(tensor.shape), device)
     return whole + _gathers_s(optimizer, tensor, atoms, storage, mesh)
-
-
-def host_update_s(
-    optimizer: Optimizer,
-    tensor: TensorType,
-    atoms: Sequence[Atom],
-    storage: Sharding,
-    mesh: Mesh,
-    host: Host,
-) -> float:
-    """The same for one that lives on the host, which steps there."""
-    passes, kernels = optimizer.passes("cpu")
-    moved = passes * local_bytes(tensor, atoms, storage, mesh.sizes)
-    streamed_s = moved / (_UPDATES_ON_HOST * host.memory_bytes_per_s)
-    return kernels * _CALL_ON_HOST_S + streamed_s
 
 
 def state_bytes(

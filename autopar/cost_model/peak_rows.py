@@ -25,12 +25,12 @@ from math import prod
 
 import numpy as np
 
+from autopar.cost_model.event_prices import GIVEN_ROLES
 from autopar.cost_model.host_memory import host_row
 from autopar.cost_model.lives import InFlight, Life, gradients, lives, results_in_order
 from autopar.cost_model.optimizer import ParamMemory
 from autopar.cost_model.residency import ParamsOnHost
-from autopar.cost_model.rounding import Rounding
-from autopar.cost_model.saved import decision_key
+from autopar.cost_model.saved import Rounding, decision_key
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
 from autopar.ir.graph import Node, Phase, Ref, Role
@@ -42,8 +42,6 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED, requirement, root_key
 from autopar.plans.requests.request import PlanRequest
 from autopar.rules.work import scratch_bytes
-
-_GIVEN = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
 
 
 def with_peak_rows(
@@ -109,7 +107,7 @@ class _Rows:
         aside counts for the op."""
         self._row = {}
         graph, node = self.graph, self.graph.nodes[place]
-        for given in graph.with_role(*_GIVEN):
+        for given in graph.with_role(*GIVEN_ROLES):
             self._add(given, self._output_bytes(given, 0))
         for param in graph.with_role(Role.PARAM):
             self._add(param, self._at_rest(param))

@@ -14,7 +14,7 @@ from autopar.cluster.devices import DEVICES
 from autopar.codegen.collectives import WAIT, Packing, collective_call, parts_of
 from autopar.codegen.passes import apply_passes
 from autopar.cost_model.collectives import collective_s
-from autopar.cost_model.moves import move_ns, to_ns
+from autopar.cost_model.moves import moves_ns, to_ns
 from autopar.cost_model.roofline import stream_s
 from autopar.ir.graph import Atom, TensorType
 from autopar.ir.mesh import Link, Mesh
@@ -175,5 +175,5 @@ def test_the_copies_priced_are_those_emitted(name: str, sizes: Sequence[int]) ->
             sent_s = collective_s(move.kind, given, got, on.axes[move.axis])
             copied_s = copies * stream_s(2 * max(given, got), slow)
             expected = to_ns(sent_s + copied_s)
-            found = move_ns(kind, ATOMS, source, target, move, on, slow, sharing=None)
+            found, _ = moves_ns(kind, ATOMS, source, target, move, on, slow, sharing=None)
             assert found == expected, (source, target)

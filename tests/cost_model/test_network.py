@@ -9,7 +9,7 @@ import pytest
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model.moves import move_ns
+from autopar.cost_model.moves import moves_ns
 from autopar.cost_model.network import MoveRequest, networks
 from autopar.errors import ClusterError
 from autopar.ir.buckets import Sharing
@@ -40,9 +40,9 @@ def test_every_step(tensor: TensorType, bucketed: bool, cluster: str, mesh: str)
     priced = {(found.states[a], found.states[b]): ns for a, b, ns in arcs}
     moves = {(a, b): step(tensor, ATOMS, a, b) for a in ends for b in ends}
     assert priced == {
-        (a, b): move_ns(
+        (a, b): moves_ns(
             tensor, ATOMS, a, b, move, laid, device, sharing=shares if bucketed else None
-        )
+        )[0]
         for (a, b), move in moves.items()
         if move is not None
     }

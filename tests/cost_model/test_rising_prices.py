@@ -19,7 +19,7 @@ from autopar.cluster.links import LINKS
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.collectives import collective_s
-from autopar.cost_model.moves import move_ns
+from autopar.cost_model.moves import moves_ns
 from autopar.cost_model.optimizer import update_s
 from autopar.cost_model.optimizer_kinds import OPTIMIZERS, find_kind
 from autopar.cost_model.price import price
@@ -185,7 +185,8 @@ def test_larger_tensors_never_move_sooner(route: tuple[str, str], members: int) 
         tensor, atoms = columns(elements)
         move = step(tensor, atoms, source, target)
         assert move is not None
-        return move_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
+        where = tensor, atoms, source, target, move, mesh, device
+        return int(moves_ns(*where, sharing=sharing)[0])
 
     for small, large in pairwise(grid(31, 1.05)):
         fills = columns(small)[0].num_bytes < bucket <= columns(large)[0].num_bytes
