@@ -17,10 +17,10 @@ from autopar.cost_model.memory import (
     fullest_points,
     memory_curve,
     microbatch_memory,
+    microbatch_times,
     peak_memory,
     waiting_bytes,
 )
-from autopar.cost_model.microbatch_times import microbatch_times
 from autopar.cost_model.rates import (
     cluster_rates,
     inputs,

@@ -28,8 +28,8 @@ import numpy as np
 from autopar.cost_model.event_prices import GIVEN_ROLES
 from autopar.cost_model.host_memory import host_row
 from autopar.cost_model.lives import InFlight, Life, gradients, lives, results_in_order
+from autopar.cost_model.offloads import ParamsOnHost
 from autopar.cost_model.optimizer import ParamMemory
-from autopar.cost_model.residency import ParamsOnHost
 from autopar.cost_model.saved import Rounding, decision_key
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
@@ -83,8 +83,7 @@ class _Rows:
 
     def __init__(self, request: PlanRequest, problem: Problem) -> None:
         self.graph, self.sizes = request.step, request.mesh.sizes
-        device, optimizer = request.cluster.device.kind, request.options.optimizer
-        self.param_memory = ParamMemory(self.graph, self.sizes, device, optimizer)
+        self.param_memory = ParamMemory(request)
         self.labels = dict(zip(problem.keys, problem.labels, strict=True))
         self.number = {key: i for i, key in enumerate(problem.keys)}
         self.casts = casts_of(self.graph).copies

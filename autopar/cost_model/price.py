@@ -7,7 +7,7 @@ flows          one per class of groups: redistributions of its tensor          (
 usages         parameters, gradients, optimizer states, kept copies           (`optimizer`);
                activations saved for backward, in the sharding that is chosen  (`offloads`)
 offloads       copies to and from the host, instead of memory                  (`offloads`);
-               of parameters that live there, and their gradients              (`residency`)
+               of parameters that live there, and their gradients              (`offloads`)
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ from autopar.cost_model.kernel_cost import Traffic, op_ns, traffic
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.lives import InFlight
 from autopar.cost_model.moves import to_ns
-from autopar.cost_model.offloads import Offloads, optional_ops, state_of
+from autopar.cost_model.offloads import (
+    Offloads,
+    ParamsOnHost,
+    add_param_copies,
+    on_host_counts,
+    optional_ops,
+    state_of,
+)
 from autopar.cost_model.optimizer import ParamMemory, update_s
 from autopar.cost_model.optimizer_kinds import find_optimizers
-from autopar.cost_model.residency import ParamsOnHost, Streams, on_host_counts
 from autopar.cost_model.saved import (
     Rounding,
     add_saved_traffic,
@@ -69,19 +75,19 @@ def price(request: PlanRequest) -> Problem:
     number = {key: i for i, key in enumerate(keys)}
     in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
     space = Space(graph, table, in_state, number, limits, owners)
-    streams = Streams(request)
-    copied = host_contention(cluster) if offloads.tensors or streams.hosts.members else ()
+    hosts = ParamsOnHost(request)
+    copied = host_contention(cluster) if offloads.tensors or hosts.members else ()
     windows = Windows.of(mesh, cluster.device, copied, graph.microbatches)
-    costs = _compute(request, all_groups, table, windows, streams.hosts)
+    costs = _compute(request, all_groups, table, windows, hosts)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     in_flight = InFlight(request)
-    usages = _held(request, table, saves, 1 + in_flight.others.backward, streams.hosts)
+    usages = _held(request, table, saves, 1 + in_flight.others.backward, hosts)
     for key, entry in table.items():
         usages[key] += in_flight.recomputed(key, entry.choices)
     for handed in offloads.saved_for_backward(all_groups, table, saves):
         usages[handed.holder] += in_flight.times(handed.holder) * offloads.held(handed)
         offloads.add_copies(handed, costs, windows, number)
-    streams.add_copies(table, costs, windows, number)
+    add_param_copies(request, hosts, table, costs, windows, number)
     return Problem(
         name=f"{graph.name} on {mesh}",
         keys=(
@@ -204,10 +210,10 @@ def _held(
     """Bytes per device of every choice that parameters and their like take all the time, of all
     nodes, and what is kept of them for as many microbatches as are `in_flight`; and what turns add
     up, beside the gradients that a script may have kept."""
-    graph, mesh, options = request.step, request.mesh, request.options
+    graph, mesh = request.step, request.mesh
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
-    at_rest = ParamMemory(graph, mesh.sizes, request.cluster.device.kind, options.optimizer)
+    at_rest = ParamMemory(request)
     members = grouped((node.key, node) for node in graph.with_role(Role.PARAM))
     for key, entry in table.items():
         if entry.node.role is Role.PARAM:
