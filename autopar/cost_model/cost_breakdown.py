@@ -220,21 +220,17 @@ def _op_totals(
     """Per key; a redistribution is charged to the key of the tensor's maker."""
     graph = layout.graph
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0, 0])
-    example: dict[str, Node] = {}
+    charged = (*compute, *(each.node for each in sends), *updates)
+    example = {graph.nodes[index].key: graph.nodes[index] for index in reversed(charged)}
     for index, ns in compute.items():
-        node = graph.nodes[index]
-        example.setdefault(node.key, node)
-        sums[node.key][0] += graph.microbatches
-        sums[node.key][1] += graph.microbatches * ns
-        sums[node.key][5] += graph.microbatches * launched[index]
+        total = sums[graph.nodes[index].key]
+        total[0] += graph.microbatches
+        total[1] += graph.microbatches * ns
+        total[5] += graph.microbatches * launched[index]
     for each in sends:
-        node = graph.nodes[each.node]
-        example.setdefault(node.key, node)
-        sums[node.key][2] += sum(each.times * step.ns for step in each.steps)
+        sums[graph.nodes[each.node].key][2] += sum(each.times * step.ns for step in each.steps)
     for index, ns in updates.items():
-        node = graph.nodes[index]
-        example.setdefault(node.key, node)
-        sums[node.key][4] += ns
+        sums[graph.nodes[index].key][4] += ns
     for group in all_groups:
         if is_saved(graph, group):
             node = graph.nodes[group.root.node]

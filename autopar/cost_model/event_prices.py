@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from autopar.cost_model.moves import to_ns
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Phase, Ref, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import HOST_LINKS, Cluster, Host
 from autopar.ir.own_ops import is_result
 from autopar.ir.redistribute import buffer_bytes
@@ -25,7 +25,7 @@ from autopar.ir.schedule import (
 )
 from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import Carried
-from autopar.ir.uses import Group, Use, groups
+from autopar.ir.uses import groups
 from autopar.plans.layout import Layout
 from autopar.plans.requests.request import PlanRequest
 from autopar.plans.scheduling.host_copies import COPIES, copies_of, copy_key
@@ -83,11 +83,12 @@ class EventPrices:
         self.saved = frozenset(schedule.saved) | on_device | reloaded
         self._buffers: dict[tuple[str, int], tuple[int, int]] = {}
         self._scratch: dict[str, int] = {}
-        self._viewed: dict[int, list[tuple[Group, Use, Sharding]]] = defaultdict(list)
-        for group in groups(self.graph):
-            for use, state in zip(group.uses, layout.use_states(group), strict=True):
-                if len(use.chain) > 1:
-                    self._viewed[use.node].append((group, use, state))
+        self._viewed = grouped(
+            (use.node, (group, use, state))
+            for group in groups(self.graph)
+            for use, state in zip(group.uses, layout.use_states(group), strict=True)
+            if len(use.chain) > 1
+        )
 
     def given(self) -> list[Value]:
         """What is there from the start, beside parameters, and stays."""

@@ -201,7 +201,7 @@ class _Rows:
         if is_whole and root_key(self.graph, ref) in self.offloaded:
             return
         if is_whole and key in self.number:
-            self._add(root, self._sizes(ref, self.labels[key]), key)
+            self._add(root, self._crossing(root, ref, key), key)
         elif is_whole:
             self._add(root, self._output_bytes(root, ref.output))
         elif node.phase is Phase.BACKWARD and node.index < life.last:
@@ -332,21 +332,26 @@ class _Rows:
         return self._per_label(node, ("scratch",), size)
 
     def _per_label(
-        self, node: Node, what: tuple[object, ...], size: Callable[[Label], int]
+        self,
+        node: Node,
+        what: tuple[object, ...],
+        size: Callable[[Label], int],
+        decision: str = "",
     ) -> IntArray:
-        """`size` of each choice of a node; `what` tells apart what is asked of nodes alike."""
+        """`size` of each choice of a node, or of another decision; `what` tells apart what is asked
+        of nodes alike."""
         if (node.key, *what) not in self._known:
-            found = [size(label) for label in self.labels[decision_key(node)]]
+            found = [size(label) for label in self.labels[decision or decision_key(node)]]
             self._known[node.key, *what] = np.array(found, np.int64)
         return self._known[node.key, *what]
 
-    def _sizes(self, ref: Ref, labels: tuple[Label, ...]) -> IntArray:
-        """Bytes of a tensor in each of the states `labels`."""
-        known = SAVED, root_key(self.graph, ref)
-        if known not in self._known:
-            found = [self._saved_bytes(ref, x) if isinstance(x, Sharding) else 0 for x in labels]
-            self._known[known] = np.array(found, np.int64)
-        return self._known[known]
+    def _crossing(self, root: Node, ref: Ref, decision: str) -> IntArray:
+        """Bytes of a tensor in each of the states of a decision how it is saved."""
+
+        def size(label: Label) -> int:
+            return self._saved_bytes(ref, label) if isinstance(label, Sharding) else 0
+
+        return self._per_label(root, ("crossing", ref.output), size, decision)
 
     def _saved_bytes(self, ref: Ref, state: Sharding) -> int:
         """Bytes of a tensor as it is saved."""

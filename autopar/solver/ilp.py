@@ -38,11 +38,17 @@ from autopar.ir.problem import (
     Problem,
     Window,
 )
-from autopar.solver.builder import NameKind, ProgramBuilder, joined_name, name_of, places_of
+from autopar.solver.builder import (
+    NameKind,
+    ProgramBuilder,
+    joined_name,
+    name_of,
+    places_of,
+    tie_weights,
+)
 from autopar.solver.memory import live_sets
 from autopar.solver.paths import PathFinder, any_path
 from autopar.solver.routing import all_distances
-from autopar.solver.ties import tie_weights
 from autopar.solver.windows import Shares, most_hidden, normalised
 
 _LARGEST_COST_BITS = 20
