@@ -159,13 +159,15 @@ class Evaluator:
         if len(choice) != len(problem.keys):
             raise ValueError(f"{len(choice)} choices for {len(problem.keys)} nodes")
         objective, violations = self._nodes_and_edges(choice)
-        routes: list[Route] = []
-        for flow, router in zip(problem.flows, self.routers, strict=True):
-            route = flow_route(flow, router, choice)
-            if route is None:
-                violations.append(f"flow {flow.key} cannot reach a state that is asked for")
-                route = Route(0, ())
-            routes.append(route)
+        found = [
+            flow_route(*each, choice) for each in zip(problem.flows, self.routers, strict=True)
+        ]
+        violations += [
+            f"flow {flow.key} cannot reach a state that is asked for"
+            for flow, route in zip(problem.flows, found, strict=True)
+            if route is None
+        ]
+        routes = [Route(0, ()) if route is None else route for route in found]
         peak, peak_time = peak_usage(problem, choice)
         if problem.usage_limit is not None and peak > problem.limit_at(peak_time):
             limit = problem.limit_at(peak_time)

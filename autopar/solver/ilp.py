@@ -150,11 +150,10 @@ def build_model(problem: Problem, *, excess: bool = False, paths: PathFinder = a
         _add_flow(builder, flow, distance, choices, nodes, paths)
         for flow, distance in zip(problem.flows, distances, strict=True)
     ]
-    limits: list[Limit] = []
     stated = () if excess else problem.windows
     windows = [_add_window(builder, w, choices, flows) for w in stated]
-    if problem.usage_limit is not None:
-        limits = _add_memory(builder, problem, choices, excess)
+    is_limited = problem.usage_limit is not None
+    limits = _add_memory(builder, problem, choices, excess) if is_limited else []
     if excess:
         builder.costs = [np.zeros(builder.num_columns - 1, dtype=np.int64), np.ones(1, np.int64)]
     return _finish(builder, choices, flows, limits, windows)

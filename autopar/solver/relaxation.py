@@ -311,16 +311,14 @@ def cover(
     problem: Problem, model: Model, choice: tuple[int, ...], evaluation: Evaluation
 ) -> tuple[IntArray, FloatArray, float]:
     """A row that forbids what is live at the peak, and whatever uses at least as much."""
-    columns: list[IntArray] = []
-    count = 0
-    for node, usage in usages_at(problem, evaluation.peak_time):
-        used = usage[choice[node]]
-        if used > usage.min():
-            count += 1
-            columns.append(model.choices[node][(usage >= used) & (model.choices[node] >= 0)])
-    if not count:
+    columns = [
+        model.choices[node][(usage >= usage[choice[node]]) & (model.choices[node] >= 0)]
+        for node, usage in usages_at(problem, evaluation.peak_time)
+        if usage[choice[node]] > usage.min()
+    ]
+    if not columns:
         raise SolverError(
             f"problem {problem.name}: HiGHS's answer breaks a rule ({evaluation.violation})"
         )
     joined = np.concatenate(columns)
-    return joined, np.ones(len(joined)), count - 1.0
+    return joined, np.ones(len(joined)), len(columns) - 1.0
