@@ -11,16 +11,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_model.event_prices import PricedStep
+from autopar.cost_model.event_prices import EventPrices, PricedStep
 from autopar.cost_model.host_memory import host_memory
 from autopar.cost_model.memory import (
     fullest_points,
     memory_curve,
     microbatch_memory,
+    microbatch_times,
     peak_memory,
     waiting_bytes,
 )
-from autopar.cost_model.microbatch_times import microbatch_times
 from autopar.cost_model.rates import (
     cluster_rates,
     inputs,
@@ -29,8 +29,8 @@ from autopar.cost_model.rates import (
     reads,
     utilisation_ppm,
 )
-from autopar.cost_model.step_simulation import StepSimulation, simulate_step
-from autopar.cost_model.windows import NO_AXIS, Hidden
+from autopar.cost_model.step_simulation import simulate_step
+from autopar.cost_model.windows import NO_AXIS, Hidden, Hiding
 from autopar.ir.blocks import blocks_of, hides_in, launched_in, waits_in
 from autopar.ir.buckets import is_bucketed
 from autopar.ir.gc_pause import collection_paused
@@ -59,13 +59,13 @@ def cost_breakdown(request: PlanRequest, structure: Stage) -> CostBreakdown:
     use asks for.
     """
     step = simulate_step(request, structure)
-    layout, graph, mesh = step.layout, step.layout.graph, request.mesh
     scheduled, prices, played = step.scheduled, step.prices, step.timeline
-    compute, launched, inside, updates = step.compute, step.launched, step.inside, step.updates
+    layout, graph, mesh = prices.layout, prices.graph, request.mesh
+    compute, launched, updates = prices.compute, prices.launched, prices.updates
     all_groups = groups(graph)
     waiting = waiting_bytes(scheduled, prices, request.waiting)
     memory, holders = peak_memory(played, prices, layout, request, waiting)
-    sends = (*_sends(graph, all_groups, step.steps, inside), *_copies(layout, step.copied))
+    sends = (*_sends(prices, all_groups), *_copies(prices))
     communication_ns = sum(each.times * move.ns for each in sends for move in each.steps)
     launched_ns = sum(each.times * move.host_ns for each in sends for move in each.steps)
     (tokens, samples), microbatches = rate_unit(graph), graph.microbatches
@@ -84,7 +84,7 @@ def cost_breakdown(request: PlanRequest, structure: Stage) -> CostBreakdown:
         hidden_communication_ns=communication_ns - played.exposed_ns,
         host_ns=microbatches * sum(launched.values()) + launched_ns,
         exposed_host_ns=played.exposed_host_ns,
-        hidden=_hidden(step, mesh, all_groups),
+        hidden=_hidden(prices, step.hiding, all_groups),
         contention=dict(zip(mesh.link_names, step.hiding.contention, strict=False)),
         bubble_ns=0,
         tokens=tokens,
@@ -121,52 +121,40 @@ class Sends:
     steps: Sequence[PricedStep]
 
 
-def _sends(
-    graph: Graph,
-    all_groups: Sequence[Group],
-    steps: Mapping[str, Sequence[PricedStep]],
-    inside: Mapping[int, Sequence[PricedStep]],
-) -> tuple[Sends, ...]:
-    moved = tuple(
-        Sends(
-            group.key,
-            group.root.node,
-            group.phase.value,
-            times(graph, group),
-            steps[group.key],
-        )
-        for group in all_groups
-        if steps[group.key]
-    )
-    ops = ((graph.nodes[index], found) for index, found in inside.items())
-    return moved + tuple(
-        Sends(node.key, node.index, node.phase.value, graph.microbatches, found)
-        for node, found in ops
-    )
+def _sends(prices: EventPrices, all_groups: Sequence[Group]) -> Iterator[Sends]:
+    graph = prices.graph
+    for group in all_groups:
+        found = prices.steps[group.key]
+        if found:
+            count = times(graph, group)
+            yield Sends(group.key, group.root.node, group.phase.value, count, found)
+    for index, found in prices.sends.items():
+        node = graph.nodes[index]
+        yield Sends(node.key, index, node.phase.value, graph.microbatches, found)
 
 
-def _copies(layout: Layout, copied: Mapping[str, Sequence[PricedStep]]) -> Iterator[Sends]:
+def _copies(prices: EventPrices) -> Iterator[Sends]:
     """What is offloaded, and comes back, and parameters on the host."""
+    layout, steps, microbatches = prices.layout, prices.steps, prices.graph.microbatches
     for away in layout.offloaded_tensors:
         for kind, phase in zip(COPIES, Phase, strict=True):
             key = copy_key(away, layout, kind)
-            microbatches = layout.graph.microbatches
-            yield Sends(key, away.root.node, phase.value, microbatches, copied[key])
+            yield Sends(key, away.root.node, phase.value, microbatches, steps[key])
     for each in layout.streamed_params:
         for copy in copies_of(each, layout):
-            microbatches = 1 if copy.once else layout.graph.microbatches
-            yield Sends(copy.key, each.param.node, copy.phase.value, microbatches, copied[copy.key])
+            count = 1 if copy.once else microbatches
+            yield Sends(copy.key, each.param.node, copy.phase.value, count, steps[copy.key])
 
 
-def _hidden(step: StepSimulation, mesh: Mesh, all_groups: Sequence[Group]) -> dict[str, int]:
+def _hidden(prices: EventPrices, hiding: Hiding, all_groups: Sequence[Group]) -> dict[str, int]:
     """What is hidden in each window, added up op by op and step by step."""
-    layout, graph, hiding, steps = step.layout, step.layout.graph, step.hiding, step.priced_steps
+    layout, graph, mesh, steps = prices.layout, prices.graph, prices.layout.mesh, prices.steps
     hidden, known = Hidden(hiding, graph.microbatches), blocks_of(graph, mesh)
-    for index, ns in step.compute.items():
+    for index, ns in prices.compute.items():
         place = known.window_of(graph.nodes[index])
         hidden.add(place, hiding.computed(ns))
-        hidden.add(place, hiding.launched(step.launched[index]))
-        for each in step.inside.get(index, ()):
+        hidden.add(place, hiding.launched(prices.launched[index]))
+        for each in prices.sends.get(index, ()):
             hidden.add(place, hiding.waited(each.axis, each.ns))
     for group in all_groups:
         is_sent = is_bucketed(graph, group)
@@ -179,7 +167,7 @@ def _hidden(step: StepSimulation, mesh: Mesh, all_groups: Sequence[Group]) -> di
             launched_ns = hiding.launched(each.host_ns)
             hidden.add(launched_in(graph, mesh, group), launched_ns, once=once)
     for away in layout.offloaded_tensors:
-        for kind, place in zip(COPIES, copied_in(graph, layout.mesh, away), strict=True):
+        for kind, place in zip(COPIES, copied_in(graph, mesh, away), strict=True):
             (each,) = steps[copy_key(away, layout, kind)]
             hidden.add(place, hiding.sent(each.axis, each.ns))
             hidden.add(place, hiding.launched(each.host_ns))
@@ -232,21 +220,17 @@ def _op_totals(
     """Per key; a redistribution is charged to the key of the tensor's maker."""
     graph = layout.graph
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0, 0])
-    example: dict[str, Node] = {}
+    charged = (*compute, *(each.node for each in sends), *updates)
+    example = {graph.nodes[index].key: graph.nodes[index] for index in reversed(charged)}
     for index, ns in compute.items():
-        node = graph.nodes[index]
-        example.setdefault(node.key, node)
-        sums[node.key][0] += graph.microbatches
-        sums[node.key][1] += graph.microbatches * ns
-        sums[node.key][5] += graph.microbatches * launched[index]
+        total = sums[graph.nodes[index].key]
+        total[0] += graph.microbatches
+        total[1] += graph.microbatches * ns
+        total[5] += graph.microbatches * launched[index]
     for each in sends:
-        node = graph.nodes[each.node]
-        example.setdefault(node.key, node)
-        sums[node.key][2] += sum(each.times * step.ns for step in each.steps)
+        sums[graph.nodes[each.node].key][2] += sum(each.times * step.ns for step in each.steps)
     for index, ns in updates.items():
-        node = graph.nodes[index]
-        example.setdefault(node.key, node)
-        sums[node.key][4] += ns
+        sums[graph.nodes[index].key][4] += ns
     for group in all_groups:
         if is_saved(graph, group):
             node = graph.nodes[group.root.node]

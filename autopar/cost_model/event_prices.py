@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from autopar.cost_model.moves import to_ns
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Phase, Ref, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import HOST_LINKS, Cluster, Host
 from autopar.ir.own_ops import is_result
 from autopar.ir.redistribute import buffer_bytes
@@ -25,7 +25,7 @@ from autopar.ir.schedule import (
 )
 from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import Carried
-from autopar.ir.uses import Group, Use, groups
+from autopar.ir.uses import groups
 from autopar.plans.layout import Layout
 from autopar.plans.requests.request import PlanRequest
 from autopar.plans.scheduling.host_copies import COPIES, copies_of, copy_key
@@ -54,9 +54,9 @@ class PricedStep(NamedTuple):
 
 class EventPrices:
     """`timeline.Prices`: `compute` has the time of each op, `launched` that in which the host
-    launches it, `inside` what each sends while it runs, `steps` those of each group by its key,
-    `updates` the optimizer's time for each parameter; `contention` is as `hardware.Hardware` has
-    it. Memory is held in multiples of `granule_bytes`."""
+    launches it, `sends` what each sends while it runs, `steps` those of each group and copy by its
+    key, `updates` the optimizer's time for each parameter; `contention` is as `hardware.Hardware`
+    has it. Memory is held in multiples of `granule_bytes`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class EventPrices:
         schedule: Schedule,
         compute: Mapping[int, int],
         launched: Mapping[int, int],
-        inside: Mapping[int, Sequence[PricedStep]],
+        sends: Mapping[int, Sequence[PricedStep]],
         steps: Mapping[str, Sequence[PricedStep]],
         updates: Mapping[int, int],
         contention: Sequence[int],
@@ -72,10 +72,10 @@ class EventPrices:
     ) -> None:
         self.contention, self.granule_bytes = contention, granule_bytes
         self.layout, self.graph = layout, layout.graph
-        self.compute, self.steps, self.updates = compute, steps, updates
-        self.launched = launched
+        self.compute, self.launched, self.sends = compute, launched, sends
+        self.steps, self.updates = steps, updates
         self._inside = {
-            node: [(each.axis, each.ns) for each in found] for node, found in inside.items()
+            node: [(each.axis, each.ns) for each in found] for node, found in sends.items()
         }
         away = {value for value in schedule.saved if value.on_host}
         on_device = {value._replace(on_host=False) for value in away}
@@ -83,11 +83,12 @@ class EventPrices:
         self.saved = frozenset(schedule.saved) | on_device | reloaded
         self._buffers: dict[tuple[str, int], tuple[int, int]] = {}
         self._scratch: dict[str, int] = {}
-        self._viewed: dict[int, list[tuple[Group, Use, Sharding]]] = defaultdict(list)
-        for group in groups(self.graph):
-            for use, state in zip(group.uses, layout.use_states(group), strict=True):
-                if len(use.chain) > 1:
-                    self._viewed[use.node].append((group, use, state))
+        self._viewed = grouped(
+            (use.node, (group, use, state))
+            for group in groups(self.graph)
+            for use, state in zip(group.uses, layout.use_states(group), strict=True)
+            if len(use.chain) > 1
+        )
 
     def given(self) -> list[Value]:
         """What is there from the start, beside parameters, and stays."""
@@ -216,7 +217,6 @@ def copy_ns(num_bytes: int, host: Host) -> int:
 
 def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
     """The copies of what is offloaded, and of parameters on the host, by their key."""
-    found: dict[str, tuple[PricedStep]] = {}
     launch_ns = to_ns(cluster.device.host_launch_s)
 
     def priced(kind: Literal["offload", "reload"], root: Ref, state: Sharding) -> tuple[PricedStep]:
@@ -224,15 +224,15 @@ def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
         link = layout.mesh.link_names.index(HOST_LINKS[COPIES.index(kind)])
         return (PricedStep(kind, link, num_bytes, copy_ns(num_bytes, cluster.host), launch_ns),)
 
-    for away in layout.offloaded_tensors:
-        for kind in COPIES:
-            found[copy_key(away, layout, kind)] = priced(
-                kind, away.root, layout.for_backward(away.root)
-            )
-    for each in layout.streamed_params:
-        for copy in copies_of(each, layout):
-            found[copy.key] = priced(copy.kind, each.param, layout.output_state(each.param))
-    return found
+    return {
+        copy_key(away, layout, kind): priced(kind, away.root, layout.for_backward(away.root))
+        for away in layout.offloaded_tensors
+        for kind in COPIES
+    } | {
+        copy.key: priced(copy.kind, each.param, layout.output_state(each.param))
+        for each in layout.streamed_params
+        for copy in copies_of(each, layout)
+    }
 
 
 def host_contention(cluster: Cluster) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from autopar.ir.blocks import hides_in, launched_in, waits_in
 from autopar.ir.buckets import is_bucketed, sharing
 from autopar.ir.choices import Saved
 from autopar.ir.graph import STORED_ROLES, Graph, Phase, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.own_ops import is_optional, option_key
 from autopar.ir.passes.microbatches import times
@@ -63,7 +64,8 @@ def stated_flows(
     space: Space, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], windows: Windows
 ) -> tuple[Flow, ...]:
     """A flow per class of groups; what hides in `windows` is added to them."""
-    graph, counts = space.graph, Counter(group.key for group in all_groups)
+    graph, members = space.graph, grouped((group.key, group) for group in all_groups)
+    first = {key: found[0] for key, found in members.items()}
     hidden = Counter((group.key, hides_in(graph, mesh, group)) for group in all_groups)
     waited = Counter(
         (group.key, waits_in(graph, mesh, group))
@@ -71,9 +73,6 @@ def stated_flows(
         if not is_bucketed(graph, group)
     )
     launched = Counter((group.key, launched_in(graph, mesh, group)) for group in all_groups)
-    first: dict[str, Group] = {}
-    for group in all_groups:
-        first.setdefault(group.key, group)
     ways = [_flow_paths(space, group) for group in first.values()]
     wanted = [
         MoveRequest(graph.type_of(way.group.root), way.ends, is_bucketed(graph, way.group))
@@ -85,13 +84,13 @@ def stated_flows(
         for (key, place), count in found.items():
             if place is not None:
                 network, once = made[number[key]], times(graph, first[key]) < graph.microbatches
-                arcs = network.costs, network.axes
-                windows.add_flow(place, number[key], *arcs, count, saved, once=once)
+                found = windows.of_arcs(network.costs, network.axes, saved)
+                windows.add_flow(place, number[key], [count * row for row in found], once=once)
     for (key, place), count in launched.items():
         hosts, once = count * made[number[key]].hosts, times(graph, first[key]) < graph.microbatches
-        windows.add_launches(place, number[key], hosts, once=once)
+        windows.add_flow(place, number[key], windows.hiding.launched(hosts), once=once)
     return tuple(
-        _flow(space, way, network, counts[way.group.key] * times(graph, way.group))
+        _flow(space, way, network, len(members[way.group.key]) * times(graph, way.group))
         for way, network in zip(ways, made, strict=True)
     )
 

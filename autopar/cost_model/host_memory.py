@@ -14,11 +14,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from autopar.cost_model.lives import InFlight
-from autopar.cost_model.offloads import Offloads
+from autopar.cost_model.offloads import Offloads, ParamsOnHost
 from autopar.cost_model.optimizer import ParamMemory
-from autopar.cost_model.residency import ParamsOnHost
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
-from autopar.ir.graph import Graph, Node, Ref, Role
+from autopar.ir.graph import Node, Ref, Role
 from autopar.ir.problem import IntArray, Label, Problem
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.schedule import Value
@@ -29,6 +28,9 @@ from autopar.plans.layout import Layout
 from autopar.plans.requests.request import PlanRequest
 from autopar.plans.scheduling.host_copies import on_host
 
+_STEPS_ON = "cpu"
+"""An optimizer steps on the host where a parameter lives."""
+
 
 def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]) -> HostMemory:
     """Bytes by holder, beside the device's share. Of what the second part of backward needs,
@@ -38,7 +40,7 @@ def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]
         or not request.cluster.has_host_memory
     ):
         return NOTHING_ON_HOST
-    at_rest = _at_rest(layout.graph, request)
+    at_rest = ParamMemory(request, _STEPS_ON)
     params = gradients = optimizer = 0
     for each in layout.streamed_params:
         param = layout.graph.nodes[each.param.node]
@@ -78,7 +80,7 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
         found[known[key]] = found.get(known[key], 0) + amounts
 
     graph = request.step
-    hosts, at_rest = ParamsOnHost(request), _at_rest(graph, request)
+    hosts, at_rest = ParamsOnHost(request), ParamMemory(request, _STEPS_ON)
     for param in graph.with_role(Role.PARAM):
         if param.key in hosts.members:
             labels = problem.labels[known[param.key]]
@@ -106,11 +108,6 @@ def _of_param(at_rest: ParamMemory, hosts: ParamsOnHost, param: Node, label: Lab
         return 0
     pinned = at_rest.local_bytes(param, label.storage), at_rest.gradient_bytes(param, label.storage)
     return sum(map(_pinned, pinned)) + at_rest.state_bytes(param, label.storage)
-
-
-def _at_rest(graph: Graph, request: PlanRequest) -> ParamMemory:
-    """An optimizer steps on the host where a parameter lives."""
-    return ParamMemory(graph, request.mesh.sizes, "cpu", request.options.optimizer)
 
 
 def _offloaded_in(maker: Node, root: Ref, label: Label, *, is_open: bool) -> Sharding | None:

@@ -11,7 +11,7 @@ from autopar.cost_model.limits import Arcs, LimitRule, Limits, Passes, Rules, Sh
 from autopar.errors import ConstraintError, InfeasibleError
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, Decision, axis_options
-from autopar.ir.contractions import MatmulRoles, batch_atoms, find_matmuls
+from autopar.ir.contractions import batch_atoms, find_matmuls
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
@@ -108,7 +108,15 @@ class _Imposing:
         """What was added, put together."""
         self._check_whole_classes()
         given = {key: self._storages(key, asked) for key, asked in self.tests.items()}
-        return Limits(self.graph, self.mesh, self.batch, self.choices, given, self.saved, self.arcs)
+        return Limits(
+            self.graph,
+            self.mesh,
+            batch_atoms(self.graph),
+            self.choices,
+            given,
+            self.saved,
+            self.arcs,
+        )
 
     def add(self, constraint: Constraint, alternatives: Sequence[Tests]) -> None:
         """Take a constraint in, any of whose `alternatives` will do."""
@@ -133,14 +141,6 @@ class _Imposing:
             self._outputs(constraint, tests)
         else:
             self._params(constraint, tests, matches, 0 if kind == "param" else 1)
-
-    @cached_property
-    def batch(self) -> frozenset[int]:
-        return batch_atoms(self.graph)
-
-    @cached_property
-    def matmuls(self) -> MatmulRoles:
-        return find_matmuls(self.graph)
 
     @cached_property
     def members(self) -> dict[str, list[Node]]:
@@ -186,7 +186,14 @@ class _Imposing:
                     self.tests.setdefault(node.key, {})[constraint] = placed
                 elif node.key not in read_in_forward(self.graph):
                     continue
-                self._state(node.key, constraint, node.outputs[0], placed, which)
+                self._rule(
+                    node.key,
+                    constraint,
+                    lambda _, __, outputs, tensor=node.outputs[0]: all(
+                        holds(test, tensor, batch_atoms(self.graph), outputs[which])
+                        for test in placed
+                    ),
+                )
                 if which == 1:
                     self._copies(node, placed)
 
@@ -200,18 +207,6 @@ class _Imposing:
                 asked = (t for t in tests if same_dims or t.placement in (None, R))
                 key = root_key(self.graph, Ref(index))
                 self.saved[key] = (*self.saved.get(key, ()), *asked)
-
-    def _state(
-        self, key: str, constraint: Constraint, tensor: TensorType, tests: Tests, output: int
-    ) -> None:
-        """Output `output` of a class is to be as `tests` say."""
-        self._rule(
-            key,
-            constraint,
-            lambda _, __, outputs: all(
-                holds(test, tensor, self.batch, outputs[output]) for test in tests
-            ),
-        )
 
     def _rule(
         self, key: str, constraint: Constraint, passes: Passes, *, lenient: bool = False
@@ -227,7 +222,9 @@ class _Imposing:
         for tests in (together, *given_tests.values()):
             found |= dict.fromkeys(storages(tensor, self.graph.atoms, self.mesh, tests))
         for constraint, tests in given_tests.items():
-            if not any(all(holds(t, tensor, self.batch, s) for t in tests) for s in found):
+            if not any(
+                all(holds(t, tensor, batch_atoms(self.graph), s) for t in tests) for s in found
+            ):
                 raise InfeasibleError(
                     f"{constraint.origin}: parameter {node.target} of shape {list(tensor.shape)} "
                     f"cannot be stored as {constraint.placement} on mesh "
@@ -241,7 +238,7 @@ class _Imposing:
         def leads(source: Sharding, target: Sharding) -> bool:
             return all(source[k] in (target[k], P) for k in axes)
 
-        for ref, derived in self.matmuls.derived.items():
+        for ref, derived in find_matmuls(self.graph).derived.items():
             node = self.graph.nodes[ref.node]
             if derived == name and not node.view:
                 self.arcs.setdefault((node.key, ref.output), []).append((None, leads))
@@ -253,28 +250,33 @@ class _Imposing:
             kind = constraint.kind
             is_meant = kind in ("", "ops") or kind in self._kinds(node)
             if is_meant and self._speaks(node, kind, constraint):
-                roles = self.matmuls.roles.get(node.key, _NO_ROLES)
+                roles = find_matmuls(self.graph).roles.get(node.key, _NO_ROLES)
                 passes = self._does(node, alternatives, roles)
                 self._rule(node.key, constraint, passes, lenient=True)
 
     def _kinds(self, node: Node) -> Iterator[str]:
         """Which sorts of op `node` is (`constraints.KINDS`)."""
-        if node.key in self.matmuls.roles:
+        if node.key in find_matmuls(self.graph).roles:
             yield "matmul"
         if self._is_batched(node):
             yield "batched"
         else:
-            yield "casts" if node.index in self.matmuls.casts else "unbatched"
+            yield "casts" if node.index in find_matmuls(self.graph).casts else "unbatched"
 
     def _is_batched(self, node: Node) -> bool:
         options = (axis_options(node, self.graph.atoms, size) for size in self.mesh.sizes)
-        return any(is_batch(node, option, self.batch) for some in options for option in some)
+        return any(
+            is_batch(node, option, batch_atoms(self.graph)) for some in options for option in some
+        )
 
     def _does(self, node: Node, alternatives: Sequence[Tests], roles: Mapping[str, str]) -> Passes:
         return lambda choice, _, __: (
             isinstance(choice, Choice)
             and any(
-                all(option_holds(t, node, choice.options[t.axis], self.batch, roles) for t in tests)
+                all(
+                    option_holds(t, node, choice.options[t.axis], batch_atoms(self.graph), roles)
+                    for t in tests
+                )
                 for tests in alternatives
             )
         )
@@ -289,7 +291,7 @@ class _Imposing:
                     self.saved[key] = (*self.saved.get(key, ()), *tests)
 
     def _outputs(self, constraint: Constraint, tests: Tests) -> None:
-        batch = self.batch
+        batch = batch_atoms(self.graph)
         for node in self.graph.with_role(*_OUTPUTS):
             if matches(constraint.pattern, node.target):
                 tensor = self.graph.type_of(node.inputs[0])
@@ -308,7 +310,7 @@ class _Imposing:
 
     def _used_as(self, root: Ref, constraint: Constraint, tests: Tests) -> None:
         """Every op that uses `root` asks for it as `tests` say."""
-        tensor, batch = self.graph.type_of(root), self.batch
+        tensor, batch = self.graph.type_of(root), batch_atoms(self.graph)
         self._limit_uses(
             root, constraint, lambda state: all(holds(t, tensor, batch, state) for t in tests)
         )
@@ -331,7 +333,7 @@ class _Imposing:
     def _returned(self, constraint: Constraint, what: Returned, tests: Tests) -> None:
         """What a module returns is made as `tests` say, or in partial sums that then become so."""
         root = self.graph.nodes[what.root.node]
-        tensor, batch = self.graph.type_of(what.root), self.batch
+        tensor, batch = self.graph.type_of(what.root), batch_atoms(self.graph)
         at_root = tuple(self._behind(constraint, what, test) for test in tests)
         if root.role is not Role.OP:
             self._used_as(what.root, constraint, at_root)

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from math import prod
 
 from autopar.cluster.kernels import LAUNCHES_PER_COLLECTIVE
-from autopar.cost_model.moves import to_ns
+from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.roofline import attention_s, matmul_s, pointwise_s, stream_s
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize, per_graph
-from autopar.ir.mesh import Device
+from autopar.ir.grouping import grouped
+from autopar.ir.mesh import Device, Mesh
 from autopar.ir.own_ops import STATE
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups, root_of
-from autopar.rules.op import Work
+from autopar.rules.op import Exchange, Work
 from autopar.rules.table import record_of
 from autopar.rules.work import (
     busiest_work,
@@ -82,31 +83,30 @@ def _traffic_alone(graph: Graph) -> Mapping[int, Traffic]:
 
 def _first_readers(graph: Graph) -> Mapping[int, int]:
     """For each view that an op reads, maybe through others, the first such op."""
-    found: dict[int, int] = {}
-    for node in graph.with_role(Role.OP):
-        if not node.view:
-            for ref in node.inputs:
-                for view in root_of(graph, ref)[1]:
-                    found.setdefault(view, node.index)
-    return found
+    read = [
+        (view, node.index)
+        for node in graph.with_role(Role.OP)
+        if not node.view
+        for ref in node.inputs
+        for view in root_of(graph, ref)[1]
+    ]
+    return dict(reversed(read))
 
 
 @per_graph
 def _traffic_fused(graph: Graph) -> Mapping[int, Traffic]:
-    ops = [node for node in graph.with_role(Role.OP) if not node.view]
-    users: dict[Ref, set[tuple[int, Phase]]] = {}
-    for group in groups(graph):
-        phase = graph.nodes[group.root.node].phase
-        users.setdefault(group.root, set()).update((use.node, phase) for use in group.uses)
-    found: dict[int, Traffic] = {}
-    for node in ops:
-        reads = tuple(_reads(graph, node, ref) for ref in node.inputs)
-        writes = tuple(
-            _writes(graph, node, {use for use, _ in users.get(Ref(node.index, o), ())})
-            for o in range(len(node.outputs))
+    users = grouped((group.root, use.node) for group in groups(graph) for use in group.uses)
+    return {
+        node.index: Traffic(
+            tuple(_reads(graph, node, ref) for ref in node.inputs),
+            tuple(
+                _writes(graph, node, users.get(Ref(node.index, output), ()))
+                for output in range(len(node.outputs))
+            ),
         )
-        found[node.index] = Traffic(reads, writes)
-    return found
+        for node in graph.with_role(Role.OP)
+        if not node.view
+    }
 
 
 def _reads(graph: Graph, node: Node, ref: Ref) -> bool:
@@ -119,13 +119,29 @@ def _maker(graph: Graph, ref: Ref) -> Node:
     return graph.nodes[root_of(graph, ref)[0].node]
 
 
-def _writes(graph: Graph, node: Node, users: set[int]) -> bool:
+def _writes(graph: Graph, node: Node, users: Sequence[int]) -> bool:
     if node.op == STATE:
         return False
     if not is_fusible(node):
         return True
     others = (graph.nodes[index] for index in users)
     return any(not is_fusible(user) or user.phase is not node.phase for user in others)
+
+
+def op_ns(
+    graph: Graph,
+    node: Node,
+    done: Traffic,
+    choice: Choice,
+    shardings: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
+    mesh: Mesh,
+    device: Device,
+) -> tuple[int, Sequence[tuple[Exchange, int]], int]:
+    """Nanoseconds of `node` on one rank, as in `node_s`; what it sends while it runs, with those of
+    each by which it takes longer (`moves.sent`); and those in which the host launches it."""
+    ns = to_ns(node_s(graph, node, done, choice, shardings, mesh.sizes, device))
+    sends = sent(graph, node, choice, mesh, ns)
+    return ns, sends, _host_ns(graph, node, done, choice, mesh.sizes, device, len(sends))
 
 
 def node_s(
@@ -234,7 +250,7 @@ def bandwidth_part(node: Node, device: Device) -> float:
 # optimizer launches is not counted: it is the same for every plan, and comes when all else is done.
 
 
-def host_ns(
+def _host_ns(
     graph: Graph,
     node: Node,
     done: Traffic,

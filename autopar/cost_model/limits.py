@@ -7,8 +7,8 @@ the dim or its size does not divide, are left open; anything else that cannot is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
@@ -83,7 +83,7 @@ class Limits:
         left = numbers.intersection(*passing.values())
         if numbers and not left:
             raise InfeasibleError(self._clash(entry, rules, passing))
-        return _of(entry, left) if left < numbers else entry
+        return entry.taking(sorted(left)) if left < numbers else entry
 
     def _clash(
         self,
@@ -167,16 +167,6 @@ def _of_origin(origin: str, rules: Sequence[LimitRule]) -> str:
     if not origin.startswith("strategy "):
         return origin
     return f"{origin} ({' and '.join(dict.fromkeys(str(rule.constraint) for rule in rules))})"
-
-
-def _of(entry: NodeClass, allowed: Iterable[int]) -> NodeClass:
-    chosen = sorted(allowed)
-    return replace(
-        entry,
-        choices=tuple(entry.choices[c] for c in chosen),
-        inputs=tuple(entry.inputs[c] for c in chosen),
-        outputs=tuple(entry.outputs[c] for c in chosen),
-    )
 
 
 # In what shards a parameter may lie when some of it is given, and not for the planner to choose.

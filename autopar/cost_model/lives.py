@@ -38,10 +38,11 @@ def lives(graph: Graph) -> tuple[Life, ...]:
     found: list[Life] = []
     cast = casts_of(graph).gradients
     for group in groups(graph):
-        uses: dict[int, Use] = {}
-        for use in group.uses:
-            if graph.nodes[use.node].role not in OUTPUT_ROLES and use.node not in cast:
-                uses.setdefault(use.node, use)
+        uses = {
+            use.node: use
+            for use in reversed(group.uses)
+            if graph.nodes[use.node].role not in OUTPUT_ROLES and use.node not in cast
+        }
         root = graph.nodes[group.root.node]
         made = root.index if root.phase is group.phase else None
         certain = [place for place in uses if not is_optional(graph.nodes[place])]

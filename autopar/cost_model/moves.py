@@ -60,26 +60,11 @@ def move_ns(
     device: Device,
     *,
     sharing: Sharing | None,
-) -> int:
-    """Nanoseconds of `move` = step(source, target) of one tensor, as in `moves_ns`."""
-    found, _ = moves_ns(tensor, atoms, [(source, target)], move, mesh, device, sharing=sharing)
-    return int(found[0])
-
-
-def move_host_ns(
-    tensor: TensorType,
-    atoms: Sequence[Atom],
-    source: Sharding,
-    target: Sharding,
-    move: Collective,
-    mesh: Mesh,
-    device: Device,
-    *,
-    sharing: Sharing | None,
-) -> int:
-    """Nanoseconds in which the host launches it, as in `moves_ns`."""
-    _, found = moves_ns(tensor, atoms, [(source, target)], move, mesh, device, sharing=sharing)
-    return int(found[0])
+) -> tuple[int, int]:
+    """`moves_ns` of one tensor between two states."""
+    where = tensor, atoms, [(source, target)], move, mesh, device
+    device_ns, host_ns = moves_ns(*where, sharing=sharing)
+    return int(device_ns[0]), int(host_ns[0])
 
 
 def moves_ns(

@@ -9,7 +9,7 @@ most of its tensors are then the same: what was worked out last is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations as _some
@@ -280,19 +280,12 @@ def _kinds(steps: Steps, move: Collective, pairs: IntArray) -> tuple[IntArray, I
 def closure(
     tensor: TensorType,
     atoms: Sequence[Atom],
-    ends: Iterable[Sharding],
+    ends: Collection[Sharding],
     sizes: Sequence[int],
 ) -> tuple[Sharding, ...]:
     """The states a tensor may pass through between `ends`: per axis what some end has there, or R.
     Canonical order."""
-    per_axis: list[set[Placement]] = [{R} for _ in sizes]
-    for sharding in ends:
-        for axis, placement in enumerate(sharding):
-            per_axis[axis].add(placement)
-    ordered = (sorted(found, key=_canonical) for found in per_axis)
+    per_axis = [{R, *(state[axis] for state in ends)} for axis in range(len(sizes))]
+    ordered = (sorted(some, key=lambda p: ("RSCP".index(p.kind), p)) for some in per_axis)
     found = (Sharding(combination) for combination in product(*ordered))
     return tuple(s for s in found if is_legal(tensor, atoms, s, sizes))
-
-
-def _canonical(placement: Placement) -> tuple[str, Placement]:
-    return {"R": "0", "S": "1", "C": "2", "P": "3"}[placement.kind], placement

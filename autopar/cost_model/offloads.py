@@ -17,15 +17,27 @@ import numpy as np
 from autopar.cost_model.event_prices import copy_ns, is_open
 from autopar.cost_model.flows import saved_by
 from autopar.cost_model.moves import to_ns
-from autopar.cost_model.rounding import Rounding
+from autopar.cost_model.optimizer_kinds import find_optimizers
+from autopar.cost_model.saved import Rounding
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
-from autopar.ir.blocks import blocks_of
-from autopar.ir.choices import Decision, Saved
-from autopar.ir.graph import Graph, Phase, Ref
+from autopar.errors import AutoparError
+from autopar.ir.blocks import WindowPlace, blocks_of
+from autopar.ir.choices import Decision, ParamChoice, Saved
+from autopar.ir.graph import Graph, Node, Phase, Ref
 from autopar.ir.grouping import grouped
-from autopar.ir.mesh import HOST_LINKS, Cluster
-from autopar.ir.offloading import AHEAD, OffloadedTensor, copied_in, offloadable, offloaded
+from autopar.ir.mesh import FROM_HOST, HOST_LINKS, TO_HOST, Cluster, Mesh
+from autopar.ir.offloading import (
+    AHEAD,
+    Hosting,
+    OffloadedTensor,
+    StreamedParam,
+    can_be_on_host,
+    copied_in,
+    offloadable,
+    offloaded,
+    streamed,
+)
 from autopar.ir.own_ops import is_optional, original_key
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
@@ -184,3 +196,131 @@ def state_of(label: Decision) -> Sharding | None:
         return label.states[0] if label.states else None
     assert isinstance(label, Sharding)
     return label
+
+
+# What it costs and saves that parameters live on the host: copies, and the optimizer's step.
+#
+# A class of parameters that may live there, or some of it may, has each storage once more for each
+# number that do (`ParamChoice.num_on_host`): they take none of the device's memory.
+
+_PARTS = 8
+"""In how many equal parts classes of parameters go to the host."""
+
+
+def why_not_on_host(optimizer: str, cluster: Cluster) -> str:
+    """Why no parameter can live on the host, where an optimizer cannot step there, or it is not
+    known how fast it does; empty if some can."""
+    if any(each.whole for each in find_optimizers(optimizer).all):
+        return f"{optimizer} steps on whole parameters, which is not done on hosts"
+    if not cluster.host.memory_bytes_per_s:
+        return f"cluster {cluster.name} does not say host.memory_bytes_per_s"
+    return ""
+
+
+def on_host_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
+    """Of how many parameters of each class the host may have the memory; classes that are not
+    listed live on the device. AutoparError if some live on the host that cannot."""
+    wrong = why_not_on_host(request.options.optimizer, request.cluster)
+    known = can_be_on_host(request.step)
+    if request.params_on_host is None:
+        if wrong or not is_open(request):
+            return {}
+        settled = dict(request.known_on_host)
+        offered = {key: Hosting.of(m, settled).counts(_PARTS) for key, m in known.items()}
+        return {key: counts for key, counts in offered.items() if any(counts)}
+    if request.params_on_host and wrong:
+        raise AutoparError(f"parameters cannot live on the host: {wrong}")
+    counts = {
+        key: sum(m in request.params_on_host for m in members) for key, members in known.items()
+    }
+    return {key: (count,) for key, count in counts.items() if count}
+
+
+class ParamsOnHost:
+    """Which of a request's parameters live on the host, under which choice."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        graph, self._given = request.step, request.params_on_host
+        self._known_on_host = dict(request.known_on_host)
+        self._has_host_memory = request.cluster.has_host_memory
+        known = can_be_on_host(graph)
+        self.members = {key: known[key] for key in on_host_counts(request)}
+        """The parameters of each class of which any may be on the host."""
+        names = [name for found in self.members.values() for name in found]
+        found = streamed(graph, request.mesh, names)
+        self.streamed = {graph.nodes[each.param.node].target: each for each in found}
+        self._known: dict[tuple[str, int], frozenset[str]] = {}
+
+    def on_host(self, key: str, count: int) -> frozenset[str]:
+        """Those of a class that are on the host, where so many are."""
+        if self._given is not None:
+            return self._given
+        if (key, count) not in self._known:
+            hosting = Hosting.of(self.members.get(key, ()), self._known_on_host)
+            self._known[key, count] = frozenset(hosting.names(count))
+        return self._known[key, count]
+
+    def is_on_host(self, param: Node, choice: ParamChoice) -> bool:
+        """Whether a parameter is on the host, where that is chosen for its class."""
+        return bool(choice.num_on_host) and param.target in self.on_host(
+            param.key, choice.num_on_host
+        )
+
+    def is_elsewhere(self, param: Node, choice: ParamChoice) -> bool:
+        """Whether a parameter takes none of the device's memory at rest: that of the host of a CPU
+        is the same."""
+        return self._has_host_memory and self.is_on_host(param, choice)
+
+    def stays(self, param: Node, choice: ParamChoice) -> bool:
+        """Whether what was copied of it for forward is kept for backward."""
+        return self.is_on_host(param, choice) and self.streamed[param.target].stays
+
+    def who(self, param: Node) -> str:
+        """What tells a parameter apart from others of its class that may be elsewhere."""
+        return param.target if param.key in self.members else ""
+
+
+def add_param_copies(
+    request: PlanRequest,
+    hosts: ParamsOnHost,
+    table: Mapping[str, NodeClass],
+    costs: dict[str, IntArray],
+    windows: Windows,
+    number: Mapping[str, int],
+) -> None:
+    """What copies of parameters that live on the host, or may, cost, and where they hide, per
+    choice."""
+    graph, mesh, cluster = request.step, request.mesh, request.cluster
+    launch_ns = to_ns(cluster.device.host_launch_s)
+    for key, members in hosts.members.items():
+        entry = table[key]
+        counts = [choice.num_on_host for choice in entry.choices if isinstance(choice, ParamChoice)]
+        tensor = entry.node.outputs[0]
+        sides = (local_bytes(tensor, graph.atoms, state, mesh.sizes) for state, _ in entry.outputs)
+        each = np.array([copy_ns(num_bytes, cluster.host) for num_bytes in sides], np.int64)
+        for number_on_host in sorted({*counts} - {0}):
+            chosen = np.array([count == number_on_host for count in counts])
+            takes, launched = chosen * each, chosen * np.int64(launch_ns)
+            names = hosts.on_host(key, number_on_host)
+            found = [hosts.streamed[name] for name in members if name in names]
+            for (link, is_once, place), count in _places(graph, mesh, found).items():
+                turns = 1 if is_once else graph.microbatches
+                costs[key] += count * turns * (takes + launched)
+                sent = windows.hiding.sent(mesh.link_names.index(link), takes)
+                hidden = sent, windows.hiding.launched(launched)
+                windows.add_node(place, number[key], *hidden, count=count, once=is_once)
+
+
+def _places(
+    graph: Graph, mesh: Mesh, params: Sequence[StreamedParam]
+) -> Counter[tuple[str, bool, WindowPlace | None]]:
+    """How many copies there are on a link to or from the host, in every turn or once, by what hides
+    them."""
+    known = blocks_of(graph, mesh)
+    found = Counter[tuple[str, bool, WindowPlace | None]]()
+    for each in params:
+        places = [*each.copied_in(known)]
+        if each.gradient is not None:
+            found[TO_HOST, True, places.pop()] += 1
+        found.update((FROM_HOST, False, place) for place in places)
+    return found

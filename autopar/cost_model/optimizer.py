@@ -22,6 +22,7 @@ from autopar.ir.graph import Atom, Graph, Node, Role, TensorType, itemsize, per_
 from autopar.ir.mesh import Device, Host, Mesh
 from autopar.ir.redistribute import local_bytes, local_shape
 from autopar.ir.sharding import Sharding
+from autopar.plans.requests.request import PlanRequest
 
 _CHUNK = 65_536
 _CHUNKS_PER_LAUNCH = 320
@@ -47,8 +48,14 @@ def update_s(
     storage: Sharding,
     mesh: Mesh,
     device: Device,
+    host: Host | None = None,
 ) -> float:
-    """Seconds that a step of `optimizer` takes for a parameter stored so, on one rank."""
+    """Seconds that a step of `optimizer` takes for a parameter stored so, on one rank; of one that
+    lives on the `host`, which steps there."""
+    if host is not None:
+        passes, kernels = optimizer.passes("cpu")
+        moved = passes * local_bytes(tensor, atoms, storage, mesh.sizes)
+        return kernels * _CALL_ON_HOST_S + moved / (_UPDATES_ON_HOST * host.memory_bytes_per_s)
     if not optimizer.passes(device.kind)[1]:
         return 0.0
     if not optimizer.whole:
@@ -56,21 +63,6 @@ def update_s(
         return _kernels_s(optimizer, tensor, shard, device)
     whole = _kernels_s(optimizer, tensor, prod(tensor.shape), device)
     return whole + _gathers_s(optimizer, tensor, atoms, storage, mesh)
-
-
-def host_update_s(
-    optimizer: Optimizer,
-    tensor: TensorType,
-    atoms: Sequence[Atom],
-    storage: Sharding,
-    mesh: Mesh,
-    host: Host,
-) -> float:
-    """The same for one that lives on the host, which steps there."""
-    passes, kernels = optimizer.passes("cpu")
-    moved = passes * local_bytes(tensor, atoms, storage, mesh.sizes)
-    streamed_s = moved / (_UPDATES_ON_HOST * host.memory_bytes_per_s)
-    return kernels * _CALL_ON_HOST_S + streamed_s
 
 
 def state_bytes(
@@ -151,12 +143,13 @@ def trained(graph: Graph) -> frozenset[str]:
 
 
 class ParamMemory:
-    """That of the parameters of `graph`, on a mesh of `sizes` of devices of a kind ("cuda", "cpu"),
-    which are stepped on by the `optimizers` of that text."""
+    """That of a request's parameters, on its devices or those of another kind ("cuda", "cpu")."""
 
-    def __init__(self, graph: Graph, sizes: Sequence[int], device: str, optimizers: str) -> None:
-        self._graph, self._sizes, self._device = graph, sizes, device
-        self._optimizers, self._trained = find_optimizers(optimizers), trained(graph)
+    def __init__(self, request: PlanRequest, device: str = "") -> None:
+        self._graph, self._sizes = request.step, request.mesh.sizes
+        self._device = device or request.cluster.device.kind
+        self._optimizers = find_optimizers(request.options.optimizer)
+        self._trained = trained(request.step)
 
     def optimizer(self, param: Node) -> Optimizer | None:
         """What steps on a parameter; None for one that is not trained."""

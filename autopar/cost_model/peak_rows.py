@@ -25,12 +25,12 @@ from math import prod
 
 import numpy as np
 
+from autopar.cost_model.event_prices import GIVEN_ROLES
 from autopar.cost_model.host_memory import host_row
 from autopar.cost_model.lives import InFlight, Life, gradients, lives, results_in_order
+from autopar.cost_model.offloads import ParamsOnHost
 from autopar.cost_model.optimizer import ParamMemory
-from autopar.cost_model.residency import ParamsOnHost
-from autopar.cost_model.rounding import Rounding
-from autopar.cost_model.saved import decision_key
+from autopar.cost_model.saved import Rounding, decision_key
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
 from autopar.ir.graph import Node, Phase, Ref, Role
@@ -42,8 +42,6 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED, requirement, root_key
 from autopar.plans.requests.request import PlanRequest
 from autopar.rules.work import scratch_bytes
-
-_GIVEN = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
 
 
 def with_peak_rows(
@@ -85,8 +83,7 @@ class _Rows:
 
     def __init__(self, request: PlanRequest, problem: Problem) -> None:
         self.graph, self.sizes = request.step, request.mesh.sizes
-        device, optimizer = request.cluster.device.kind, request.options.optimizer
-        self.param_memory = ParamMemory(self.graph, self.sizes, device, optimizer)
+        self.param_memory = ParamMemory(request)
         self.labels = dict(zip(problem.keys, problem.labels, strict=True))
         self.number = {key: i for i, key in enumerate(problem.keys)}
         self.casts = casts_of(self.graph).copies
@@ -109,7 +106,7 @@ class _Rows:
         aside counts for the op."""
         self._row = {}
         graph, node = self.graph, self.graph.nodes[place]
-        for given in graph.with_role(*_GIVEN):
+        for given in graph.with_role(*GIVEN_ROLES):
             self._add(given, self._output_bytes(given, 0))
         for param in graph.with_role(Role.PARAM):
             self._add(param, self._at_rest(param))
@@ -204,7 +201,7 @@ class _Rows:
         if is_whole and root_key(self.graph, ref) in self.offloaded:
             return
         if is_whole and key in self.number:
-            self._add(root, self._sizes(ref, self.labels[key]), key)
+            self._add(root, self._crossing(root, ref, key), key)
         elif is_whole:
             self._add(root, self._output_bytes(root, ref.output))
         elif node.phase is Phase.BACKWARD and node.index < life.last:
@@ -335,21 +332,26 @@ class _Rows:
         return self._per_label(node, ("scratch",), size)
 
     def _per_label(
-        self, node: Node, what: tuple[object, ...], size: Callable[[Label], int]
+        self,
+        node: Node,
+        what: tuple[object, ...],
+        size: Callable[[Label], int],
+        decision: str = "",
     ) -> IntArray:
-        """`size` of each choice of a node; `what` tells apart what is asked of nodes alike."""
+        """`size` of each choice of a node, or of another decision; `what` tells apart what is asked
+        of nodes alike."""
         if (node.key, *what) not in self._known:
-            found = [size(label) for label in self.labels[decision_key(node)]]
+            found = [size(label) for label in self.labels[decision or decision_key(node)]]
             self._known[node.key, *what] = np.array(found, np.int64)
         return self._known[node.key, *what]
 
-    def _sizes(self, ref: Ref, labels: tuple[Label, ...]) -> IntArray:
-        """Bytes of a tensor in each of the states `labels`."""
-        known = SAVED, root_key(self.graph, ref)
-        if known not in self._known:
-            found = [self._saved_bytes(ref, x) if isinstance(x, Sharding) else 0 for x in labels]
-            self._known[known] = np.array(found, np.int64)
-        return self._known[known]
+    def _crossing(self, root: Node, ref: Ref, decision: str) -> IntArray:
+        """Bytes of a tensor in each of the states of a decision how it is saved."""
+
+        def size(label: Label) -> int:
+            return self._saved_bytes(ref, label) if isinstance(label, Sharding) else 0
+
+        return self._per_label(root, ("crossing", ref.output), size, decision)
 
     def _saved_bytes(self, ref: Ref, state: Sharding) -> int:
         """Bytes of a tensor as it is saved."""

@@ -7,36 +7,47 @@ flows          one per class of groups: redistributions of its tensor          (
 usages         parameters, gradients, optimizer states, kept copies           (`optimizer`);
                activations saved for backward, in the sharding that is chosen  (`offloads`)
 offloads       copies to and from the host, instead of memory                  (`offloads`);
-               of parameters that live there, and their gradients              (`residency`)
+               of parameters that live there, and their gradients              (`offloads`)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from autopar.cost_model.event_prices import host_contention
 from autopar.cost_model.flows import Space, stated_flows
 from autopar.cost_model.imposed import impose
-from autopar.cost_model.kernel_cost import Traffic, host_ns, node_s, traffic
+from autopar.cost_model.kernel_cost import Traffic, op_ns, traffic
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.lives import InFlight
-from autopar.cost_model.moves import sent, to_ns
-from autopar.cost_model.offloads import Offloads, optional_ops, state_of
-from autopar.cost_model.optimizer import ParamMemory, host_update_s, update_s
+from autopar.cost_model.moves import to_ns
+from autopar.cost_model.offloads import (
+    Offloads,
+    ParamsOnHost,
+    add_param_copies,
+    on_host_counts,
+    optional_ops,
+    state_of,
+)
+from autopar.cost_model.optimizer import ParamMemory, update_s
 from autopar.cost_model.optimizer_kinds import find_optimizers
-from autopar.cost_model.residency import ParamsOnHost, Streams, on_host_counts
-from autopar.cost_model.rounding import Rounding, add_rounding
-from autopar.cost_model.saved import add_saved_traffic, decision_key, saved_states, with_savings
+from autopar.cost_model.saved import (
+    Rounding,
+    add_saved_traffic,
+    decision_key,
+    saved_states,
+    with_savings,
+)
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.windows import Windows
 from autopar.errors import InfeasibleError
 from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Choice, Decision, ParamChoice, Saved
 from autopar.ir.gc_pause import collection_paused
-from autopar.ir.graph import Graph, Node, Role
+from autopar.ir.graph import Graph, Role
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.own_ops import is_result
@@ -64,19 +75,19 @@ def price(request: PlanRequest) -> Problem:
     number = {key: i for i, key in enumerate(keys)}
     in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
     space = Space(graph, table, in_state, number, limits, owners)
-    streams = Streams(request)
-    copied = host_contention(cluster) if offloads.tensors or streams.hosts.members else ()
+    hosts = ParamsOnHost(request)
+    copied = host_contention(cluster) if offloads.tensors or hosts.members else ()
     windows = Windows.of(mesh, cluster.device, copied, graph.microbatches)
-    costs = _compute(request, all_groups, table, windows, streams.hosts)
+    costs = _compute(request, all_groups, table, windows, hosts)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     in_flight = InFlight(request)
-    usages = _held(request, table, saves, 1 + in_flight.others.backward, streams.hosts)
+    usages = _held(request, table, saves, 1 + in_flight.others.backward, hosts)
     for key, entry in table.items():
         usages[key] += in_flight.recomputed(key, entry.choices)
     for handed in offloads.saved_for_backward(all_groups, table, saves):
         usages[handed.holder] += in_flight.times(handed.holder) * offloads.held(handed)
         offloads.add_copies(handed, costs, windows, number)
-    streams.add_copies(table, costs, windows, number)
+    add_param_copies(request, hosts, table, costs, windows, number)
     return Problem(
         name=f"{graph.name} on {mesh}",
         keys=(
@@ -130,10 +141,8 @@ def _compute(
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
     graph, cluster, mesh, options = request.step, request.cluster, request.mesh, request.options
-    work, known = (
-        traffic(graph, fused=options.fuses(cluster.device)),
-        blocks_of(graph, mesh),
-    )
+    fused, known = options.fuses(cluster.device), blocks_of(graph, mesh)
+    work = traffic(graph, fused=fused)
     kinds = Counter(
         (graph.nodes[index].key, done, known.window_of(graph.nodes[index]))
         for index, done in work.items()
@@ -151,11 +160,8 @@ def _compute(
         waited = (windows.hiding.waited(axis, talk[axis]) for axis in talks)
         hidden = windows.hiding.computed(computed), windows.hiding.launched(launched), *waited
         windows.add_node(place, number[key], *hidden, count=count)
-    fused, rounding = options.fuses(cluster.device), Rounding(request)
-    where = rounding, mesh, cluster.device, all_groups, table
-    add_rounding(*where, costs, windows, fused=fused)
-    if fused:
-        add_saved_traffic(*where, work, costs, windows)
+    where = Rounding(request), mesh, cluster.device, all_groups, table
+    add_saved_traffic(*where, work, costs, windows, fused=fused)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     params = graph.with_role(Role.PARAM)
     members = grouped((node.key, node) for node in params if node.target in trained)
@@ -169,12 +175,9 @@ def _compute(
             )
             kinds = Counter((optimizers.of(each), each.target in hosted) for each in params)
             for (optimizer, on_host), count in kinds.items():
-                where = optimizer, tensor, graph.atoms, choice.storage, mesh
-                costs[key][c] += count * to_ns(
-                    host_update_s(*where, cluster.host)
-                    if on_host
-                    else update_s(*where, cluster.device)
-                )
+                where = tensor, graph.atoms, choice.storage, mesh, cluster.device
+                host = cluster.host if on_host else None
+                costs[key][c] += count * to_ns(update_s(optimizer, *where, host))
     return costs
 
 
@@ -183,7 +186,6 @@ def _node_ns(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Nanoseconds of a node of a class, per choice; by which it takes longer for what it sends, per
     mesh axis and choice; and in which the host launches it."""
-    sizes = mesh.sizes
     computed = np.zeros(len(entry.choices), np.int64)
     talk = np.zeros((len(mesh.axes), len(entry.choices)), np.int64)
     launched = np.zeros(len(entry.choices), np.int64)
@@ -192,17 +194,10 @@ def _node_ns(
             continue
         assert isinstance(choice, Choice), f"{entry.key} is no op"
         pair = (entry.inputs[c], entry.outputs[c])
-        computed[c] = to_ns(node_s(graph, entry.node, done, choice, pair, sizes, device))
-        sends = sent(graph, entry.node, choice, mesh, int(computed[c]))
+        computed[c], sends, launched[c] = op_ns(graph, entry.node, done, choice, pair, mesh, device)
         for each, longer in sends:
             talk[each.axis, c] += longer
-        launched[c] = host_ns(graph, entry.node, done, choice, sizes, device, len(sends))
     return computed, talk, launched
-
-
-def _stepped_alike(params: Sequence[Node], at_rest: ParamMemory) -> Iterable[Sequence[Node]]:
-    """The parameters of a class, those together that one optimizer steps on."""
-    return grouped((at_rest.optimizer(param), param) for param in params).values()
 
 
 def _held(
@@ -215,10 +210,10 @@ def _held(
     """Bytes per device of every choice that parameters and their like take all the time, of all
     nodes, and what is kept of them for as many microbatches as are `in_flight`; and what turns add
     up, beside the gradients that a script may have kept."""
-    graph, mesh, options = request.step, request.mesh, request.options
+    graph, mesh = request.step, request.mesh
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
-    at_rest = ParamMemory(graph, mesh.sizes, request.cluster.device.kind, options.optimizer)
+    at_rest = ParamMemory(request)
     members = grouped((node.key, node) for node in graph.with_role(Role.PARAM))
     for key, entry in table.items():
         if entry.node.role is Role.PARAM:
@@ -234,7 +229,8 @@ def _held(
                 hosted = hosts.on_host(key, elsewhere) if elsewhere else frozenset[str]()
                 here = [node for node in members[key] if node.target not in hosted]
                 usages[key][c] = len(here) * kept
-                for alike in _stepped_alike(here, at_rest):
+                stepped_alike = grouped((at_rest.optimizer(node), node) for node in here)
+                for alike in stepped_alike.values():
                     usages[key][c] += len(alike) * at_rest.at_rest(alike[0], choice.storage)
         if is_result(entry.node):
             for c, (made,) in enumerate(entry.outputs):

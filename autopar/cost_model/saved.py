@@ -16,18 +16,19 @@ from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import to_ns
 from autopar.cost_model.network import closure
 from autopar.cost_model.roofline import pointwise_s
-from autopar.cost_model.rounding import Rounding, where_saved
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.choices import Saved
-from autopar.ir.graph import Graph, Node, Phase, Ref, Role
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role, TensorType, per_graph
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.own_ops import is_optional, original_key
+from autopar.ir.passes.rounding import is_rounded
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED, Group, root_key
+from autopar.plans.requests.request import PlanRequest
 
 _MAX_SAVED = 64
 """Of an op with several outputs, in how many ways they may be saved together."""
@@ -65,14 +66,23 @@ def saved_states(
             )
             ends.setdefault(key, source).update(s for s in asked if s is not None)
             roots.setdefault(key, group)
-    saves: dict[str, tuple[Sharding | None, ...]] = {}
-    for key, found in ends.items():
-        tensor = graph.type_of(roots[key].root)
-        states = closure(tensor, graph.atoms, sorted(found), mesh.sizes)
-        whole = tuple(state for state in states if not state.has_partial)
-        none = () if key in certain else (None,)
-        saves[key] = (*limits.saved_states(key, tensor, whole), *none)
-    return saves
+    return {
+        key: (
+            *_storable(graph, mesh, limits, roots[key].root, found),
+            *(() if key in certain else (None,)),
+        )
+        for key, found in ends.items()
+    }
+
+
+def _storable(
+    graph: Graph, mesh: Mesh, limits: Limits, root: Ref, ends: Collection[Sharding]
+) -> tuple[Sharding, ...]:
+    """The states that an activation may be saved in, of those on the way between `ends`."""
+    tensor = graph.type_of(root)
+    found = closure(tensor, graph.atoms, sorted(ends), mesh.sizes)
+    whole = tuple(state for state in found if not state.has_partial)
+    return limits.saved_states(root_key(graph, root), tensor, whole)
 
 
 def _read_for_certain(graph: Graph, all_groups: Sequence[Group]) -> frozenset[str]:
@@ -98,9 +108,8 @@ def with_savings(
     any state that the original leaves it in or a reader of backward asks for, or on the way
     between, or nothing reads it. What ops with keys `offloaded` make may be offloaded."""
     found = dict(table)
-    alike = {group.key: group for group in reversed(all_groups)}
     ends: dict[tuple[str, int], set[Sharding]] = {}
-    for group in alike.values():
+    for group in {group.key: group for group in reversed(all_groups)}.values():
         maker = graph.nodes[group.root.node]
         if is_optional(maker):
             states = ends.setdefault((maker.key, group.root.output), set())
@@ -110,22 +119,27 @@ def with_savings(
         if not is_optional(entry.node):
             continue
         original = table[original_key(key)]
-        per_output: list[tuple[Sharding, ...]] = []
-        for output in range(len(entry.node.outputs)):
-            made = {s for s in original.output_states(output) if s is not None}
-            ref = Ref(original.node.index, output)
-            states = closure(
-                graph.type_of(ref),
-                graph.atoms,
-                sorted(made | ends.get((key, output), set())),
-                mesh.sizes,
+        made = map(original.output_states, range(len(entry.node.outputs)))
+        per_output = [
+            _storable(
+                graph,
+                mesh,
+                limits,
+                Ref(original.node.index, output),
+                {s for s in states if s is not None} | ends.get((key, output), set()),
             )
-            whole = tuple(state for state in states if not state.has_partial)
-            per_output.append(limits.saved_states(root_key(graph, ref), graph.type_of(ref), whole))
+            for output, states in enumerate(made)
+        ]
         kept = [Saved(states) for states in _together(original, per_output)]
         if original.key in offloaded:
             kept += [replace(each, offloaded=True) for each in kept]
-        found[key] = _or_saved(entry, kept)
+        more = (*kept, Saved())
+        found[key] = replace(
+            entry,
+            choices=(*entry.choices, *more),
+            inputs=(*entry.inputs, *((),) * len(more)),
+            outputs=(*entry.outputs, *(each.states for each in more)),
+        )
     return found
 
 
@@ -141,32 +155,60 @@ def _together(
         yield from dict.fromkeys(whole)
 
 
-def _or_saved(entry: NodeClass, saved: Sequence[Saved]) -> NodeClass:
-    more = (*saved, Saved())
-    return replace(
-        entry,
-        choices=(*entry.choices, *more),
-        inputs=(*entry.inputs, *((),) * len(more)),
-        outputs=(*entry.outputs, *(each.states for each in more)),
-    )
-
-
-# What saving costs beside memory where kernels are fused, in the problem that is open about it.
+# What saving costs beside memory, in the problem that is open about what is recomputed.
 #
-# What an optional copy makes is read by its like in the same kernel, and what its original makes
-# may never be written. Where it is saved instead, the kernel that makes it writes it, and those
-# that read it in backward do. Readers that are optional copies themselves are not counted: they may
-# not be.
+# What an optional copy makes is saved by a decision. Where it is saved in fewer bits than it has,
+# no ops round it and bring it back (`ir.passes.rounding`), as they do once the step is settled. So
+# that decision takes their time, and the memory of what is rounded.
+#
+# Where kernels are fused, what an optional copy makes is read by its like in the same kernel, and
+# what its original makes may never be written. Where it is saved instead, the kernel that makes it
+# writes it, and those that read it in backward do. Readers that are optional copies themselves are
+# not counted: they may not be.
+
+
+class Rounding:
+    """What is rounded to `dtype` of what the step of a request with optional copies saves; nothing
+    if that is ""."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.graph, self.dtype = request.step, request.options.saved_dtype
+
+    def rounds(self, root: Ref) -> bool:
+        """Whether a tensor is rounded if it is saved: of a copy, that of its original."""
+        if not self.dtype:
+            return False
+        maker = self.graph.nodes[root.node]
+        if is_optional(maker):
+            root = Ref(_original(self.graph, maker).index, root.output)
+        return is_rounded(self.graph, root)
+
+    def saved_type(self, root: Ref) -> TensorType:
+        """A tensor as it is saved."""
+        tensor = self.graph.type_of(root)
+        return replace(tensor, dtype=self.dtype) if self.rounds(root) else tensor
+
+
+@per_graph
+def _originals(graph: Graph) -> Mapping[tuple[str, str], Node]:
+    ops = (node for node in graph.with_role(Role.OP) if node.phase is Phase.FORWARD)
+    return {(node.key, node.module): node for node in ops}
+
+
+def _original(graph: Graph, copy: Node) -> Node:
+    """What an optional copy is one of."""
+    return _originals(graph)[original_key(copy.key), copy.module]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """A kernel that writes an output, or reads it, where it is saved. It is one that there would
-    not be else if it `starts`."""
+    """A kernel that writes or reads `tensors` in the state that an output is saved in, at `part` of
+    the bandwidth. It is one that there would not be else if it `starts`."""
 
     key: str
     output: int
     place: WindowPlace | None
+    tensors: tuple[TensorType, ...]
     part: float
     starts: bool = False
 
@@ -180,14 +222,18 @@ def add_saved_traffic(
     work: Mapping[int, Traffic],
     costs: Mapping[str, IntArray],
     windows: Windows,
+    *,
+    fused: bool,
 ) -> None:
     """Adds to the `costs` of saving what optional copies would recompute, and to `windows`. What
-    is rounded is written and read as it was rounded alone, which is priced there (`rounding`)."""
+    is rounded is written and read as it was rounded alone."""
     graph = rounding.graph
     number = {key: i for i, key in enumerate(table)}
     plain = [group for group in all_groups if not rounding.rounds(group.root)]
-    found = Counter((*_writers(graph, mesh, device, work), *_readers(graph, mesh, device, plain)))
-    for kernel, count in found.items():
+    kernels = [*_casts(rounding, mesh, device, all_groups, fused=fused)]
+    if fused:
+        kernels += (*_writers(graph, mesh, device, work), *_readers(graph, mesh, device, plain))
+    for kernel, count in Counter(kernels).items():
         ns = _kernel_ns(graph, mesh, device, table[kernel.key], kernel)
         launched = np.where(ns > 0, to_ns(device.host_launch_s) if kernel.starts else 0, 0)
         costs[kernel.key][:] += graph.microbatches * count * (ns + launched)
@@ -195,24 +241,46 @@ def add_saved_traffic(
         windows.add_node(kernel.place, number[kernel.key], *hidden, count=count)
 
 
+def _casts(
+    rounding: Rounding, mesh: Mesh, device: Device, all_groups: Sequence[Group], *, fused: bool
+) -> Iterator[_Kernel]:
+    """Those that round what is saved, after the last op of forward that reads it, and that bring it
+    back before the first of backward. They touch what it is rounded from too, where no kernel that
+    they are part of has that."""
+    graph, known = rounding.graph, blocks_of(rounding.graph, mesh)
+    forward = {g.root: g for g in all_groups if g.phase is Phase.FORWARD}
+    for group in all_groups:
+        copy = graph.nodes[group.root.node]
+        if not is_optional(copy) or not rounding.rounds(group.root):
+            continue
+        original = _original(graph, copy)
+        used = forward.get(Ref(original.index))
+        last = max((use.node for use in used.uses), default=original.index) if used else None
+        readers = [graph.nodes[use.node] for use in group.uses]
+        is_read = not (fused and is_fusible(original))
+        is_written = not (fused and all(is_fusible(r) for r in readers if not is_optional(r)))
+        ends = (
+            (graph.nodes[original.index if last is None else last], is_read, True),
+            (readers[0], is_written, is_written),
+        )
+        for node, has_wide, starts in ends:
+            touched = rounding.saved_type(group.root), *[graph.type_of(group.root)] * has_wide
+            where = copy.key, group.root.output, known.window_of(node)
+            yield _Kernel(*where, touched, device.kernels.pointwise, starts)
+
+
 def _writers(
     graph: Graph, mesh: Mesh, device: Device, work: Mapping[int, Traffic]
 ) -> Iterator[_Kernel]:
     """The originals that nothing but their own kernel reads, for each of their copies."""
     known = blocks_of(graph, mesh)
-    originals = {
-        (node.key, node.module): node
-        for node in graph.with_role(Role.OP)
-        if node.phase is Phase.FORWARD
-    }
     for copy in filter(_is_fused_copy, graph.nodes):
-        original = originals[original_key(copy.key), copy.module]
-        writes = work[original.index].writes
+        original = _original(graph, copy)
+        writes, part = work[original.index].writes, bandwidth_part(original, device)
         for output, written in enumerate(writes):
             if not written:
-                place = known.window_of(original)
-                part = bandwidth_part(original, device)
-                yield _Kernel(copy.key, output, place, part, starts=not any(writes))
+                where, tensor = (copy.key, output, known.window_of(original)), copy.outputs[output]
+                yield _Kernel(*where, (tensor,), part, starts=not any(writes))
 
 
 def _readers(
@@ -226,8 +294,9 @@ def _readers(
             for use in dict.fromkeys((use.node, use.arg) for use in group.uses):
                 reader = graph.nodes[use[0]]
                 if is_fusible(reader) and not is_optional(reader):
-                    place, part = known.window_of(reader), bandwidth_part(reader, device)
-                    yield _Kernel(copy.key, group.root.output, place, part)
+                    where = copy.key, group.root.output, known.window_of(reader)
+                    tensor, part = graph.type_of(group.root), bandwidth_part(reader, device)
+                    yield _Kernel(*where, (tensor,), part)
 
 
 def _is_fused_copy(node: Node) -> bool:
@@ -237,11 +306,11 @@ def _is_fused_copy(node: Node) -> bool:
 def _kernel_ns(
     graph: Graph, mesh: Mesh, device: Device, entry: NodeClass, kernel: _Kernel
 ) -> IntArray:
-    """Nanoseconds that a kernel takes for an output, per choice of the copy's node."""
-    tensor = entry.node.outputs[kernel.output]
+    """Nanoseconds of a kernel, per choice of the copy's node; 0 where its output is not saved."""
 
     def ns(state: Sharding) -> int:
-        moved = local_bytes(tensor, graph.atoms, state, mesh.sizes)
+        moved = sum(local_bytes(t, graph.atoms, state, mesh.sizes) for t in kernel.tensors)
         return to_ns(pointwise_s(moved, device, kernel.part, starts=kernel.starts))
 
-    return where_saved(entry, kernel.output, ns)
+    states = (c.states if isinstance(c, Saved) else () for c in entry.choices)
+    return np.array([ns(some[kernel.output]) if some else 0 for some in states], np.int64)

@@ -16,7 +16,7 @@ from autopar.cost_model.moves import to_ns
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Axis, Cluster
-from autopar.ir.own_ops import RECEIVE, SEND
+from autopar.ir.own_ops import RECEIVE, SEND, is_end
 from autopar.ir.passes.recompute import STATE_BYTES
 from autopar.ir.passes.stages import StageLink, link_of
 from autopar.ir.pipeline import Hop
@@ -46,14 +46,9 @@ def message_bytes(layouts: Sequence[Layout], granule_bytes: int) -> dict[Hop, Me
     found: dict[Hop, list[int]] = defaultdict(lambda: [0, 0])
     for stage, layout in enumerate(layouts):
         for node in layout.graph.nodes:
-            if node.op in (SEND, RECEIVE):
-                link, (given, made) = link_of(node, stage), layout.pair(node)
-                is_sent = node.op == SEND
-                tensor = layout.graph.type_of(node.inputs[0]) if is_sent else node.outputs[0]
-                state = given[0] if is_sent else made[0]
-                size = local_bytes(tensor, layout.graph.atoms, state, layout.mesh.sizes)
-                total = found[link.source, link.target, link.phase]
-                total[not is_sent] += round_up(size, granule_bytes)
+            if is_end(node):
+                link, size = link_of(node, stage), round_up(_own_bytes(layout, node), granule_bytes)
+                found[link.source, link.target, link.phase][node.op == RECEIVE] += size
     return {hop: MessageBytes(*total) for hop, total in found.items()}
 
 
@@ -90,9 +85,10 @@ def sent_bytes(layout: Layout, phase: Phase) -> list[int]:
 
 
 def _own_bytes(layout: Layout, node: Node) -> int:
-    """Bytes of a device of what a stage sends."""
-    (state,) = layout.pair(node)[0]
-    tensor = layout.graph.type_of(node.inputs[0])
+    """Bytes of a device of what a stage sends or is sent."""
+    is_sent, (given, made) = node.op == SEND, layout.pair(node)
+    tensor = layout.graph.type_of(node.inputs[0]) if is_sent else node.outputs[0]
+    (state,) = given if is_sent else made
     return local_bytes(tensor, layout.graph.atoms, state, layout.mesh.sizes)
 
 

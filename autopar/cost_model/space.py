@@ -36,7 +36,10 @@ class NodeClass:
 
     def only(self, labels: Collection[str]) -> NodeClass:
         """The class with the choices that are written so, if it has any."""
-        kept = [c for c, choice in enumerate(self.choices) if str(choice) in labels]
+        return self.taking([c for c, each in enumerate(self.choices) if str(each) in labels])
+
+    def taking(self, kept: Sequence[int]) -> NodeClass:
+        """The class with these of its choices."""
         return replace(
             self,
             choices=tuple(self.choices[c] for c in kept),

@@ -123,28 +123,26 @@ class Windows:
 
     def add_flow(
         self,
-        place: Place,
+        place: Place | None,
         flow: int,
-        costs: IntArray,
-        axes: IntArray,
-        count: int,
-        saved: Callable[[int, IntArray], tuple[IntArray, ...]],
+        saved: Sequence[IntArray],
         *,
         once: bool = False,
     ) -> None:
-        """What the arcs of a flow save, `count` times, each of the `costs` on links of `axes`."""
-        found = [np.zeros(len(costs), np.int64) for _ in self.resources]
-        for axis in np.unique(axes).tolist():
-            there = axes == axis
-            for row, saving in zip(found, saved(axis, costs[there]), strict=True):
-                row[there] = count * saving
-        self._add(self.flows, place, flow, found, once=once)
+        """What the arcs of a flow save in a window, or in none."""
+        self._add(self.flows, place, flow, saved, once=once)
 
-    def add_launches(
-        self, place: Place | None, flow: int, hosts: IntArray, *, once: bool = False
-    ) -> None:
-        """What the arcs of a flow save for which the host takes so long."""
-        self._add(self.flows, place, flow, self.hiding.launched(hosts), once=once)
+    def of_arcs(
+        self,
+        costs: IntArray,
+        axes: IntArray,
+        saved: Callable[[int, IntArray], tuple[IntArray, ...]],
+    ) -> list[IntArray]:
+        """What arcs save, each of the `costs` on links of `axes`."""
+        found = np.zeros((len(self.resources), len(costs)), np.int64)
+        for axis in np.unique(axes).tolist():
+            found[:, axes == axis] = saved(axis, costs[axes == axis])
+        return list(found)
 
     def _add(
         self,

@@ -17,7 +17,7 @@ from torch import nn
 from autopar.cluster.mesh_shapes import MeshLike
 from autopar.cluster.profile import Profile
 from autopar.compile import PlanT, plan_call
-from autopar.cost_model.optimizer_given import optimizer_name
+from autopar.cost_model.optimizer_kinds import optimizer_name
 from autopar.driver.arguments import ClusterLike, read_cluster, read_model, with_checked_options
 from autopar.driver.planning import (
     answer,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from autopar.cost_model.optimizer_given import optimizer_name
+from autopar.cost_model.optimizer_kinds import optimizer_name
 from autopar.driver.arguments import read_cluster, with_old_names
 from autopar.driver.planning import describe_cluster
 from autopar.driver.training.session import Builder, Request

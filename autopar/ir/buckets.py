@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.ir.casts import casts_of
-from autopar.ir.graph import Graph, Ref, Role
+from autopar.ir.graph import Graph, Ref, Role, per_graph
 from autopar.ir.redistribute import Collective
 from autopar.ir.sharding import Sharding
 from autopar.ir.uneven import chunked_dim
@@ -59,6 +59,7 @@ class Sharing:
         return np.minimum(1.0, np.maximum(num_bytes / full, 1 / self.members))
 
 
+@per_graph
 def sharing(graph: Graph) -> Sharing:
     """The parameters of `graph` and their gradients fill its buckets, in the smallest dtype that
     each is cast to."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.ir.graph import Factor, Graph, Node, Phase, Ref, Role, Slot
+from autopar.ir.graph import Factor, Graph, Node, Phase, Ref, Role, Slot, per_graph
 
 IN, OUT = "in", "out"
 
@@ -41,6 +41,7 @@ class MatmulRoles:
     casts: frozenset[int]
 
 
+@per_graph
 def batch_atoms(graph: Graph) -> frozenset[int]:
     """The atoms that samples are counted by: those that lead dim 0 of an input and stand nowhere
     else in any. An input of one dim counts only if no other has more."""
@@ -51,6 +52,7 @@ def batch_atoms(graph: Graph) -> frozenset[int]:
     return frozenset(leading - others)
 
 
+@per_graph
 def find_matmuls(graph: Graph) -> MatmulRoles:
     """The products with weights of a graph."""
     derived = _derived(graph)

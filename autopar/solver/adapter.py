@@ -19,6 +19,8 @@ from autopar.errors import SolverError
 from autopar.ir.problem import BoolArray, FloatArray, IntArray
 from autopar.solver.clock import Clock
 
+SOLVER = f"HiGHS {highspy.Highs().version()}"
+
 Option = str | int | float | bool
 _ANY_NUMBER, _ANY_COST = 2**31 - 1, float("inf")
 _NEARLY_WHOLE = 1e-5

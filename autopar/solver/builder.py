@@ -1,4 +1,5 @@
-"""Columns, rows and entries of a linear program, as they are added, each with a name."""
+"""Columns, rows and entries of a linear program, as they are added, each with a name; and the
+weights of choices, by their names, that break ties."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from autopar.ir.problem import FloatArray, IntArray
+from autopar.ir.problem import FloatArray, IntArray, Label, Problem
 
 _NAME_SIZE = 4
 _ODD = 0x1E3779B97F4A7C15
@@ -89,3 +90,32 @@ def joined_name(first: int | IntArray, second: int | IntArray) -> IntArray:
     """One part of a name for two, in this order."""
     with np.errstate(over="ignore"):
         return np.asarray(first, np.int64) * np.int64(_ODD) + np.asarray(second, np.int64)
+
+
+# How ties are broken: among all plans of the lowest cost, the one of the lowest tie weight.
+#
+# A choice weighs `blake2b(node key, choice label) mod 2**20`, and a plan the sum of its choices.
+# Only canonical names enter, so the answer depends neither on the order of nodes and choices nor on
+# a seed, a thread or the solver. The weights are a second objective of their own, not a small term
+# of the first one: costs are nanoseconds, a step takes 10^9 of them, and a term whose sum stays
+# below one of them would lie under the tolerances of a floating-point solver.
+
+WEIGHT_LIMIT = 1 << 20
+
+
+def tie_weights(problem: Problem) -> tuple[IntArray, ...]:
+    """Per node the weight of each choice, in [0, `WEIGHT_LIMIT`)."""
+    return tuple(
+        _weights(key, labels) for key, labels in zip(problem.keys, problem.labels, strict=True)
+    )
+
+
+def tie_weight(weights: Sequence[IntArray], choice: Sequence[int]) -> int:
+    """The tie weight of a plan."""
+    return sum(int(w[c]) for w, c in zip(weights, choice, strict=True))
+
+
+def _weights(key: str, labels: Sequence[Label]) -> IntArray:
+    digests = (blake2b(f"{key}\0{label}".encode(), digest_size=8).digest() for label in labels)
+    weights = [int.from_bytes(digest, "big") % WEIGHT_LIMIT for digest in digests]
+    return np.array(weights, dtype=np.int64)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -26,7 +28,6 @@ MAX_BYTES = 1 << 29
 """The largest file, unpacked, that is read. The largest of the contest have a tenth of that."""
 
 _GZIP = b"\x1f\x8b"
-_CHUNK = 1 << 20
 _COST_BITS = 60
 _NOT_ALLOWED = 10**12
 """Costs below this are never taken to stand for "not allowed"."""
@@ -43,45 +44,18 @@ class _Edges(msgspec.Struct):
     costs: list[list[int]] = []
 
 
-class _Stated(msgspec.Struct):
+class ContestFile(msgspec.Struct):
+    """A problem file that has been read and checked: `usage_limit` is the limit at every point in
+    time, None if there is none."""
+
     nodes: _Nodes
     edges: _Edges = msgspec.field(default_factory=_Edges)
     usage_limit: int | None = None
     name: str = ""
 
-
-class _File(msgspec.Struct):
-    problem: _Stated
-
-
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """A problem for the solver and what its figures mean: a cost of `c` there stands for
-    `c << shift` here, rounded down; `bounded` is false where usages had to be rounded up."""
-
-    problem: Problem
-    shift: int
-    bounded: bool
-
-    def lower_bound(self, bound: int) -> int:
-        """What a lower bound for `problem` says about the file."""
-        return bound << self.shift if self.bounded else 0
-
-
-class ContestFile:
-    """A problem file that has been read and checked."""
-
-    def __init__(self, stated: _Stated) -> None:
-        self._stated = stated
-
-    @property
-    def usage_limit(self) -> int | None:
-        """The limit at every point in time; None if there is none."""
-        return self._stated.usage_limit
-
     def cost(self, choice: Sequence[int]) -> int:
         """What `choice` costs, in exact arithmetic."""
-        nodes, edges = self._stated.nodes, self._stated.edges
+        nodes, edges = self.nodes, self.edges
         total = sum(costs[c] for costs, c in zip(nodes.costs, choice, strict=True))
         for (a, b), costs in zip(edges.nodes, edges.costs, strict=True):
             total += costs[choice[a] * len(nodes.costs[b]) + choice[b]]
@@ -89,22 +63,18 @@ class ContestFile:
 
     def peak(self, choice: Sequence[int]) -> int:
         """The largest sum of usages at any time, in exact arithmetic."""
-        nodes = self._stated.nodes
-        changes: dict[int, int] = {}
+        nodes = self.nodes
+        changes = Counter[int]()
         for (start, stop), usages, c in zip(nodes.intervals, nodes.usages, choice, strict=True):
             if start < stop:
-                changes[start] = changes.get(start, 0) + usages[c]
-                changes[stop] = changes.get(stop, 0) - usages[c]
-        peak, in_use = 0, 0
-        for time in sorted(changes):
-            in_use += changes[time]
-            peak = max(peak, in_use)
-        return peak
+                changes[start] += usages[c]
+                changes[stop] -= usages[c]
+        return max(accumulate(changes[time] for time in sorted(changes)), default=0)
 
     def not_allowed_above(self) -> int | None:
         """The cost that stands for "not allowed": the largest one in the file, if a plan without it
         is always cheaper than any with it. None if there is no such cost."""
-        rows = [*self._stated.nodes.costs, *self._stated.edges.costs]
+        rows = [*self.nodes.costs, *self.edges.costs]
         largest = max(map(max, rows))
         if largest < _NOT_ALLOWED:
             return None
@@ -114,7 +84,7 @@ class ContestFile:
     def state(self, *, forbid: bool) -> Stated:
         """The problem for the solver. With `forbid`, `not_allowed_above()` is forbidden; else it is
         a cost like others, and all are rounded so far that they fit."""
-        nodes, edges = self._stated.nodes, self._stated.edges
+        nodes, edges = self.nodes, self.edges
         wall = self.not_allowed_above() if forbid else None
         rows = [*nodes.costs, *edges.costs]
         total = sum(max((c for c in row if wall is None or c < wall), default=0) for row in rows)
@@ -126,7 +96,7 @@ class ContestFile:
         fits = times[-1] < FORBIDDEN
         place = {time: time if fits else at for at, time in enumerate(times)}
         problem = Problem(
-            name=self._stated.name or "contest",
+            name=self.name or "contest",
             keys=tuple(f"n{i:07d}" for i in range(len(counts))),
             labels=tuple(tuple(map(str, range(count))) for count in counts),
             costs=tuple(_costs(costs, wall, shift) for costs in nodes.costs),
@@ -146,7 +116,7 @@ class ContestFile:
         """Usages and limit such that no sum of them leaves 64 bits: what is above the limit alone
         is cut down to just above it, and if that is not enough, all are rounded (up, the limit
         down)."""
-        nodes, limit = self._stated.nodes, self._stated.usage_limit
+        nodes, limit = self.nodes, self.usage_limit
         most = sum(map(max, nodes.usages))
         if limit is None or most <= limit:
             return tuple(np.zeros(len(u), dtype=np.int64) for u in nodes.usages), None, False
@@ -161,6 +131,24 @@ class ContestFile:
         return usages, limit >> shift, shift > 0
 
 
+class _File(msgspec.Struct):
+    problem: ContestFile
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A problem for the solver and what its figures mean: a cost of `c` there stands for
+    `c << shift` here, rounded down; `bounded` is false where usages had to be rounded up."""
+
+    problem: Problem
+    shift: int
+    bounded: bool
+
+    def lower_bound(self, bound: int) -> int:
+        """What a lower bound for `problem` says about the file."""
+        return bound << self.shift if self.bounded else 0
+
+
 def load(path: Path) -> ContestFile:
     """Reads and checks the file at `path`. ProblemFileError says what is wrong with it."""
     try:
@@ -173,7 +161,7 @@ def load(path: Path) -> ContestFile:
         _check(stated)
     except ValueError as error:
         raise ProblemFileError(f"{path} is not a contest problem: {error}") from None
-    return ContestFile(stated)
+    return stated
 
 
 def _unpacked(path: Path) -> bytes:
@@ -193,19 +181,11 @@ def _unpacked(path: Path) -> bytes:
 
 def _unzipped(packed: bytes) -> bytes:
     """At most a byte more than `MAX_BYTES` of what `packed` holds."""
-    parts: list[bytes] = []
-    size = 0
     with gzip.GzipFile(fileobj=BytesIO(packed)) as file:
-        while size <= MAX_BYTES:
-            part = file.read(_CHUNK)
-            if not part:
-                break
-            parts.append(part)
-            size += len(part)
-    return b"".join(parts)
+        return file.read(MAX_BYTES + 1)
 
 
-def _check(stated: _Stated) -> None:
+def _check(stated: ContestFile) -> None:
     """ValueError on lists that do not fit together and on figures out of range."""
     nodes, edges = stated.nodes, stated.edges
     count = len(nodes.costs)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import ceil, inf, isfinite
+from math import inf
 
-import highspy
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.ir.problem import Basis, Conflict, Flow, Problem, Solution, Status
+from autopar.ir.problem import Basis, Flow, Problem, Solution, Status
+from autopar.solver.adapter import SOLVER
 from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator, evaluate
 from autopar.solver.exact import MAX_CHOICES, Aim, find_exactly
-from autopar.solver.infeasible import explain_conflict
+from autopar.solver.infeasible import explain_conflict, infeasible_solution
 from autopar.solver.memory import least_usage_conflict
-from autopar.solver.search import SAME_COST, Progress, Search, silent
+from autopar.solver.search import Progress, Search, least_whole, silent
 from autopar.solver.windows import renumbered
 
 # Nodes, edges and flows in an order that does not depend on how the problem was put together.
@@ -56,7 +56,6 @@ def _in_order(flow: Flow, place: dict[int, int]) -> Flow:
     return replace(flow, source=place[flow.source], sinks=tuple(sinks))
 
 
-LARGE = "message passing"
 MAX_ENTRIES = 20_000
 """Entries in the tables of edges that the integer program takes."""
 
@@ -67,8 +66,6 @@ limit on memory, or no start and a tolerance that is `_COARSE`: there part of th
 within a second or so how good a plan is, and the whole takes three to twenty times as long. Where
 memory binds, plans without it rule out little, and a relaxation that goes on from another is
 faster, with dives after it where the tolerance is `_COARSE`."""
-
-SOLVER = f"HiGHS {highspy.Highs().version()}"
 
 
 def solve(
@@ -116,24 +113,22 @@ def solve(
     conflict = least_usage_conflict(problem)
     if conflict is not None:
         reason = f"the smallest choices alone need {conflict.needed} at time {conflict.time}"
-        return _infeasible({}, conflict, reason)
+        return infeasible_solution({}, conflict, reason)
     if is_large(problem):
-        return _solve_large(problem, clock, progress or silent)
+        from autopar.solver.message_passing.path import search_large
+
+        return search_large(problem, clock, progress or silent)
     ordered, lift = in_canonical_order(problem)
     state = _search(ordered, clock, progress or silent, cutoff, aim)
     if state.infeasible:
-        return _infeasible(state.statistics, *explain_conflict(problem, clock))
-    if state.beaten:
+        return infeasible_solution(state.statistics, *explain_conflict(problem, clock))
+    if state.beaten or state.evaluation is None:
         return Solution(
-            Status.BEATEN,
-            bound=_whole(state.bound),
+            Status.BEATEN if state.beaten else Status.LIMIT,
+            bound=least_whole(state.bound),
             solver=SOLVER,
             statistics=state.statistics,
             is_limiting=state.is_limiting,
-        )
-    if state.evaluation is None:
-        return Solution(
-            Status.LIMIT, bound=_whole(state.bound), solver=SOLVER, statistics=state.statistics
         )
     return _finish(problem, state, lift(state.choice))
 
@@ -198,24 +193,6 @@ def is_large(problem: Problem) -> bool:
     return not problem.flows and sum(edge.cost.size for edge in problem.edges) > MAX_ENTRIES
 
 
-def _solve_large(problem: Problem, clock: Clock, progress: Progress) -> Solution:
-    from autopar.solver.message_passing.path import search_large
-
-    answer = search_large(problem, clock, progress)
-    if answer.choice:
-        final = evaluate(problem, answer.choice)
-        if not final.feasible:
-            raise SolverError(f"problem {problem.name}: the plan is not allowed: {final.violation}")
-        bound = min(answer.bound, final.objective)
-        status = Status.OPTIMAL if bound == final.objective else Status.FEASIBLE
-        return Solution(
-            status, answer.choice, final.arcs, final.objective, bound, LARGE, answer.statistics
-        )
-    if not answer.possible:
-        return _infeasible(answer.statistics, answer.conflict, answer.reason)
-    return Solution(Status.LIMIT, bound=answer.bound, solver=LARGE, statistics=answer.statistics)
-
-
 def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solution:
     final = evaluate(problem, choice)
     assert state.evaluation is not None
@@ -224,7 +201,7 @@ def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solutio
             f"problem {problem.name}: the plan costs {state.evaluation.objective} as it was "
             f"ordered and {final.objective} as it was stated {final.violation}".rstrip()
         )
-    bound = min(_whole(state.bound), final.objective)
+    bound = min(least_whole(state.bound), final.objective)
     proven = final.objective == bound
     return Solution(
         status=Status.OPTIMAL if proven else Status.FEASIBLE,
@@ -239,22 +216,6 @@ def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solutio
         is_rough=state.is_rough,
         is_limiting=state.is_limiting,
     )
-
-
-def _infeasible(
-    statistics: dict[str, int | float | str], conflict: Conflict | None, reason: str
-) -> Solution:
-    return Solution(
-        Status.INFEASIBLE,
-        solver=SOLVER,
-        statistics={**statistics, "reason": reason},
-        conflict=conflict,
-    )
-
-
-def _whole(bound: float) -> int:
-    """The smallest integer cost that a lower bound leaves possible."""
-    return ceil(bound - SAME_COST) if isfinite(bound) else 0
 
 
 def _check(problem: Problem) -> None:

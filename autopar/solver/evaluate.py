@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopar.ir.grouping import grouped
 from autopar.ir.problem import FORBIDDEN, Flow, IntArray, Problem, Window
 from autopar.solver.routing import Links, Route, Router, links_of
 
@@ -37,30 +38,27 @@ class FastestPaths:
     def __init__(self, problem: Problem, links: Sequence[Links]) -> None:
         self.problem = problem
         self._links = links
-        self._of_flow: dict[int, list[tuple[int, IntArray]]] = {}
         self._routers: dict[int, list[Router]] = {}
         self._known: dict[tuple[int, int, frozenset[int]], list[_FlowPaths]] = {}
-        for w, window in enumerate(problem.windows):
-            for f in sorted({f for saving in window.savings for f in saving.flows}):
-                size = len(problem.flows[f].costs)
-                rows = [s.flows.get(f, np.zeros(size, np.int64)) for s in window.savings]
-                self._of_flow.setdefault(f, []).append((w, np.stack(rows)))
+        self._of_flow = grouped(
+            (f, (w, np.stack([s.flows.get(f, nothing) for s in window.savings])))
+            for w, window in enumerate(problem.windows)
+            for f in sorted({f for saving in window.savings for f in saving.flows})
+            for nothing in (np.zeros(len(problem.flows[f].costs), np.int64),)
+        )
 
     def __call__(self, choice: Sequence[int], routes: Sequence[Route]) -> tuple[list[Route], int]:
         """The ways that tensors take instead of `routes`, and what is hidden with them, where each
         node takes its `choice`."""
         sums = [_of_nodes(window, choice) for window in self.problem.windows]
-        taken, open_to = [*routes], list[tuple[int, list[_FlowPaths]]]()
-        now: dict[int, _FlowPaths] = {}
-        for f in self._of_flow:
-            ways = self._paths(f, choice, routes[f])
-            now[f] = ways[0]
-            _count(sums, ways[0], 1)
-            if len(ways) > 1:
-                open_to.append((f, ways))
+        found = {f: self._paths(f, choice, routes[f]) for f in self._of_flow}
+        open_to = {f: ways for f, ways in found.items() if len(ways) > 1}
+        taken, now = [*routes], {f: ways[0] for f, ways in found.items()}
+        for way in now.values():
+            _count(sums, way, 1)
         for _ in range(_MAX_SWEEPS):
             changed = False
-            for f, ways in open_to:
+            for f, ways in open_to.items():
                 _count(sums, now[f], -1)
                 best = max(ways, key=lambda way: _gain(sums, way))
                 if _gain(sums, best) > _gain(sums, now[f]):
@@ -82,7 +80,12 @@ class FastestPaths:
                 other = router.route(root, goals)
                 if other is not None and other.cost == route.cost:
                     found.setdefault(other.arcs, other)
-            self._known[key] = [self._path(f, each) for each in found.values()]
+            self._known[key] = [
+                _FlowPaths(
+                    each, tuple((w, rows[:, each.arcs].sum(axis=1)) for w, rows in self._of_flow[f])
+                )
+                for each in found.values()
+            ]
         return self._known[key]
 
     def _routers_of(self, f: int) -> list[Router]:
@@ -97,12 +100,6 @@ class FastestPaths:
             made = [Router(flow, links, some) for some in distinct] if len(distinct) > 1 else []
             self._routers[f] = made
         return self._routers[f]
-
-    def _path(self, f: int, route: Route) -> _FlowPaths:
-        arcs = list(route.arcs)
-        return _FlowPaths(
-            route, tuple((w, rows[:, arcs].sum(axis=1)) for w, rows in self._of_flow[f])
-        )
 
 
 def _of_nodes(window: Window, choice: Sequence[int]) -> IntArray:
@@ -162,13 +159,15 @@ class Evaluator:
         if len(choice) != len(problem.keys):
             raise ValueError(f"{len(choice)} choices for {len(problem.keys)} nodes")
         objective, violations = self._nodes_and_edges(choice)
-        routes: list[Route] = []
-        for flow, router in zip(problem.flows, self.routers, strict=True):
-            route = flow_route(flow, router, choice)
-            if route is None:
-                violations.append(f"flow {flow.key} cannot reach a state that is asked for")
-                route = Route(0, ())
-            routes.append(route)
+        found = [
+            flow_route(*each, choice) for each in zip(problem.flows, self.routers, strict=True)
+        ]
+        violations += [
+            f"flow {flow.key} cannot reach a state that is asked for"
+            for flow, route in zip(problem.flows, found, strict=True)
+            if route is None
+        ]
+        routes = [Route(0, ()) if route is None else route for route in found]
         peak, peak_time = peak_usage(problem, choice)
         if problem.usage_limit is not None and peak > problem.limit_at(peak_time):
             limit = problem.limit_at(peak_time)

@@ -27,18 +27,20 @@ from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import Model, build_model
-from autopar.solver.mending import check_agreement, cover, undercharged
 from autopar.solver.paths import LARGEST_COST, PathFinder, any_path, forbid_above, largest_cost
 from autopar.solver.relaxation import (
     DualBound,
     as_basis,
     as_start,
+    check_agreement,
+    cover,
     dive,
     dual_bound,
     express,
     least_cost,
     num_fractional,
     rounded,
+    undercharged,
 )
 from autopar.solver.search import SAME_COST, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
@@ -228,9 +230,7 @@ def _read_relaxation(
     """Bound and first plans from the relaxation. None when it gave no duals."""
     started = process_time()
     if answer.outcome is Outcome.INFEASIBLE:
-        state.infeasible = state.evaluation is None
-        if not state.infeasible:
-            state.statistics["fault"] = "HiGHS calls a problem infeasible that has a plan"
+        _no_plan(state, inf, is_whole=True)
         return None
     if answer.outcome is Outcome.FAILED:
         raise SolverError(f"HiGHS failed on the relaxation: {answer.detail}")
@@ -294,11 +294,10 @@ def _dives(state: Search, duals: DualBound, aim: Aim) -> bool:
 def _cutoff(state: Search, duals: DualBound | None) -> float:
     """What a plan has to cost less than to be looked for, with windows: what the best one costs, or
     in a large program what it may cost more than others."""
-    best = state.evaluation
-    if best is None or not state.problem.windows:
+    if not state.problem.windows:
         return inf
     is_slow = duals is not None and _num_open(state, duals) > _MAX_WINDOWED
-    return best.objective * (1 - state.tolerance) if is_slow else best.objective
+    return state.cost * (1 - state.tolerance) if is_slow else state.cost
 
 
 def _num_open(state: Search, duals: DualBound) -> int:
@@ -317,8 +316,7 @@ def _is_far(state: Search, duals: DualBound) -> bool:
 
 def _room(state: Search, duals: DualBound) -> float:
     """What plans may cost more than the relaxation and not more than the best one."""
-    best = state.evaluation
-    return inf if best is None else best.objective - duals.value + SAME_COST
+    return state.cost - duals.value + SAME_COST
 
 
 def _solve_integer(
@@ -351,7 +349,9 @@ def _solve_integer(
             break
         if answer.outcome is Outcome.FAILED and state.evaluation is None:
             raise SolverError(f"HiGHS failed on the integer program: {answer.detail}")
-        _raise_bound(state, min((answer.bound - _TOLERANCE) / model.cost_scale, most))
+        # What was taken out of the program costs more than the best plan.
+        bound = (answer.bound - _TOLERANCE) / model.cost_scale
+        state.raise_bound(min(bound, most, state.cost))
         if not len(answer.values):
             break
         is_best = answer.outcome is Outcome.OPTIMAL
@@ -381,10 +381,3 @@ def _no_plan(state: Search, most: float, *, is_whole: bool) -> None:
     state.infeasible = state.evaluation is None
     if not state.infeasible:
         state.statistics["fault"] = "HiGHS calls a problem infeasible that has a plan"
-
-
-def _raise_bound(state: Search, bound: float) -> None:
-    """A bound from HiGHS on what was left in: what was taken out costs more than the best plan."""
-    if state.evaluation is not None:
-        bound = min(bound, float(state.evaluation.objective))
-    state.raise_bound(bound)

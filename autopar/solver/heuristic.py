@@ -14,6 +14,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
+from autopar.ir.grouping import grouped
 from autopar.ir.problem import FORBIDDEN, FloatArray, Problem
 from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluation, Evaluator
@@ -148,8 +149,12 @@ class _Prices:
         count = len(problem.keys)
         self._costs = [_priced(costs) for costs in problem.costs]
         self._edges: list[list[tuple[int, FloatArray]]] = [[] for _ in range(count)]
-        self._flows_from: list[list[int]] = [[] for _ in range(count)]
-        self._used: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        self._flows_from = grouped((flow.source, f) for f, flow in enumerate(problem.flows))
+        self._used = grouped(
+            (sink.node, (f, k))
+            for f, flow in enumerate(problem.flows)
+            for k, sink in enumerate(flow.sinks)
+        )
         near: list[set[int]] = [set() for _ in range(count)]
         for edge in problem.edges:
             cost = _priced(edge.cost)
@@ -157,11 +162,8 @@ class _Prices:
             self._edges[edge.target].append((edge.source, cost.T))
             near[edge.source].add(edge.target)
             near[edge.target].add(edge.source)
-        for f, flow in enumerate(problem.flows):
-            self._flows_from[flow.source].append(f)
+        for flow in problem.flows:
             ends = {flow.source, *(sink.node for sink in flow.sinks)}
-            for k, sink in enumerate(flow.sinks):
-                self._used[sink.node].append((f, k))
             for node in ends:
                 near[node] |= ends
         self.neighbours = [sorted(others) for others in near]
@@ -179,9 +181,9 @@ class _Prices:
             for other, matrix in self._edges[node]:
                 if choice[other] != _UNDECIDED:
                     costs += matrix[:, choice[other]]
-            for f in self._flows_from[node]:
+            for f in self._flows_from.get(node, ()):
                 costs += self._as_source(f, choice)
-            for f, k in self._used[node]:
+            for f, k in self._used.get(node, ()):
                 costs += self._as_sink(f, k, choice)
             self._known[node] = costs
         return self._known[node]
@@ -190,7 +192,7 @@ class _Prices:
         """Takes note that `node` has another choice."""
         for other in self.neighbours[node]:
             self._known.pop(other, None)
-        for f, _ in self._used[node]:
+        for f, _ in self._used.get(node, ()):
             self._consumers.pop(f, None)
 
     def forget(self) -> None:

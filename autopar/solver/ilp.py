@@ -38,11 +38,17 @@ from autopar.ir.problem import (
     Problem,
     Window,
 )
-from autopar.solver.builder import NameKind, ProgramBuilder, joined_name, name_of, places_of
+from autopar.solver.builder import (
+    NameKind,
+    ProgramBuilder,
+    joined_name,
+    name_of,
+    places_of,
+    tie_weights,
+)
 from autopar.solver.memory import live_sets
 from autopar.solver.paths import PathFinder, any_path
 from autopar.solver.routing import all_distances
-from autopar.solver.ties import tie_weights
 from autopar.solver.windows import Shares, most_hidden, normalised
 
 _LARGEST_COST_BITS = 20
@@ -144,11 +150,10 @@ def build_model(problem: Problem, *, excess: bool = False, paths: PathFinder = a
         _add_flow(builder, flow, distance, choices, nodes, paths)
         for flow, distance in zip(problem.flows, distances, strict=True)
     ]
-    limits: list[Limit] = []
     stated = () if excess else problem.windows
     windows = [_add_window(builder, w, choices, flows) for w in stated]
-    if problem.usage_limit is not None:
-        limits = _add_memory(builder, problem, choices, excess)
+    is_limited = problem.usage_limit is not None
+    limits = _add_memory(builder, problem, choices, excess) if is_limited else []
     if excess:
         builder.costs = [np.zeros(builder.num_columns - 1, dtype=np.int64), np.ones(1, np.int64)]
     return _finish(builder, choices, flows, limits, windows)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.ir.problem import FORBIDDEN, Conflict, Problem
-from autopar.solver.adapter import Highs, Outcome
+from autopar.ir.problem import FORBIDDEN, Conflict, Problem, Solution, Status
+from autopar.solver.adapter import SOLVER, Highs, Outcome
 from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator, peak_usage
 from autopar.solver.heuristic import Descent
@@ -52,6 +52,18 @@ def explain_conflict(problem: Problem, clock: Clock) -> tuple[Conflict | None, s
         if answer.outcome is not Outcome.INFEASIBLE:
             return None, "no plan was found in time that is allowed, whatever memory it takes"
     return None, f"no combination of choices is allowed, whatever memory it takes{_where(problem)}"
+
+
+def infeasible_solution(
+    statistics: dict[str, int | float | str], conflict: Conflict | None, reason: str
+) -> Solution:
+    """The answer that there is no plan, with the reason."""
+    return Solution(
+        Status.INFEASIBLE,
+        solver=SOLVER,
+        statistics={**statistics, "reason": reason},
+        conflict=conflict,
+    )
 
 
 def _allowed(problem: Problem, clock: Clock) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -58,13 +58,7 @@ def least_usage_conflict(problem: Problem) -> Conflict | None:
     if problem.usage_limit is None:
         return None
     times = maximal_times(problem)
-    change = [0] * (len(times) + 1)
-    for _, _, usage in _lasting(problem):
-        start, stop = np.searchsorted(times, (usage.start, usage.stop)).tolist()
-        least = int(usage.amounts.min())
-        change[start] += least
-        change[stop] -= least
-    needed = list(accumulate(change))[:-1]
+    needed = usage_sums(problem, times, lambda amounts: int(amounts.min()))
     missing = [used - problem.limit_at(t) for used, t in zip(needed, times.tolist(), strict=True)]
     worst = max(range(len(needed)), key=missing.__getitem__, default=None)
     if worst is None or missing[worst] <= 0:
@@ -74,17 +68,31 @@ def least_usage_conflict(problem: Problem) -> Conflict | None:
     return _conflict(problem, time, needed[worst], used)
 
 
+def usage_sums(problem: Problem, times: IntArray, taken: Callable[[IntArray], int]) -> list[int]:
+    """What is in use at each of `times`, where every usage is what is `taken` of its amounts."""
+    change = [0] * (len(times) + 1)
+    places: list[list[int]] = np.searchsorted(times, _spans(problem)).tolist()
+    for (start, stop), (_, _, usage) in zip(places, _lasting(problem), strict=True):
+        amount = taken(usage.amounts)
+        change[start] += amount
+        change[stop] -= amount
+    return list(accumulate(change))[:-1]
+
+
 def maximal_times(problem: Problem) -> IntArray:
     """The times at which a maximal set of usages is live, ascending; none without a limit."""
     if problem.usage_limit is None:
         return np.empty(0, dtype=np.int64)
-    spans = np.array(
-        [(usage.start, usage.stop) for _, _, usage in _lasting(problem)], dtype=np.int64
-    ).reshape(-1, 2)
-    starts, stops = np.unique(spans[:, 0]), np.unique(spans[:, 1])
+    starts, stops = map(np.unique, _spans(problem).T)
     following = np.searchsorted(starts, stops, side="left")
     # The newest start before a stop; a start that another one follows first is not maximal.
     return starts[np.unique(following[following > 0] - 1)]
+
+
+def _spans(problem: Problem) -> IntArray:
+    """Start and stop of each usage that lasts for any time."""
+    spans = [(usage.start, usage.stop) for _, _, usage in _lasting(problem)]
+    return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
 
 def peak_conflict(problem: Problem, choice: Sequence[int], time: int, needed: int) -> Conflict:

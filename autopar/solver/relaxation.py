@@ -1,17 +1,20 @@
-"""The relaxation of the integer program: its arrays, start and bound, and plans from it."""
+"""The relaxation of the integer program: its arrays, start and bound, and plans from it; and what
+mends an answer to the program itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import highspy
 import numpy as np
 
-from autopar.ir.problem import Basis, BoolArray, FloatArray, IntArray
+from autopar.errors import SolverError
+from autopar.ir.problem import Basis, BoolArray, FloatArray, IntArray, Problem
 from autopar.solver.adapter import Highs, LinearProgram, Outcome
+from autopar.solver.evaluate import Evaluation
 from autopar.solver.ilp import Model
-from autopar.solver.memory import total_usages
+from autopar.solver.memory import total_usages, usages_at
 from autopar.solver.search import Search
 
 
@@ -149,10 +152,6 @@ _LITTLE_PATIENCE = 0.05
 """The same, where another search follows."""
 
 
-_Order = Callable[[FloatArray, IntArray], IntArray]
-"""Values and usages of a node's split choices to their order of preference."""
-
-
 def rounded(model: Model, values: FloatArray) -> tuple[int, ...]:
     """Per node the choice with the largest value (the first of equals)."""
     padded = np.append(values, -1.0)
@@ -174,22 +173,13 @@ def dive(
     Leaves all columns of `highs` free again.
     """
     sizes = total_usages(state.problem)
-    orders = (_largest_value_first, _least_usage_first)
     patience = (_LITTLE_PATIENCE if once else _PATIENCE) * model.num_rows
     most = int(patience) if model.windows else None
-    for order in orders[:1] if once else orders:
-        _dive(state, model, highs, values, sizes, order, most)
+    for is_by_size in (False,) if once else (False, True):
+        _dive(state, model, highs, values, sizes, most, is_by_size=is_by_size)
         highs.free()
         if state.is_finished:
             return
-
-
-def _largest_value_first(values: FloatArray, usages: IntArray) -> IntArray:
-    return np.lexsort((usages, -values))
-
-
-def _least_usage_first(values: FloatArray, usages: IntArray) -> IntArray:
-    return np.lexsort((-values, usages))
 
 
 def _dive(
@@ -198,15 +188,18 @@ def _dive(
     highs: Highs,
     values: FloatArray,
     sizes: Sequence[IntArray],
-    order: _Order,
     most: int | None,
+    *,
+    is_by_size: bool,
 ) -> None:
+    """Prefers the largest value, or the least usage, and the other among equals."""
     for _ in range(_MAX_WINDOWED_STEPS if model.windows else _MAX_STEPS):
         node, split = _most_split(model, values, sizes)
         if node < 0 or state.clock.expired:
             return
-        preferred = split[order(values[model.choices[node][split]], sizes[node][split])]
-        if not _settle(state, highs, model.choices[node][preferred], most):
+        keys = sizes[node][split], -values[model.choices[node][split]]
+        preferred = split[np.lexsort(keys[::-1] if is_by_size else keys)]
+        if not _settle(highs, model.choices[node][preferred], most):
             return
         values = highs.last.values
         choice = rounded(model, values)
@@ -230,7 +223,7 @@ def _most_split(
     return found
 
 
-def _settle(state: Search, highs: Highs, columns: IntArray, most: int | None) -> bool:
+def _settle(highs: Highs, columns: IntArray, most: int | None) -> bool:
     """Fixes the first of `columns` at one that leaves the relaxation feasible, as far as that is
     known after `most` steps of the simplex method."""
     for column in columns:
@@ -241,3 +234,50 @@ def _settle(state: Search, highs: Highs, columns: IntArray, most: int | None) ->
             return outcome is Outcome.OPTIMAL
         highs.fix(only, 0.0)
     return False
+
+
+# What is wrong with HiGHS's answer to an integer program, once that is evaluated again, and what
+# mends it: a row that forbids it, columns that are to be integer too.
+
+
+def check_agreement(state: Search, evaluation: Evaluation, objective: float) -> None:
+    """The ILP may be off by HiGHS's tolerances, not by more; with windows, it may find slower ways
+    of which more is hidden."""
+    if state.problem.windows:
+        return
+    if evaluation.exact and evaluation.objective > objective + 1 + 1e-6 * abs(objective):
+        raise SolverError(
+            f"problem {state.problem.name}: HiGHS says {objective:.1f} for a plan that costs "
+            f"{evaluation.objective}; please report this with the problem"
+        )
+
+
+def undercharged(
+    model: Model, values: FloatArray, evaluation: Evaluation, extra: IntArray
+) -> IntArray:
+    """Shared arcs of the flows that the ILP prices below what they cost, not yet in `extra`."""
+    found = [
+        shared
+        for columns, shared, cost in zip(
+            model.flows, model.shared, evaluation.flow_costs, strict=True
+        )
+        if cost > float(values[columns] @ model.cost[columns]) + 0.5
+    ]
+    return np.setdiff1d(np.concatenate([np.empty(0, dtype=np.int64), *found]), extra)
+
+
+def cover(
+    problem: Problem, model: Model, choice: tuple[int, ...], evaluation: Evaluation
+) -> tuple[IntArray, FloatArray, float]:
+    """A row that forbids what is live at the peak, and whatever uses at least as much."""
+    columns = [
+        model.choices[node][(usage >= usage[choice[node]]) & (model.choices[node] >= 0)]
+        for node, usage in usages_at(problem, evaluation.peak_time)
+        if usage[choice[node]] > usage.min()
+    ]
+    if not columns:
+        raise SolverError(
+            f"problem {problem.name}: HiGHS's answer breaks a rule ({evaluation.violation})"
+        )
+    joined = np.concatenate(columns)
+    return joined, np.ones(len(joined)), len(columns) - 1.0

@@ -161,57 +161,28 @@ class Router:
             return [0] * self.num_states
         if len(terminals) > MAX_EXACT_TERMINALS:
             return None
-        table = self._complete(terminals)
-        return [x if x >= UNREACHABLE else x // self._scale for x in table.length]
+        length = self._table(terminals).length
+        return [x if x >= UNREACHABLE else x // self._scale for x in length]
 
     def _search(self, root: int, terminals: frozenset[int]) -> Route | None:
         if not terminals:
             return Route(0, ())
-        if any(self._length(root, frozenset({t})) >= UNREACHABLE for t in terminals):
+        if any(self._length(root, t) >= UNREACHABLE for t in terminals):
             return None
         exact = len(terminals) <= MAX_EXACT_TERMINALS
         arcs = self._unfold(root, terminals) if exact else self._grow(root, terminals)
         ordered = tuple(sorted(arcs))
         return Route(sum(self._costs[a] for a in ordered), ordered, exact)
 
-    def _table(self, terminals: frozenset[int]) -> _Table:
+    def _length(self, root: int, terminal: int) -> int:
+        return self._table(frozenset({terminal}), root).length[root]
+
+    def _table(self, terminals: frozenset[int], root: int | None = None) -> _Table:
+        """What covers `terminals`, final at `root`, or at all roots. Dijkstra against the arcs
+        extends the arborescences as far as that takes."""
         table = self._tables.get(terminals)
         if table is None:
             table = self._tables[terminals] = self._start(terminals)
-        return table
-
-    def _complete(self, terminals: frozenset[int]) -> _Table:
-        table = self._table(terminals)
-        self._relax(table, None)
-        return table
-
-    def _length(self, root: int, terminals: frozenset[int]) -> int:
-        table = self._table(terminals)
-        self._relax(table, root)
-        return table.length[root]
-
-    def _start(self, terminals: frozenset[int]) -> _Table:
-        """Before any arc: at the terminal itself, or where two smaller arborescences meet."""
-        length = [UNREACHABLE] * self.num_states
-        step: list[int | frozenset[int]] = [_AT_TERMINAL] * self.num_states
-        first, *rest = sorted(terminals)
-        if not rest:
-            length[first] = 0
-            return _Table(length, step, [(0, first)])
-        for bits in range((1 << len(rest)) - 1):
-            part = frozenset([first] + [t for j, t in enumerate(rest) if bits >> j & 1])
-            left, right = self._complete(part).length, self._complete(terminals - part).length
-            for state in range(self.num_states):
-                both = left[state] + right[state]
-                if both < length[state]:
-                    length[state] = both
-                    step[state] = part
-        heap = [(x, v) for v, x in enumerate(length) if x < UNREACHABLE]
-        heapify(heap)
-        return _Table(length, step, heap)
-
-    def _relax(self, table: _Table, root: int | None) -> None:
-        """Dijkstra against the arcs: extends the arborescences towards `root`, or all roots."""
         length, step, heap = table.length, table.step, table.heap
         into, tails = self._links.into, self._links.tails
         costs, extra, scale = self._costs, self._extra, self._scale
@@ -232,15 +203,34 @@ class Router:
                     continue
                 length[tail] = there
                 step[tail] = arc
+        return table
+
+    def _start(self, terminals: frozenset[int]) -> _Table:
+        """Before any arc: at the terminal itself, or where two smaller arborescences meet."""
+        length = [UNREACHABLE] * self.num_states
+        step: list[int | frozenset[int]] = [_AT_TERMINAL] * self.num_states
+        first, *rest = sorted(terminals)
+        if not rest:
+            length[first] = 0
+            return _Table(length, step, [(0, first)])
+        for bits in range((1 << len(rest)) - 1):
+            part = frozenset([first] + [t for j, t in enumerate(rest) if bits >> j & 1])
+            left, right = self._table(part).length, self._table(terminals - part).length
+            for state in range(self.num_states):
+                both = left[state] + right[state]
+                if both < length[state]:
+                    length[state] = both
+                    step[state] = part
+        heap = [(x, v) for v, x in enumerate(length) if x < UNREACHABLE]
+        heapify(heap)
+        return _Table(length, step, heap)
 
     def _unfold(self, root: int, terminals: frozenset[int]) -> set[int]:
         arcs: set[int] = set()
         todo = [(root, terminals)]
         while todo:
             state, goal = todo.pop()
-            table = self._table(goal)
-            self._relax(table, state)
-            step = table.step[state]
+            step = self._table(goal, state).step[state]
             if isinstance(step, frozenset):
                 todo += [(state, step), (state, goal - step)]
             elif step != _AT_TERMINAL:
@@ -253,9 +243,7 @@ class Router:
         arcs: set[int] = set()
         reached, missing = {root}, set(terminals)
         while missing:
-            _, terminal, start = min(
-                (self._length(v, frozenset({t})), t, v) for t in missing for v in reached
-            )
+            _, terminal, start = min((self._length(v, t), t, v) for t in missing for v in reached)
             path = self._unfold(start, frozenset({terminal}))
             arcs |= path
             reached |= {self._links.heads[a] for a in path}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil, inf, isfinite
 
 from autopar.ir.problem import Basis, FloatArray, Problem
 from autopar.solver.clock import Clock
@@ -22,6 +23,11 @@ SAME_COST = 0.01
 """Costs are integers: a bound less than one below a cost, by this margin, proves it lowest."""
 
 
+def least_whole(bound: float) -> int:
+    """The smallest integer cost that a lower bound leaves possible."""
+    return ceil(bound - SAME_COST) if isfinite(bound) else 0
+
+
 @dataclass(slots=True)
 class Search:
     """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
@@ -36,7 +42,7 @@ class Search:
     evaluator: Evaluator
     clock: Clock
     progress: Progress
-    bound: float = float("-inf")
+    bound: float = -inf
     choice: tuple[int, ...] = ()
     evaluation: Evaluation | None = None
     infeasible: bool = False
@@ -45,15 +51,20 @@ class Search:
     basis: Basis | None = None
     byte_ns: float | None = None
     is_rough: bool = False
-    unlimited_bound: float = float("-inf")
-    cutoff: float = float("inf")
+    unlimited_bound: float = -inf
+    cutoff: float = inf
     tolerance: float = 0.0
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
 
     @property
+    def cost(self) -> float:
+        """That of the best plan; infinite without one."""
+        return self.evaluation.objective if self.evaluation else inf
+
+    @property
     def gap(self) -> float:
         """Cost of the best plan less the bound; infinite without a plan."""
-        return self.evaluation.objective - self.bound if self.evaluation else float("inf")
+        return self.cost - self.bound
 
     @property
     def proven(self) -> bool:
@@ -68,32 +79,27 @@ class Search:
     @property
     def is_finished(self) -> bool:
         """Whether nothing is left to look for."""
-        best = self.evaluation
-        close = best is not None and self.gap <= self.tolerance * best.objective
-        return self.proven or self.beaten or close
+        is_close = self.evaluation is not None and self.gap <= self.tolerance * self.cost
+        return self.proven or self.beaten or is_close
 
     @property
     def is_limiting(self) -> bool:
         """Whether there may be a better plan, or one below the cutoff, with more memory."""
         if self.beaten:
             return self.unlimited_bound - SAME_COST <= self.cutoff - 1
-        best = self.evaluation
-        if best is None:
-            return True
-        gap = best.objective - self.unlimited_bound
-        return gap >= 1 - SAME_COST and gap > self.tolerance * best.objective
+        gap = self.cost - self.unlimited_bound
+        is_tolerated = self.evaluation is not None and gap <= self.tolerance * self.cost
+        return gap >= 1 - SAME_COST and not is_tolerated
 
     def submit(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
         """Keeps a feasible plan when it is the cheapest so far."""
-        best = self.evaluation
-        if evaluation.feasible and (best is None or evaluation.objective < best.objective):
+        if evaluation.feasible and evaluation.objective < self.cost:
             self.choice, self.evaluation = choice, evaluation
             self.progress(f"plan of cost {evaluation.objective}, bound {self.bound:.0f}")
 
     def prefer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
         """Keeps a feasible plan also when it costs what the best one does: ties are broken."""
-        best = self.evaluation
-        if best is not None and evaluation.feasible and evaluation.objective == best.objective:
+        if evaluation.feasible and evaluation.objective == self.cost:
             self.choice, self.evaluation = choice, evaluation
         self.submit(choice, evaluation)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.ilp import build_model
 from autopar.solver.relaxation import dual_bound, express, rounded
-from autopar.solver.search import SAME_COST
+from autopar.solver.search import least_whole
 
 _RELAXATION = "relaxation"
 
@@ -48,7 +47,7 @@ class Sensitivity:
         self._row_duals = answer.row_duals / self._model.cost_scale
         self._basis = self._highs.basis()
         self._evaluator = Evaluator(problem)
-        self.bound = _whole(dual_bound(self._model, self._row_duals).value)
+        self.bound = least_whole(dual_bound(self._model, self._row_duals).value)
 
     def with_only(self, allowed: Mapping[int, BoolArray]) -> Restriction | None:
         """What is known where each of these nodes takes one of its `allowed` choices; None where
@@ -68,7 +67,7 @@ class Sensitivity:
             return None
         if answer.outcome is not Outcome.OPTIMAL or not len(answer.row_duals):
             raise SolverError(f"HiGHS failed on the relaxation: {answer.detail}")
-        proven = _whole(dual_bound(model, answer.row_duals / model.cost_scale, absent).value)
+        proven = least_whole(dual_bound(model, answer.row_duals / model.cost_scale, absent).value)
         bound = max(self.bound, proven)
         choice = rounded(model, np.where(absent, -1.0, answer.values))
         found = self._evaluator(choice)
@@ -86,9 +85,4 @@ class Sensitivity:
         model = build_model(other)
         if model.num_rows != self._model.num_rows:
             return Sensitivity(other).bound
-        return _whole(dual_bound(model, self._row_duals).value)
-
-
-def _whole(bound: float) -> int:
-    """The smallest integer cost that a lower bound leaves possible."""
-    return ceil(bound - SAME_COST)
+        return least_whole(dual_bound(model, self._row_duals).value)

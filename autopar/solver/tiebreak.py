@@ -18,10 +18,10 @@ import numpy as np
 
 from autopar.ir.problem import BoolArray, IntArray
 from autopar.solver.adapter import Answer, Highs, Outcome
+from autopar.solver.builder import WEIGHT_LIMIT, tie_weight, tie_weights
 from autopar.solver.ilp import Model
 from autopar.solver.relaxation import DualBound, dual_bound, num_fractional, rounded
 from autopar.solver.search import SAME_COST, Search
-from autopar.solver.ties import WEIGHT_LIMIT, tie_weight, tie_weights
 
 MAX_OPEN = 4_000
 """Columns that may be left for the integer program; with more, memory is held as it is."""

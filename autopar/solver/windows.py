@@ -24,11 +24,11 @@ def first_shares(problem: Problem) -> Shares:
     """As if the resource of each window that is the busiest with what nodes cost where each takes
     its cheapest choice were so in all plans: the device, or the host that launches its kernels."""
     cheapest = [int(costs.argmin()) for costs in problem.costs]
-    found: list[FloatArray] = []
-    for window in problem.windows:
-        sums = [sum(int(x[cheapest[i]]) for i, x in s.nodes.items()) for s in window.savings]
-        found.append(np.eye(len(sums))[sums.index(min(sums))])
-    return tuple(found)
+    sums = (
+        [sum(int(x[cheapest[i]]) for i, x in s.nodes.items()) for s in window.savings]
+        for window in problem.windows
+    )
+    return tuple(np.eye(len(some))[some.index(min(some))] for some in sums)
 
 
 def normalised(shares: Sequence[FloatArray]) -> Shares:

@@ -176,5 +176,5 @@ def test_the_copies_priced_are_those_emitted(name: str, sizes: Sequence[int]) ->
             sent_s = collective_s(move.kind, given, got, on.axes[move.axis])
             copied_s = copies * stream_s(2 * max(given, got), slow)
             expected = to_ns(sent_s + copied_s)
-            found = move_ns(kind, ATOMS, source, target, move, on, slow, sharing=None)
+            found, _ = move_ns(kind, ATOMS, source, target, move, on, slow, sharing=None)
             assert found == expected, (source, target)

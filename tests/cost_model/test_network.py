@@ -42,7 +42,7 @@ def test_every_step(tensor: TensorType, bucketed: bool, cluster: str, mesh: str)
     assert priced == {
         (a, b): move_ns(
             tensor, ATOMS, a, b, move, laid, device, sharing=shares if bucketed else None
-        )
+        )[0]
         for (a, b), move in moves.items()
         if move is not None
     }

@@ -14,8 +14,12 @@ from torch import Tensor, nn, optim
 
 import autopar
 from autopar.cost_model.optimizer import state_bytes
-from autopar.cost_model.optimizer_given import optimizer_name
-from autopar.cost_model.optimizer_kinds import OPTIMIZERS, find_kind, find_optimizers
+from autopar.cost_model.optimizer_kinds import (
+    OPTIMIZERS,
+    find_kind,
+    find_optimizers,
+    optimizer_name,
+)
 from autopar.errors import AutoparError
 from autopar.ir.graph import TensorType
 from autopar.ir.sharding import Sharding

@@ -185,7 +185,8 @@ def test_larger_tensors_never_move_sooner(route: tuple[str, str], members: int) 
         tensor, atoms = columns(elements)
         move = step(tensor, atoms, source, target)
         assert move is not None
-        return move_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
+        where = tensor, atoms, source, target, move, mesh, device
+        return move_ns(*where, sharing=sharing)[0]
 
     for small, large in pairwise(grid(31, 1.05)):
         fills = columns(small)[0].num_bytes < bucket <= columns(large)[0].num_bytes

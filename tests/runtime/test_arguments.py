@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel
 import autopar
 from autopar.cluster.mesh_shapes import MeshLike, read_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model.optimizer_given import optimizer_name
+from autopar.cost_model.optimizer_kinds import optimizer_name
 from autopar.driver.arguments import read_cluster
 from autopar.errors import AutoparError, ConstraintError
 from autopar.plans.requests.read_options import make_options

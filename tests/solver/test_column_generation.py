@@ -137,10 +137,10 @@ def test_far_from_the_bound_rounds_go_on_while_they_make_better_plans(
     stated, _ = in_canonical_order(transformer(1, (2, 2)))
     work = path._Work(stated, Clock(None), silent, float("inf"), 0.0)
     work.begin()
-    costs: list[float] = [work._cost()]
+    costs: list[float] = [work.state.cost]
     while not work.finished():
         work.round(len(costs) - 1)
-        costs.append(work._cost())
+        costs.append(work.state.cost)
         assert work._is_vain == (costs[-1] >= (1 - path.TOLERANCE) * costs[-2])
     assert len(costs) > 2
     fresh = path._Work(stated, Clock(None), silent, float("inf"), 0.0)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from autopar.cost_model.microbatch_times import launched_ns
+from autopar.cost_model.memory import launched_ns
 from autopar.driver.search.finding import Finding, Other
 from autopar.driver.search.incumbent import REFUSALS, CandidateSearch, line_search
 from autopar.driver.search.pipeline_shapes import (

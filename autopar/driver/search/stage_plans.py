@@ -11,7 +11,7 @@ import msgspec
 
 from autopar.compile import Say
 from autopar.cost_model.cost_breakdown import cost_breakdown
-from autopar.cost_model.residency import why_not_on_host
+from autopar.cost_model.offloads import why_not_on_host
 from autopar.driver.search.device_limits import DeviceSharing, SharedMemory, StageBytes
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import explaining, meshes_of, survey

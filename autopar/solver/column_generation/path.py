@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autopar.ir.grouping import grouped
 from autopar.ir.problem import BoolArray, FloatArray, Flow, IntArray, Problem
 from autopar.solver import exact
 from autopar.solver.clock import Clock
@@ -165,13 +166,13 @@ class _Work:
         self._learn(passing, _FIRST_PROGRESS)
         self._done = self._has_many and self._gap() <= TOLERANCE
         self.state.unlimited_bound = self.state.bound
-        if self.finished():
-            return
-        self._grow(max(_FIRST_CHOICES, self._room))
+        if not self.finished():
+            self._grow(max(_FIRST_CHOICES, self._room))
 
     def round(self, number: int) -> None:
         """One master, and what its prices say of the whole."""
-        state, before, cost = self.state, self._gap(), self._cost()
+        state, before = self.state, self._gap()
+        cost = state.cost
         master = keep_choices(self.problem, self.kept)
         found = exact.find_exactly(master, state.clock, state.progress, self._master)
         state.statistics |= found.statistics | {"rounds": number + 1}
@@ -180,7 +181,7 @@ class _Work:
             chosen = self._chosen(self.kept, found.choice)
             state.submit(chosen, state.evaluator(chosen))
             self._leave_out(self.kept)
-        is_better = self._cost() < (1 - TOLERANCE) * cost
+        is_better = state.cost < (1 - TOLERANCE) * cost
         has_plan = state.evaluation is not None
         self._is_vain = has_plan and (not is_better or found.bound >= state.cutoff)
         if found.relaxation is None or found.infeasible:
@@ -281,13 +282,9 @@ class _Work:
         if found is not None:
             state.submit(*found)
 
-    def _cost(self) -> float:
-        best = self.state.evaluation
-        return best.objective if best else float("inf")
-
     def _gap(self) -> float:
-        best = self.state.evaluation
-        return self.state.gap / best.objective if best and best.objective else float("inf")
+        state = self.state
+        return state.gap / state.cost if state.evaluation and state.cost else float("inf")
 
     def _close_or_grow(self, number: int, num_left: int) -> None:
         few = max(_FEW_WHEN_COARSE if self._is_coarse else _FEW_CHOICES, self._room)
@@ -337,25 +334,21 @@ class _Work:
         if found.choice:
             chosen = self._chosen([np.arange(len(some)) for some in self.left], found.choice)
             state.prefer(chosen, state.evaluator(chosen))
-        if state.evaluation is not None:
-            state.raise_bound(min(found.bound, float(state.evaluation.objective)))
-        else:
-            state.raise_bound(found.bound)
-            state.infeasible = found.infeasible
+        state.raise_bound(min(found.bound, state.cost))
+        state.infeasible = state.evaluation is None and found.infeasible
         self._done = True
 
     def _grow(self, count: int) -> bool:
         """Adds the `count` choices of the lowest bounds to the master, if any are left."""
-        fresh: list[tuple[float, int, int]] = []
-        for i, (bounds, kept) in enumerate(zip(self._at_least, self.kept, strict=True)):
-            new = np.setdiff1d(np.flatnonzero(bounds < np.inf), kept)
-            fresh += [(float(bounds[c]), i, int(c)) for c in new]
-        more: list[list[int]] = [[] for _ in self.kept]
-        for _, i, c in sorted(fresh)[:count]:
-            more[i].append(c)
+        fresh = [
+            (float(bounds[c]), i, int(c))
+            for i, (bounds, kept) in enumerate(zip(self._at_least, self.kept, strict=True))
+            for c in np.setdiff1d(np.flatnonzero(bounds < np.inf), kept)
+        ]
+        more = grouped((i, c) for _, i, c in sorted(fresh)[:count])
         self.kept = [
-            np.union1d(kept, np.array(new, dtype=np.int64))
-            for kept, new in zip(self.kept, more, strict=True)
+            np.union1d(kept, np.array(more.get(i, ()), dtype=np.int64))
+            for i, kept in enumerate(self.kept)
         ]
         return bool(fresh)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from autopar.ir.grouping import grouped
 from autopar.ir.problem import FORBIDDEN, FloatArray, Flow, IntArray, Problem
 from autopar.solver.ilp import Model, distinct_sinks
 from autopar.solver.pairwise.compiling import compiled
@@ -216,15 +217,11 @@ def _places(problem: Problem) -> list[float]:
     """Where nodes stand: as in the problem, but that one which comes after its users is put behind
     its maker. Message passing is at its best where tensors go forward."""
     places = [float(i) for i in range(len(problem.keys))]
-    users: dict[int, int] = {}
-    makers: dict[int, int] = {}
-    for flow in problem.flows:
-        for sink in flow.sinks:
-            users[flow.source] = min(users.get(flow.source, sink.node), sink.node)
-            makers[sink.node] = min(makers.get(sink.node, flow.source), flow.source)
-    for node, first in users.items():
-        if first < node and node in makers:
-            places[node] = makers[node] + 0.25
+    pairs = [(flow.source, sink.node) for flow in problem.flows for sink in flow.sinks]
+    makers = grouped((user, maker) for maker, user in pairs)
+    for node, users in grouped(pairs).items():
+        if min(users) < node and node in makers:
+            places[node] = min(makers[node]) + 0.25
     return places
 
 

@@ -9,16 +9,18 @@ the rounds, so without a limit the answer depends on the problem alone.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 
 import numpy as np
 
-from autopar.ir.problem import Conflict, Problem
+from autopar.errors import SolverError
+from autopar.ir.problem import Problem, Solution, Status, Usage
 from autopar.solver.clock import Clock
+from autopar.solver.evaluate import evaluate
+from autopar.solver.infeasible import infeasible_solution
 from autopar.solver.loops import TINY_NODES, tiny_problem
-from autopar.solver.memory import maximal_times, peak_conflict, total_usages
+from autopar.solver.memory import maximal_times, peak_conflict, total_usages, usage_sums
 from autopar.solver.message_passing.ascent import Ascent, Shortage, find_shortage
 from autopar.solver.message_passing.plans import Dive, Improver, LiftedPlan, Planner
 from autopar.solver.pairwise.bound import Guide, MemoryPrices, certify
@@ -41,31 +43,20 @@ def without_slack(problem: Problem) -> Problem:
     if problem.usage_limit is None:
         return problem
     times = maximal_times(problem)
-    spans = [
-        [np.searchsorted(times, (usage.start, usage.stop)).tolist() for usage in usages]
-        for usages in problem.usages
-    ]
-    change = [0] * (len(times) + 1)
-    for usages, placed in zip(problem.usages, spans, strict=True):
-        for usage, (start, stop) in zip(usages, placed, strict=True):
-            if start < stop:
-                most = int(usage.amounts.max())
-                change[start] += most
-                change[stop] -= most
     limits = map(problem.limit_at, times.tolist())
-    tight = [used > limit for used, limit in zip(accumulate(change[:-1]), limits, strict=True)]
-    before = list(accumulate(tight, initial=0))
-    kept = tuple(
-        tuple(
-            usage
-            for usage, (start, stop) in zip(usages, placed, strict=True)
-            if start < stop and before[stop] > before[start]
-        )
-        for usages, placed in zip(problem.usages, spans, strict=True)
-    )
+    most = usage_sums(problem, times, lambda amounts: int(amounts.max()))
+    is_tight = [used > limit for used, limit in zip(most, limits, strict=True)]
+    tight = times[np.array(is_tight, np.bool_)]
+
+    def matters(usage: Usage) -> bool:
+        start, stop = np.searchsorted(tight, (usage.start, usage.stop)).tolist()
+        return start < stop
+
+    kept = tuple(tuple(filter(matters, usages)) for usages in problem.usages)
     return replace(problem, usages=kept)
 
 
+LARGE = "message passing"
 _FIRST_STEPS, _STEPS = 40, 100
 """Steps of the prices before the first round and in each: about as long as a round of plans."""
 _ROUNDS = 40
@@ -74,28 +65,15 @@ _DOUBTS = (2, 8)
 """Rounds without a plan after which a proof is looked for that there is none."""
 
 
-@dataclass(slots=True)
-class LargeAnswer:
-    """A choice per node of the problem (empty if no plan was found) and a proven lower bound.
-    `possible` is false when no plan is allowed; then `conflict` and `reason` say why."""
-
-    choice: tuple[int, ...]
-    bound: int
-    statistics: dict[str, int | float | str]
-    possible: bool = True
-    conflict: Conflict | None = None
-    reason: str = ""
-
-
-def search_large(problem: Problem, clock: Clock, progress: Progress) -> LargeAnswer:
+def search_large(problem: Problem, clock: Clock, progress: Progress) -> Solution:
     """Works on `problem` (without flows) for as long as the clock allows."""
-    problem = without_slack(problem)
+    stated, problem = problem, without_slack(problem)
     contracted = contract(problem, clock=clock)
     if clock.expired:
-        return LargeAnswer((), 0, {})
+        return Solution(Status.LIMIT, solver=LARGE)
     if not contracted.possible:
         reason = "no combination of choices is allowed, whatever memory it takes"
-        return LargeAnswer((), 0, {}, possible=False, reason=reason)
+        return infeasible_solution({}, None, reason)
     core = lay_out(problem, contracted)
     statistics: dict[str, int | float | str] = {
         "core_nodes": core.num_nodes,
@@ -108,22 +86,34 @@ def search_large(problem: Problem, clock: Clock, progress: Progress) -> LargeAns
         worst = int(core.base.argmax())
         return _impossible(problem, Shortage((worst,), (int(core.base[worst]),)), statistics)
     if not core.num_nodes:
-        return LargeAnswer(contracted.lift({}), core.fixed_cost, statistics)
+        return _evaluated(stated, contracted.lift({}), core.fixed_cost, statistics)
     work = _Work(core, clock, progress)
     work.run()
     statistics |= {"rounds": work.rounds}
     if work.shortage is not None:
         return _impossible(problem, work.shortage, statistics)
-    choice: tuple[int, ...] = ()
-    if work.best is not None:
-        taken = work.best.choice.tolist()
-        choice = contracted.lift(dict(zip(contracted.nodes, taken, strict=True)))
-    return LargeAnswer(choice, work.bound, statistics)
+    if work.best is None:
+        return Solution(Status.LIMIT, bound=work.bound, solver=LARGE, statistics=statistics)
+    taken = work.best.choice.tolist()
+    choice = contracted.lift(dict(zip(contracted.nodes, taken, strict=True)))
+    return _evaluated(stated, choice, work.bound, statistics)
+
+
+def _evaluated(
+    problem: Problem, choice: tuple[int, ...], bound: int, statistics: dict[str, int | float | str]
+) -> Solution:
+    """The plan `choice`, of which a `bound` is proven."""
+    final = evaluate(problem, choice)
+    if not final.feasible:
+        raise SolverError(f"problem {problem.name}: the plan is not allowed: {final.violation}")
+    bound = min(bound, final.objective)
+    status = Status.OPTIMAL if bound == final.objective else Status.FEASIBLE
+    return Solution(status, choice, final.arcs, final.objective, bound, LARGE, statistics)
 
 
 def _impossible(
     problem: Problem, shortage: Shortage, statistics: dict[str, int | float | str]
-) -> LargeAnswer:
+) -> Solution:
     """The answer that says at which times the limit cannot be kept."""
     assert problem.usage_limit is not None
     times = maximal_times(problem)[list(shortage.times)].tolist()
@@ -136,7 +126,7 @@ def _impossible(
     else:
         named = ", ".join(map(str, times))
         reason = f"the limit of {limit} cannot be kept at all of the times {named}"
-    return LargeAnswer((), 0, statistics, possible=False, conflict=conflict, reason=reason)
+    return infeasible_solution(statistics, conflict, reason)
 
 
 class _Work:

@@ -253,18 +253,16 @@ class Improver:
                 break
         return plan
 
-    def _move_all(self, plan: LiftedPlan, prices: FloatArray) -> LiftedPlan:
-        everywhere = np.arange(self.core.num_nodes)
-        for tree in _TREES:
-            plan = self._move(plan, prices, everywhere, tree)
-        return plan
-
-    def _move(
-        self, plan: LiftedPlan, prices: FloatArray, starts: IntArray, tree: int
+    def _move_all(
+        self, plan: LiftedPlan, prices: FloatArray, starts: IntArray | None = None
     ) -> LiftedPlan:
-        moves = max(_LEAST_MOVES, len(starts) // tree)
-        factors = _FACTORS_THAT_FIT if plan.fits else _FACTORS_THAT_DO_NOT
-        return self.planner.walk(plan, prices, factors, starts, moves, tree)
+        """`plan` after moves of trees of all sizes around `starts`, or around all nodes."""
+        starts = np.arange(self.core.num_nodes) if starts is None else starts
+        for tree in _TREES:
+            moves = max(_LEAST_MOVES, len(starts) // tree)
+            factors = _FACTORS_THAT_FIT if plan.fits else _FACTORS_THAT_DO_NOT
+            plan = self.planner.walk(plan, prices, factors, starts, moves, tree)
+        return plan
 
     def _change_part(self, plan: LiftedPlan, guide: Guide) -> None:
         draw = self.planner.random
@@ -279,10 +277,8 @@ class Improver:
         )
         for earlier in on_the_way:
             self._submit(earlier)
-        prices, starts = self.memory.prices(guide.multipliers), np.flatnonzero(part)
-        for tree in _TREES:
-            plan = self._move(plan, prices, starts, tree)
-        self._submit(plan)
+        prices = self.memory.prices(guide.multipliers)
+        self._submit(self._move_all(plan, prices, np.flatnonzero(part)))
 
     def _submit(self, plan: LiftedPlan) -> None:
         if not plan.fits or plan.cost >= FORBIDDEN:

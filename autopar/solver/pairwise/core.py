@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,58 +25,34 @@ _ODD = np.int64(-7046029254386353131)
 """An odd number without a pattern in its bits: sums of products with it tell rows apart."""
 
 
-class Lean(NamedTuple):
-    """The fields of a `Core` that begin with `lean_`, by the rest of their names."""
-
-    table: IntArray
-    rows: IntArray
-    columns: IntArray
-    place: IntArray
-    pool: FloatArray
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Distinct:
-    """The rows and columns of a table that differ, and where each label is among them."""
-
-    table: IntArray
-    places: IntArray
-
-
-def lean_tables(tables: Sequence[IntArray], at: IntArray, too_much: float) -> Lean:
-    """Of edges of which `e` has `tables[at[e]]`. What is `FORBIDDEN` costs `too_much`."""
+def _lean_tables(tables: Sequence[IntArray], at: IntArray, too_much: float) -> dict[str, Any]:
+    """The fields of a `Core` that begin with `lean_`, of edges of which `e` has `tables[at[e]]`.
+    What is `FORBIDDEN` costs `too_much`."""
     found = [_lean(table) for table in tables]
-    worth = [each for each in found if each is not None]
     none: IntArray = np.empty(0, dtype=np.int64)
-    starts = np.cumsum([0, *(0 if each is None else each.table.size for each in found)]).tolist()
-    table = [-1 if each is None else starts[k] for k, each in enumerate(found)]
-    sizes = [(0, 0) if each is None else each.table.shape for each in found]
-    rows, columns = np.array(sizes, dtype=np.int64).reshape(-1, 2).T
-    places: list[IntArray] = [
-        np.zeros(sum(whole.shape), dtype=np.int64) if each is None else each.places
-        for whole, each in zip(tables, found, strict=True)
-    ]
-    of_edges: list[IntArray] = [places[int(k)] for k in at]
-    left: list[IntArray] = [none, *(each.table.ravel() for each in worth)]
-    pool = np.concatenate(left)
-    return Lean(
-        table=np.array(table, dtype=np.int64)[at],
-        rows=rows[at],
-        columns=columns[at],
-        place=np.concatenate([none, *of_edges]),
-        pool=np.where(pool >= FORBIDDEN, too_much, pool.astype(np.float64)),
-    )
+    starts = np.cumsum([0, *(table.size for table, _ in found)]).tolist()
+    table = [start if each.size else -1 for start, (each, _) in zip(starts, found, strict=False)]
+    rows, columns = np.array([each.shape for each, _ in found], np.int64).reshape(-1, 2).T
+    places = [found[int(k)][1] for k in at]
+    pool = np.concatenate([none, *(table.ravel() for table, _ in found)])
+    return {
+        "lean_table": np.array(table, dtype=np.int64)[at],
+        "lean_rows": rows[at],
+        "lean_columns": columns[at],
+        "lean_place": np.concatenate([none, *places]),
+        "lean_pool": np.where(pool >= FORBIDDEN, too_much, pool.astype(np.float64)),
+    }
 
 
-def _lean(table: IntArray) -> _Distinct | None:
-    """What of it differs; None where leaving the rest out is not worth its while."""
-    if table.size < _LARGE:
-        return None
-    rows, row_places = _distinct_rows(table)
-    columns, column_places = _distinct_rows(table.T)
-    if len(rows) * len(columns) > _WORTH * table.size:
-        return None
-    return _Distinct(table[np.ix_(rows, columns)], np.concatenate([row_places, column_places]))
+def _lean(table: IntArray) -> tuple[IntArray, IntArray]:
+    """The rows and columns of it that differ, and where each label is among them; no table where
+    leaving the rest out is not worth its while."""
+    if table.size >= _LARGE:
+        rows, row_places = _distinct_rows(table)
+        columns, column_places = _distinct_rows(table.T)
+        if len(rows) * len(columns) <= _WORTH * table.size:
+            return table[np.ix_(rows, columns)], np.concatenate([row_places, column_places])
+    return np.empty((0, 0), dtype=np.int64), np.zeros(sum(table.shape), dtype=np.int64)
 
 
 def _distinct_rows(table: IntArray) -> tuple[IntArray, IntArray]:
@@ -169,7 +144,6 @@ def lay_out(problem: Problem, contracted: Contracted) -> Core:
     near_first, near_split, near_edge = _near(len(nodes), source, target)
     sizes = np.stack([counts[source], counts[target]], axis=1).ravel()
     places = np.concatenate([[0], np.cumsum(sizes)])[:-1].reshape(-1, 2).astype(np.int64)
-    lean = lean_tables([contracted.tables[int(n)] for n in used], at, too_much)
     return Core(
         first=first,
         cost=cost,
@@ -183,11 +157,7 @@ def lay_out(problem: Problem, contracted: Contracted) -> Core:
         near_edge=near_edge,
         source_message=np.ascontiguousarray(places[:, 0]),
         target_message=np.ascontiguousarray(places[:, 1]),
-        lean_table=lean.table,
-        lean_rows=lean.rows,
-        lean_columns=lean.columns,
-        lean_place=lean.place,
-        lean_pool=lean.pool,
+        **_lean_tables([contracted.tables[int(n)] for n in used], at, too_much),
         **_items(problem, contracted, place),
         limit=problem.usage_limit if problem.usage_limit is not None else 0,
         fixed_cost=contracted.fixed_cost,
@@ -204,7 +174,7 @@ def _near(count: int, source: IntArray, target: IntArray) -> tuple[IntArray, Int
     return first.astype(np.int64), split.astype(np.int64), edges[order].astype(np.int64)
 
 
-def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> dict[str, IntArray]:
+def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> dict[str, Any]:
     """The fields of a `Core` that say what is held when."""
     times = maximal_times(problem)
     led = contracted.led()

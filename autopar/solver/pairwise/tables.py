@@ -8,26 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, BoolArray, IntArray, Problem
 from autopar.solver.windows import with_choices
 
-Key = tuple[str, int, object]
+_P = ParamSpec("_P")
 _Value = TypeVar("_Value")
+
+
+def _remembered(
+    work_out: Callable[Concatenate[Tables, _P], _Value],
+) -> Callable[Concatenate[Tables, _P], _Value]:
+    """`work_out`, once for each of its arguments."""
+
+    @wraps(work_out)
+    def remembered(self: Tables, *args: _P.args, **kwargs: _P.kwargs) -> _Value:
+        key = (work_out.__name__, *args)
+        if key not in self.known:
+            self.known[key] = work_out(self, *args, **kwargs)
+        return self.known[key]
+
+    return remembered
 
 
 @dataclass(slots=True)
 class Tables:
-    """Distinct tables by number; entries are costs, `FORBIDDEN` where a pair is not allowed."""
+    """Distinct tables by number; entries are costs, `FORBIDDEN` where a pair is not allowed.
+    `known` is what was worked out."""
 
     by_number: list[IntArray] = field(default_factory=list[IntArray])
     _numbers: dict[tuple[tuple[int, ...], bytes], int] = field(
         default_factory=dict[tuple[tuple[int, ...], bytes], int]
     )
-    _known: dict[Key, object] = field(default_factory=dict[Key, object])
+    known: dict[tuple[object, ...], Any] = field(default_factory=dict[tuple[object, ...], Any])
 
     def __getitem__(self, number: int) -> IntArray:
         return self.by_number[number]
@@ -43,59 +60,46 @@ class Tables:
             self.by_number.append(table)
         return number
 
+    @_remembered
     def transposed(self, number: int) -> int:
         """The same costs with rows and columns exchanged."""
-        return self._remember(("transposed", number, None), lambda: self.add(self[number].T))
+        return self.add(self[number].T)
 
+    @_remembered
     def possible_rows(self, number: int) -> BoolArray | None:
         """Which rows have an entry that is allowed; None when all have."""
-
-        def work_out() -> BoolArray | None:
-            possible: BoolArray = np.any(self[number] < FORBIDDEN, axis=1)
-            return None if possible.all() else possible
-
-        return self._remember(("possible", number, None), work_out)
+        possible: BoolArray = np.any(self[number] < FORBIDDEN, axis=1)
+        return None if possible.all() else possible
 
     def rows(self, number: int, picked: IntArray) -> int:
         """The table made of the rows `picked`."""
-        key = ("rows", number, picked.tobytes())
-        return self._remember(key, lambda: self.add(self[number][picked]))
+        return self._rows(number, picked.tobytes())
 
+    @_remembered
+    def _rows(self, number: int, picked: bytes) -> int:
+        return self.add(self[number][np.frombuffer(picked, np.int64)])
+
+    @_remembered
     def sum(self, first: int, second: int) -> int:
         """The costs of both."""
+        return self.add(added(self[first], self[second]))
 
-        def work_out() -> int:
-            return self.add(added(self[first], self[second]))
-
-        return self._remember(("sum", min(first, second), max(first, second)), work_out)
-
+    @_remembered
     def column_of_row(self, number: int) -> IntArray | None:
         """Where every row has one entry that is allowed: its column; else None."""
+        allowed = self[number] < FORBIDDEN
+        return allowed.argmax(axis=1) if (allowed.sum(axis=1) == 1).all() else None
 
-        def work_out() -> IntArray | None:
-            allowed = self[number] < FORBIDDEN
-            return allowed.argmax(axis=1) if (allowed.sum(axis=1) == 1).all() else None
-
-        return self._remember(("column", number, None), work_out)
-
+    @_remembered
     def parts(self, number: int) -> tuple[IntArray, IntArray] | None:
         """`(a, b)` where the table is `a[row] + b[column]`; else None. Neither is below 0 where no
         entry is: what nodes cost stays a bound for the rest."""
-
-        def work_out() -> tuple[IntArray, IntArray] | None:
-            table = self[number]
-            if (table >= FORBIDDEN).any():
-                return None
-            cheapest = table[0].argmin()
-            a, b = table[:, cheapest], table[0] - table[0, cheapest]
-            return (a, b) if np.array_equal(a[:, None] + b[None, :], table) else None
-
-        return self._remember(("parts", number, None), work_out)
-
-    def _remember(self, key: Key, work_out: Callable[[], _Value]) -> _Value:
-        if key not in self._known:
-            self._known[key] = work_out()
-        return self._known[key]  # pyright: ignore[reportReturnType]
+        table = self[number]
+        if (table >= FORBIDDEN).any():
+            return None
+        cheapest = table[0].argmin()
+        a, b = table[:, cheapest], table[0] - table[0, cheapest]
+        return (a, b) if np.array_equal(a[:, None] + b[None, :], table) else None
 
 
 def added(a: IntArray, b: IntArray) -> IntArray:
