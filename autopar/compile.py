@@ -114,11 +114,11 @@ def plan_call(
     call: ModelCall, find: Callable[[Traced], PlanT], stage: StageContext = nullcontext
 ) -> tuple[Traced, PlanT]:
     """The plan, or the plans, found for a call, and the graph they are for."""
-    strict = call.options.strict
+    strict = call.options.given.search.strict
     with stage("trace"), _recording(call.model):
         traced = trace(call.model, call.args, call.kwargs, strict=strict, selects=call.wants)
         traced = replace(traced, graph=with_input_shardings(traced.graph, call.input_shardings))
-        if call.options.unread_outputs:
+        if call.options.given.outputs.unread:
             mode = Read(call.model, "training", "the model's training mode")
             traced = replace(traced, reads=(*traced.reads, mode))
     return traced, find(traced)

@@ -251,7 +251,8 @@ class _Recorder:
         kind = type(value)
         if not depth or not kind.__module__.startswith("autopar."):
             return False
-        names = (*getattr(kind, "__slots__", ()), *getattr(value, "__dict__", ()))
+        slots = (name for each in kind.__mro__ for name in getattr(each, "__slots__", ()))
+        names = (*slots, *getattr(value, "__dict__", ()))
         return any(self._has_graph(getattr(value, name, None), depth - 1) for name in names)
 
 

@@ -110,7 +110,7 @@ def _of_param(at_rest: ParamMemory, hosts: ParamsOnHost, param: Node, label: Lab
 
 def _at_rest(graph: Graph, request: PlanRequest) -> ParamMemory:
     """An optimizer steps on the host where a parameter lives."""
-    return ParamMemory(graph, request.mesh.sizes, "cpu", request.options.optimizer)
+    return ParamMemory(graph, request.mesh.sizes, "cpu", request.options.given.optimizer)
 
 
 def _offloaded_in(maker: Node, root: Ref, label: Label, *, is_open: bool) -> Sharding | None:

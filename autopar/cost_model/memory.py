@@ -92,7 +92,7 @@ def peak_memory(
     and so is what is `waiting` (`waiting_bytes`). What lives on the host of a CPU is in the same
     memory.
     """
-    device, optimizers = request.cluster.device.kind, request.options.optimizer
+    device, optimizers = request.cluster.device.kind, request.options.given.optimizer
     at_rest = ParamMemory(layout.graph, layout.mesh.sizes, device, optimizers)
     params = gradients = optimizer = 0
     for node in layout.graph.with_role(Role.PARAM):

@@ -85,7 +85,7 @@ class _Rows:
 
     def __init__(self, request: PlanRequest, problem: Problem) -> None:
         self.graph, self.sizes = request.step, request.mesh.sizes
-        device, optimizer = request.cluster.device.kind, request.options.optimizer
+        device, optimizer = request.cluster.device.kind, request.options.given.optimizer
         self.param_memory = ParamMemory(self.graph, self.sizes, device, optimizer)
         self.labels = dict(zip(problem.keys, problem.labels, strict=True))
         self.number = {key: i for i, key in enumerate(problem.keys)}

@@ -159,7 +159,7 @@ def _compute(
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     params = graph.with_role(Role.PARAM)
     members = grouped((node.key, node) for node in params if node.target in trained)
-    optimizers = find_optimizers(options.optimizer)
+    optimizers = find_optimizers(options.given.optimizer)
     for key, params in members.items():
         tensor = table[key].node.outputs[0]
         for c, choice in enumerate(table[key].choices):
@@ -218,7 +218,7 @@ def _held(
     graph, mesh, options = request.step, request.mesh, request.options
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
-    at_rest = ParamMemory(graph, mesh.sizes, request.cluster.device.kind, options.optimizer)
+    at_rest = ParamMemory(graph, mesh.sizes, request.cluster.device.kind, options.given.optimizer)
     members = grouped((node.key, node) for node in graph.with_role(Role.PARAM))
     for key, entry in table.items():
         if entry.node.role is Role.PARAM:

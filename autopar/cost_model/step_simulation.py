@@ -123,7 +123,7 @@ def _ops_ns(
 
 def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> dict[int, int]:
     """The optimizer's nanoseconds for each parameter that has a gradient, by its node."""
-    graph, optimizers = layout.graph, find_optimizers(options.optimizer)
+    graph, optimizers = layout.graph, find_optimizers(options.given.optimizer)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     found: dict[int, int] = {}
     known: dict[tuple[str, ParamChoice, Optimizer], int] = {}

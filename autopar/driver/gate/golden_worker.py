@@ -73,7 +73,7 @@ def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
     def find(traced: Traced) -> Plan:
         nonlocal known
         check_outputs(traced, recipe.options)
-        asked = make_call_request(call, traced, cluster, recipe.options)
+        asked = make_call_request(call, traced, cluster)
         digest = asked.digest()
         kept = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
         if kept is not None:

@@ -143,7 +143,7 @@ class Finding:
             model=graph.name,
             fingerprint=fingerprint(graph),
             cluster=self.graph_request.cluster.name,
-            optimizer=self.graph_request.options.optimizer,
+            optimizer=self.graph_request.options.given.optimizer,
             inputs=describe_inputs(graph),
             stages=tuple(
                 msgspec.structs.replace(each.structure, start=start, first_rank=rank)

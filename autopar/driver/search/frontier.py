@@ -79,7 +79,7 @@ def _plan(chosen: Finding, limit: int, others: Sequence[Other], trail: Trail) ->
     ]
     bound_ns = min((each.bound_ns for each in others), default=chosen.bound_ns)
     found = replace(chosen.within(limit), others=(*chosen.others, *fitting)).proven(bound_ns)
-    margin = find_margin(found, trail) if found.graph_request.options.margin else None
+    margin = find_margin(found, trail) if found.graph_request.options.given.search.margin else None
     return found.plan(margin, trail.outcomes)
 
 

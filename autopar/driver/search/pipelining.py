@@ -22,7 +22,7 @@ from autopar.driver.search.pipeline_candidates import PipelineCandidates
 from autopar.driver.search.pipeline_shapes import PipelineShape, imposed_on
 from autopar.driver.search.segment_division import Divided
 from autopar.driver.search.segment_search import SegmentSearch
-from autopar.driver.search.stage_plans import RankRequest, plan_stages
+from autopar.driver.search.stage_plans import plan_stages
 from autopar.ir.passes.stages import Cut
 from autopar.ir.problem import Status
 from autopar.plans.estimates import Delay, Memory
@@ -150,14 +150,18 @@ class _Pipeline:
         ]
         return device_memory(self.actions, stages, spans, message_bytes(layouts, granule))
 
-    def _rank_request(self, rank: int, narrowed: Mapping[str, Narrowed]) -> RankRequest:
+    def _rank_request(self, rank: int, narrowed: Mapping[str, Narrowed]) -> GraphRequest:
         """What is asked of the stages of a rank."""
         mesh = self.divided.meshes[rank].text
         options = replace(
             self.graph_request.options, mesh=mesh, microbatches=self.shape.microbatches
         )
-        asked = replace(self.graph_request, cluster=self.clusters[rank], options=options)
-        return RankRequest(asked, narrowed[mesh])
+        return replace(
+            self.graph_request,
+            cluster=self.clusters[rank],
+            options=options,
+            narrowed=narrowed[mesh],
+        )
 
 
 def _layouts(candidates: Sequence[Candidate]) -> list[Layout]:

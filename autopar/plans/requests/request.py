@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
@@ -123,20 +123,13 @@ class GraphRequest:
         strategy = expand_strategy(self.options.strategy, self.graph, mesh)
         imposed = tuple(MeshConstraint(c, on_mesh(c, mesh)) for c in (*self.constraints, *strategy))
         return PlanRequest(
-            self.graph,
-            self.cluster,
-            mesh,
-            self.options,
-            imposed,
+            **{each.name: getattr(self, each.name) for each in fields(GraphRequest)},
+            mesh=mesh,
+            imposed=imposed,
             microbatches=self.options.microbatches or 1
             if trains(self.graph)
             else self.graph.microbatches,
             loss_chunks=self.options.loss_chunks or 1 if heads_of(self.graph) else 1,
-            in_flight=self.in_flight,
-            others=self.others,
-            narrowed=self.narrowed,
-            tolerance=self.tolerance,
-            known_on_host=self.known_on_host,
         ).without_savings()
 
     def digest(self) -> str:
@@ -155,15 +148,12 @@ class GraphRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """A plan is wanted for `graph` on `mesh`, which is laid over `cluster`, as `options` say.
-    `imposed` is all that constraints and strategy take away there. Made by `GraphRequest.on`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest(GraphRequest):
+    """What is asked of a plan for a graph on `mesh`, which is laid over the cluster. `imposed` is
+    all that constraints and strategy take away there. Made by `GraphRequest.on`."""
 
-    graph: Graph
-    cluster: Cluster
     mesh: Mesh
-    options: Options
     imposed: tuple[MeshConstraint, ...]
     recompute: tuple[str, ...] | None = ()
     """The keys of ops that backward recomputes; None where that is to be decided."""
@@ -173,12 +163,6 @@ class PlanRequest:
     loss_chunks: int = 1
     params_on_host: frozenset[str] | None = frozenset()
     """The parameters that live on the host; None where that is to be decided."""
-    in_flight: int = 1
-    others: tuple[Waiting, ...] = ()
-    narrowed: Narrowed = ()
-    tolerance: float = 0.0
-    known_on_host: tuple[tuple[str, bool], ...] = ()
-    """As `GraphRequest` has these."""
 
     @property
     def name(self) -> str:
@@ -199,7 +183,7 @@ class PlanRequest:
         """The same where all is to be decided that saves memory: what is recomputed, or offloaded,
         and where parameters live unless that is given."""
         options = self.options
-        again = None if options.checkpoint == "planned" else self.recompute
+        again = None if options.given.memory.checkpoint == "planned" else self.recompute
         is_open = options.residency == "auto" and options.params_on_host is None
         return replace(
             self, recompute=again, params_on_host=None if is_open else self.params_on_host
@@ -235,11 +219,6 @@ class PlanRequest:
         return self.others or (Waiting(self.in_flight - 1),)
 
     @property
-    def memory_limit_bytes(self) -> int:
-        """What each device may hold."""
-        return self.options.memory_limit_bytes or self.cluster.device.memory_bytes
-
-    @property
     def host_memory_bytes(self) -> int:
         """What each device may have in its host's memory: its share of that."""
         return self.cluster.host.memory_bytes
@@ -265,10 +244,10 @@ class PlanRequest:
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
         options = self.options
         others = (
-            ("backend", options.backend, ""),
+            ("backend", options.given.backend, ""),
             ("residency", options.residency, "cuda"),
-            ("checkpoint", options.checkpoint, "planned"),
-            ("without outputs", ", ".join(options.unread_outputs), ""),
+            ("checkpoint", options.given.memory.checkpoint, "planned"),
+            ("without outputs", ", ".join(options.given.outputs.unread), ""),
             ("saved dtype", options.saved_dtype, ""),
             ("host memory", exact_bytes(options.host_memory_bytes or 0), "0B"),
         )
@@ -283,7 +262,7 @@ class PlanRequest:
 
 def _recomputed(graph: Graph, options: Options) -> tuple[str, ...]:
     """What backward recomputes because the model asks for that."""
-    return as_written(graph) if options.checkpoint == "as written" else ()
+    return as_written(graph) if options.given.memory.checkpoint == "as written" else ()
 
 
 def _on_host(graph: Graph, options: Options) -> frozenset[str]:
@@ -306,7 +285,7 @@ def make_graph_request(
     there."""
     constraints = resolve_constraints(graph, options.constraints, aliases)
     cluster = _with_host_memory(cluster, options)
-    if options.checkpoint == "as written":
+    if options.given.memory.checkpoint == "as written":
         _check_regions(graph)
     _check_loss(graph, options)
     return GraphRequest(graph, cluster, options, constraints)
