@@ -196,8 +196,10 @@ def best_shapes(
     """What is divided, best first."""
     promising = PipelineCandidates(wanted, tried)
     for shape, mesh in promising.to_divide():
-        with promising.dividing(shape) as divided:
-            divided.stages = ways.divided(shape.actions, promising.known_ns(), mesh, shape.sizes)
+        with promising.dividing(shape):
+            known_ns = promising.known_ns()
+            divided = ways.divided(shape.actions, known_ns, mesh, shape.sizes)
+            promising.estimate(shape, divided)
     return sorted(promising.estimated, key=lambda each: each[1].step_ns)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from autopar.cost_model.microbatch_times import launched_ns
@@ -26,17 +26,10 @@ from autopar.plans.requests.request import GraphRequest
 _Place = TypeVar("_Place", int, PipelineShape)
 
 
-@dataclass(slots=True)
-class DividedShape:
-    """The best stages of a shape, once they are known."""
-
-    stages: Divided | None = None
-
-
 class PipelineCandidates:
     """The shapes that may have the shortest step, by what their segments take: first those that
-    are `to_divide` are divided into stages, `with promising.dividing(shape) as divided`, and of
-    these some are `to_plan`. What fails is told to `tried`, whose incumbent is to be beaten."""
+    are `to_divide` are divided into stages, `with promising.dividing(shape)`, and of these some are
+    `to_plan`. What fails is told to `tried`, whose incumbent is to be beaten."""
 
     def __init__(self, graph_request: GraphRequest, tried: CandidateSearch[Finding]) -> None:
         self.graph_request, self.tried = graph_request, tried
@@ -61,13 +54,13 @@ class PipelineCandidates:
         return min((ns for ns in known if ns is not None), default=None)
 
     @contextmanager
-    def dividing(self, shape: PipelineShape) -> Generator[DividedShape]:
-        """Within it, the best stages of a shape are put in, if there are any that are better than
-        what is known; what is raised says why there are not."""
-        trail, found = self.tried.trail, DividedShape()
+    def dividing(self, shape: PipelineShape) -> Generator[None]:
+        """Within it, the best stages of a shape are `estimate`d, if there are any that are better
+        than what is known; what is raised says why there are not."""
+        trail = self.tried.trail
         trail(shape.name)
         try:
-            yield found
+            yield
         except Beaten as beaten:
             self._beaten[shape] = beaten.bound
             trail(f"{shape}: {beaten}")
@@ -75,10 +68,12 @@ class PipelineCandidates:
         except REFUSALS as error:
             self.tried.refuse(error, name=shape.name)
             self._failed.add(shape)
-        if found.stages is not None:
-            trail(f"{shape}: about {format_ns(found.stages.step_ns)}")
-            trail.note(shape.name, "estimated", found.stages.step_ns)
-            self.estimated.append((shape, found.stages))
+
+    def estimate(self, shape: PipelineShape, stages: Divided) -> None:
+        """Takes the best stages of a shape."""
+        self.tried.trail(f"{shape}: about {format_ns(stages.step_ns)}")
+        self.tried.trail.note(shape.name, "estimated", stages.step_ns)
+        self.estimated.append((shape, stages))
 
     def to_divide(self) -> Iterator[tuple[PipelineShape, str]]:
         """The shapes that are to be divided one after the other, each on one mesh if it is

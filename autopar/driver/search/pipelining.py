@@ -47,13 +47,15 @@ def search_stages(
                 pipelines.submit(known)
             promising, ways = PipelineCandidates(each, pipelines), SegmentSearch(each, trail)
             for shape, mesh in promising.to_divide():
-                with promising.dividing(shape) as divided:
+                with promising.dividing(shape):
                     known_ns = promising.known_ns()
-                    divided.stages = ways.divided(shape.actions, known_ns, mesh, shape.sizes)
+                    divided = ways.divided(shape.actions, known_ns, mesh, shape.sizes)
+                    promising.estimate(shape, divided)
             for shape, stages in promising.to_plan():
                 if stages is None:
-                    with promising.dividing(shape) as divided:
-                        divided.stages = ways.divided(shape.actions, sizes=shape.sizes)
+                    with promising.dividing(shape):
+                        divided = ways.divided(shape.actions, sizes=shape.sizes)
+                        promising.estimate(shape, divided)
                     continue
                 with pipelines.attempt(name=shape.name) as planned:
                     planned.result = _Pipeline(each, shape, stages, trail).planned()

@@ -59,8 +59,12 @@ def plan_stages(
         sharing = planner.sharing()
         try:
             for limits, shares in sharing:
-                with sharing.planning() as tried:
-                    tried.plans = planner.plan_within(limits, shares, known_on_host)
+                try:
+                    plans = planner.plan_within(limits, shares, known_on_host)
+                except InfeasibleError as error:
+                    sharing.refuse(error)
+                else:
+                    sharing.take(plans)
             found = sharing.plans
             break
         except InfeasibleError as error:
