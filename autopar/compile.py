@@ -26,7 +26,6 @@ from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
 from autopar.ir.gc_pause import collection_paused
-from autopar.ir.input_sharding import with_input_shardings
 from autopar.ir.peak_candidates import ON_HOST, known_in
 from autopar.ir.problem import Basis, Problem, Solution
 from autopar.ir.sharding import InputSharding
@@ -114,10 +113,15 @@ def plan_call(
     call: ModelCall, find: Callable[[Traced], PlanT], stage: StageContext = nullcontext
 ) -> tuple[Traced, PlanT]:
     """The plan, or the plans, found for a call, and the graph they are for."""
-    strict = call.options.given.search.strict
     with stage("trace"), _recording(call.model):
-        traced = trace(call.model, call.args, call.kwargs, strict=strict, selects=call.wants)
-        traced = replace(traced, graph=with_input_shardings(traced.graph, call.input_shardings))
+        traced = trace(
+            call.model,
+            call.args,
+            call.kwargs,
+            strict=call.options.given.search.strict,
+            selects=call.wants,
+            input_shardings=call.input_shardings,
+        )
         if call.options.given.outputs.unread:
             mode = Read(call.model, "training", "the model's training mode")
             traced = replace(traced, reads=(*traced.reads, mode))

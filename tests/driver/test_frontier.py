@@ -14,7 +14,7 @@ from autopar.driver.search.frontier import find_frontier
 from autopar.errors import AutoparError
 from autopar.plans.frontier import Frontier, read_limits
 from autopar.plans.requests.options import Options
-from autopar.plans.requests.plan_options import PlanOptions
+from autopar.plans.requests.plan_options import PlanOptions, SearchOptions
 from autopar.plans.requests.request import GraphRequest, make_graph_request
 from autopar.report.html.frontier import frontier_html
 from autopar.solver.search import silent
@@ -133,7 +133,8 @@ def test_microbatches_are_among_the_plans() -> None:
 def test_each_plan_has_its_margin_if_that_is_asked_for() -> None:
     """Within the same limit: rivals are on other meshes, or the same one, and fit as well."""
     wanted = asked("", "auto", "2")
-    wanted = replace(wanted, options=replace(wanted.options, margin=True))
+    given = PlanOptions(backend="eager", search=SearchOptions(margin=True))
+    wanted = replace(wanted, options=replace(wanted.options, given=given))
     found = find_frontier(wanted, (4 * MIB, 3 * MIB), silent)
     plain = find_frontier(asked("", "auto", "2"), (4 * MIB, 3 * MIB), silent)
     for point, same in zip(found.points, plain.points, strict=True):

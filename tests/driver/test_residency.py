@@ -177,7 +177,7 @@ def test_what_cannot_be_is_told() -> None:
     with pytest.raises(ArgumentError, match="residency='gpu': write one of cuda, cpu, auto"):
         make_options(mesh="2", memory={"residency": "gpu"})
     wanted = request(27.7, residency="cpu")
-    muon = replace(wanted, options=replace(wanted.options, optimizer="muon"))
+    muon = replace(wanted, options=replace(wanted.options, given=PlanOptions(optimizer="muon")))
     with pytest.raises(AutoparError, match="muon steps on whole parameters"):
         price(muon)
     unknown = replace(wanted.cluster.host, memory_bytes_per_s=0.0)

@@ -19,7 +19,7 @@ from autopar.driver.search.finding import Finding
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.narrower import Widened, findings
 from autopar.driver.search.pipeline_candidates import PipelineCandidates
-from autopar.driver.search.pipeline_shapes import PipelineShape, imposed_on
+from autopar.driver.search.pipeline_shapes import PipelineShape, PipelineShapes, imposed_on
 from autopar.driver.search.segment_division import Divided
 from autopar.driver.search.segment_search import SegmentSearch
 from autopar.driver.search.stage_plans import plan_stages
@@ -45,7 +45,8 @@ def search_stages(
             pipelines = findings(trail)
             if known is not None:
                 pipelines.submit(known)
-            promising, ways = PipelineCandidates(each, pipelines), SegmentSearch(each, trail)
+            promising = PipelineCandidates(PipelineShapes(each), pipelines)
+            ways = SegmentSearch(each, trail)
             for shape, mesh in promising.to_divide():
                 with promising.dividing(shape):
                     known_ns = promising.known_ns()

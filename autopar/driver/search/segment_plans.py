@@ -64,11 +64,8 @@ class SegmentPlans:
         free: FreePlans,
         say: Say,
     ) -> None:
-        self.sample, self.actions, self.say = sample, actions, say
-        self.requests = [
-            replace(r.opened(), tolerance=r.options.policy.segments_tolerance) for r in requests
-        ]
-        self.free = free
+        self.sample, self.actions, self.requests = sample, actions, requests
+        self.free, self.say = free, say
         self.stated: dict[int, Problem] = {}
         self.of_stages: list[list[Candidate]] = [[] for _ in requests]
         ranks = len(actions.rows)

@@ -172,7 +172,11 @@ class SegmentSearch:
         )
         cluster = part_of(self.graph_request.cluster, size)
         asked = replace(
-            self.graph_request, graph=graphs[sample.busiest], cluster=cluster, options=options
+            self.graph_request,
+            graph=graphs[sample.busiest],
+            cluster=cluster,
+            options=options,
+            tolerance=options.policy.segments_tolerance,
         ).while_waiting(_most(actions), is_split=actions.is_split)
         if self.graph_request.options.rank_meshes:
             (only,) = meshes_of(cluster, options)
@@ -201,7 +205,7 @@ class _PartOfCluster:
 
     def plans(self, mesh: Mesh) -> SegmentPlans:
         """Those on a mesh, none of which is made yet."""
-        each = [_on(self.graph_request.standing_for(graph, mesh), mesh) for graph in self.graphs]
+        each = [_on(mesh, graph, self.graph_request) for graph in self.graphs]
         return SegmentPlans(self.sample, self.actions, each, self.free, self.trail)
 
 
@@ -212,12 +216,13 @@ def _place(mesh: Mesh) -> tuple[int, ...]:
     return len(mesh.sizes) > 2, -last, *mesh.sizes
 
 
-def _on(graph_request: GraphRequest, mesh: Mesh) -> PlanRequest:
+def _on(mesh: Mesh, graph: Graph, graph_request: GraphRequest) -> PlanRequest:
     """What is asked of segments, whatever the strategy if that has nothing to say of them."""
+    asked = graph_request.standing_for(graph, mesh)
     try:
-        return graph_request.on(mesh)
+        return asked.on(mesh).opened()
     except UnsuitedMeshError:
-        return replace(graph_request, options=replace(graph_request.options, strategy="")).on(mesh)
+        return replace(asked, options=replace(asked.options, strategy="")).on(mesh).opened()
 
 
 def _most(actions: PipelineSchedule) -> tuple[Waiting, ...]:

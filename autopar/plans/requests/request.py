@@ -11,6 +11,7 @@ from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from autopar.errors import LossChunksError, NotImposedWarning
 from autopar.ir.fingerprint import fingerprint
@@ -120,17 +121,28 @@ class GraphRequest:
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
         sense there."""
+        savings = self._savings()
         strategy = expand_strategy(self.options.strategy, self.graph, mesh)
         imposed = tuple(MeshConstraint(c, on_mesh(c, mesh)) for c in (*self.constraints, *strategy))
         return PlanRequest(
             **{each.name: getattr(self, each.name) for each in fields(GraphRequest)},
+            **savings,
             mesh=mesh,
             imposed=imposed,
             microbatches=self.options.microbatches or 1
             if trains(self.graph)
             else self.graph.microbatches,
             loss_chunks=self.options.loss_chunks or 1 if heads_of(self.graph) else 1,
-        ).without_savings()
+        )
+
+    def _savings(self) -> dict[str, Any]:
+        """What is asked for that saves memory, by the fields of `PlanRequest`."""
+        graph, options = self.graph, self.options
+        known = dict(self.known_on_host)
+        free = _on_host(graph, options) - known.keys()
+        hosted = free | {name for name, is_on_host in known.items() if is_on_host}
+        again = as_written(graph) if options.given.memory.checkpoint == "as written" else ()
+        return {"recompute": again, "offloaded": (), "params_on_host": hosted}
 
     def digest(self) -> str:
         """A hash of everything that decides the plan, down to the source of autopar and the
@@ -142,7 +154,7 @@ class GraphRequest:
             repr(self.cluster),
             repr(self.options),
             repr(self.constraints),
-            repr(_recomputed(self.graph, self.options)),
+            repr(self._savings()["recompute"]),
             *_versions(),
             source_digest(Path(__file__).parents[1]),
         )
@@ -173,11 +185,7 @@ class PlanRequest(GraphRequest):
 
     def without_savings(self) -> PlanRequest:
         """The same where nothing is decided that saves memory, but for what is asked for."""
-        graph, options = self.graph, self.options
-        known = dict(self.known_on_host)
-        again, free = _recomputed(graph, options), _on_host(graph, options) - known.keys()
-        hosted = free | {name for name, is_on_host in known.items() if is_on_host}
-        return replace(self, recompute=again, offloaded=(), params_on_host=hosted)
+        return replace(self, **self._savings())
 
     def opened(self) -> PlanRequest:
         """The same where all is to be decided that saves memory: what is recomputed, or offloaded,
@@ -260,11 +268,6 @@ class PlanRequest(GraphRequest):
         return (*(line for line in options.imposed if line != _TIED), *lines, *more)
 
 
-def _recomputed(graph: Graph, options: Options) -> tuple[str, ...]:
-    """What backward recomputes because the model asks for that."""
-    return as_written(graph) if options.given.memory.checkpoint == "as written" else ()
-
-
 def _on_host(graph: Graph, options: Options) -> frozenset[str]:
     """The parameters that live on the host, as far as that is known."""
     if options.params_on_host is not None:
@@ -283,11 +286,11 @@ def make_graph_request(
     """What `options` ask of a plan for `graph`, whose inputs and outputs may be named as in
     `aliases` (`matching.resolve_constraints`). ConstraintError if they speak of what is not
     there."""
-    constraints = resolve_constraints(graph, options.constraints, aliases)
     cluster = _with_host_memory(cluster, options)
     if options.given.memory.checkpoint == "as written":
         _check_regions(graph)
     _check_loss(graph, options)
+    constraints = resolve_constraints(graph, options.constraints, aliases)
     return GraphRequest(graph, cluster, options, constraints)
 
 
