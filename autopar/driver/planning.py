@@ -33,8 +33,6 @@ from autopar.runtime.module.building import split_inputs
 from autopar.runtime.torch_private import flatten
 from autopar.tracer import OutputFilter, Traced, only_losses
 
-# What users call the inputs of a model, which graphs count by their position.
-
 
 def aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
     """{"input:0": "input_ids"}, of a call of `model`: the argument of each leaf, and its number

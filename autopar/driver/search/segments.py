@@ -73,9 +73,6 @@ def _changes(graph: Graph) -> Iterator[tuple[int, int]]:
     yield from ((first[name], last) for name, last in made.items())
 
 
-# The segments of a step, by sort, with a few of each as a stage of their own.
-
-
 @dataclass(frozen=True, slots=True)
 class SegmentKind:
     """`count` equal segments that follow one another; each takes `share` of what stage number

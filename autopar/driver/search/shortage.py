@@ -34,8 +34,6 @@ from autopar.report.costs import HOLDER_TITLES
 from autopar.report.names import tensor_name
 from autopar.solver.memory import total_usages
 
-# The smallest-memory plan on a mesh, found without a search: which choices hold least is known.
-
 
 def smallest_memory(request: PlanRequest, say: Say, stated: Problem | None = None) -> Candidate:
     """The best of the plans that hold least when forward ends, whatever their peak; if those have
