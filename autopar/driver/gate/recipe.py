@@ -122,7 +122,10 @@ def _options_in(content: dict[str, Any], path: Path) -> PlanOptions:
         text = f"{path}: {before} goes with the next release: {where}"
         warnings.warn(OldNameWarning(text), stacklevel=4)
     found = msgspec.convert(msgspec.to_builtins(grouped), PlanOptions)
-    schedule = _schedule(fspath(found.pipeline.schedule), path)
+    schedule = fspath(found.pipeline.schedule)
+    if not (is_named(schedule) or is_written_out(schedule)):
+        # A file, relative to that of the recipe.
+        schedule = str(path.parent / schedule)
     return replace(found, pipeline=replace(found.pipeline, schedule=schedule))
 
 
@@ -134,11 +137,6 @@ def _target(text: str, path: Path) -> str:
             f"{path}: target is {text!r}: write it as ../train.py:build or package.module:build"
         )
     return f"{(path.parent / place).resolve()}{colon}{name}" if place.endswith(".py") else text
-
-
-def _schedule(text: str, path: Path) -> str:
-    """`text`, with the file that it names relative to that of the recipe."""
-    return text if is_named(text) or is_written_out(text) else str(path.parent / text)
 
 
 def _text(path: Path) -> str:

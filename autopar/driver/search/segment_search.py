@@ -37,20 +37,13 @@ class SegmentSearch:
         self._sampled: dict[bool, SampledStep] = {}
         self._free = FreePlans()
 
-    def graph(self, microbatches: int) -> Graph:
-        """The whole step, in so many microbatches."""
-        return step_graph(self.graph_request.graph, StepForm(microbatches))
-
     def _sample(self, microbatches: int) -> SampledStep:
         # In more than one they are alike but for their extents.
         is_whole = microbatches == 1
         if is_whole not in self._sampled:
-            graph = self.graph(microbatches)
+            graph = step_graph(self.graph_request.graph, StepForm(microbatches))
             self._sampled[is_whole] = SampledStep(graph, self.graph_request.options.policy)
         return self._sampled[is_whole]
-
-    def _in(self, graph: Graph, microbatches: int) -> Graph:
-        return in_other_microbatches(graph, self.graph_request.graph, microbatches)
 
     def divided(
         self,
@@ -165,8 +158,10 @@ class SegmentSearch:
 
     def _part(self, actions: PipelineSchedule, size: int, mesh: str) -> _PartOfCluster:
         """Segments on the meshes that parts of so many devices have, or one of them."""
-        sample = self._sample(actions.microbatches)
-        graphs = [self._in(graph, actions.microbatches) for graph in sample.stages]
+        sample, whole = self._sample(actions.microbatches), self.graph_request.graph
+        graphs = [
+            in_other_microbatches(graph, whole, actions.microbatches) for graph in sample.stages
+        ]
         options = replace(
             self.graph_request.options, microbatches=actions.microbatches, loss_chunks=1, mesh=mesh
         )

@@ -293,9 +293,8 @@ def with_smaller_batch(graph: Graph, factor: int) -> Graph | None:
     """The graph of a batch that is smaller by `factor`; None if the batch is not known, or would be
     a single sample or a part of one. Arguments of ops still speak of the batch as it was."""
     batch = batch_atoms(graph)
-    if not batch or any(graph.atoms[k].size % factor for k in batch):
-        return None
-    if any(graph.atoms[k].size == factor for k in batch):
+    sizes = [graph.atoms[k].size for k in batch]
+    if not sizes or any(size % factor or size == factor for size in sizes):
         return None
     atoms = tuple(
         replace(atom, size=atom.size // factor) if k in batch else atom

@@ -85,7 +85,8 @@ def resolve_options(given: PlanOptions) -> Options:
     constraints = (*parse_pins(imposed.pins), *parse_forbidden(imposed.forbid))
     axes, cuts, order = given.mesh, tuple(pipeline.cuts), os.fspath(pipeline.schedule)
     stages, microbatches = pipeline.stages, given.microbatches
-    num_stages = _count("pipeline.stages", _usual_stages(axes) if stages is None else stages)
+    usual = "auto" if MESH_OF_RANK in axes else 1
+    num_stages = _count("pipeline.stages", usual if stages is None else stages)
     if MESH_OF_RANK in axes and num_stages == 1 and not cuts:
         raise ArgumentError(f"mesh={axes!r}: that is of a pipeline, and pipeline.stages={stages!r}")
     usual = "auto" if num_stages != 1 or cuts else 1
@@ -129,31 +130,20 @@ def _read(field: OptionField, given: Any) -> Any:
 
 
 def _read_by_kind(field: OptionField, given: Any) -> Any:
-    if field.words:
-        return _one_of(field.words, field.path, given)
-    if field.is_flag:
-        return _switch(field.path, given)
+    if field.words and given not in field.words:
+        raise ArgumentError(f"{field.path}={given!r}: write one of {', '.join(field.words)}")
     if field.is_several:
         return (given,) if isinstance(given, str) else tuple(given)
     if field.unit:
         return _quantity(field.path, given, field.unit)
+    if field.is_flag and not isinstance(given, bool):
+        raise ArgumentError(f"{field.path}={given!r}: write True or False")
     return _count(field.path, given) or AUTO if int in get_args(field.kind) else given
-
-
-def _switch(name: str, given: Any) -> bool:
-    if not isinstance(given, bool):
-        raise ArgumentError(f"{name}={given!r}: write True or False")
-    return given
 
 
 def _without(word: str, constraints: Iterable[Constraint]) -> tuple[str, ...]:
     """How constraints were written."""
     return tuple(each.origin.removeprefix(word) for each in constraints)
-
-
-def _usual_stages(mesh: str) -> int | str:
-    """How many stages there are where nobody says."""
-    return "auto" if MESH_OF_RANK in mesh else 1
 
 
 def check_saved_dtype(given: object) -> SavedDtype:
@@ -165,12 +155,6 @@ def check_saved_dtype(given: object) -> SavedDtype:
             return known
     words = " or ".join(filter(None, SAVED_DTYPES))
     raise ArgumentError(f"memory.saved_dtype={given!r}: write {words}, or nothing")
-
-
-def _one_of(known: Sequence[str], name: str, given: str) -> str:
-    if given not in known:
-        raise ArgumentError(f"{name}={given!r}: write one of {', '.join(known)}")
-    return given
 
 
 def read_schedule(given: str | os.PathLike[str]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from autopar.errors import LossChunksError, NotImposedWarning
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.input_sharding import describe_inputs
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.offloading import can_be_on_host
@@ -329,12 +330,10 @@ def _check_loss(graph: Graph, options: Options) -> None:
 
 def _check_regions(graph: Graph) -> None:
     """Warns of checkpoints that are planned all the same."""
-    kinds: dict[str, set[str]] = {}
-    for node in graph.with_role(Role.OP):
-        if node.phase is Phase.FORWARD:
-            kinds.setdefault(node.key, set()).add(node.checkpoint)
+    forward = (node for node in graph.with_role(Role.OP) if node.phase is Phase.FORWARD)
+    kinds = grouped((node.key, node.checkpoint) for node in forward)
     selective = any("selective" in found for found in kinds.values())
-    mixed = sorted(key for key, found in kinds.items() if "whole" in found and len(found) > 1)
+    mixed = sorted(key for key, found in kinds.items() if "whole" in found and len({*found}) > 1)
     told = ["a context_fn"] * selective
     if mixed:
         told.append(f"some of several identical modules ({mixed[0].partition(':')[0]})")
