@@ -220,7 +220,7 @@ def why_not_on_host(optimizer: str, cluster: Cluster) -> str:
 def on_host_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
     """Of how many parameters of each class the host may have the memory; classes that are not
     listed live on the device. AutoparError if some live on the host that cannot."""
-    wrong = why_not_on_host(request.options.optimizer, request.cluster)
+    wrong = why_not_on_host(request.options.given.optimizer, request.cluster)
     known = can_be_on_host(request.step)
     if request.params_on_host is None:
         if wrong or not is_open(request):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, fx, nn
 from autopar.errors import TraceError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
+from autopar.ir.input_sharding import with_input_shardings
+from autopar.ir.sharding import InputSharding
 from autopar.runtime.process.layouts import check_arguments, check_states
 from autopar.runtime.program.guards import Read
 from autopar.runtime.program.leavings import LeftBehind
@@ -82,10 +86,12 @@ def trace(
     strict: bool = False,
     name: str = "",
     selects: OutputFilter = only_losses,
+    input_shardings: Mapping[str, InputSharding] = MappingProxyType({}),
 ) -> Traced:
     """The joint forward and backward graph of `model(*args, **kwargs)`, without computing anything.
 
     Beside a loss, other outputs have gradients where they are `selects`, or are left out.
+    `input_shardings` says, by position, which inputs come to the ranks in pieces.
 
     Forward only where gradients are off or no parameter requires one. TraceError where the model
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
@@ -106,7 +112,7 @@ def trace(
     items = {node.target: k for k, node in enumerate(returned) if node.role in forward}
     return Traced(
         gm=found.gm,
-        graph=graph,
+        graph=with_input_shardings(graph, input_shardings),
         inputs=tuple(
             f"{node.role.value}:{node.target}"
             for node, fx_node in zip(graph.nodes, found.gm.graph.nodes, strict=False)
