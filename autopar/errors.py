@@ -134,9 +134,9 @@ class OtherStepWarning(AutoparWarning):
 
 def listed(items: Iterable[object], most: int = 5) -> str:
     """`a, b and 7 more`: the first few of what a message names."""
-    found = [str(item) for item in items]
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+    texts = [str(item) for item in items]
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def sentence(error: BaseException) -> str:

@@ -51,12 +51,12 @@ class PlanFlags(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Calls the command with its options in one argument."""
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for field in self._fields():
             value = ctx.params.pop(_name(field))
-            group: dict[str, Any] = found.setdefault(field.group, {}) if field.group else found
+            group: dict[str, Any] = options.setdefault(field.group, {}) if field.group else options
             group[field.name] = value
-        ctx.params["options"] = found
+        ctx.params["options"] = options
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

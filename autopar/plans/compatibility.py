@@ -21,13 +21,13 @@ ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
 
 def check_world(structure: Structure, world_size: int) -> None:
     """PlanMismatchError if the plan is for another number of devices."""
-    wanted, ranks = structure.num_devices, structure.num_ranks
-    if wanted != world_size:
+    num_devices, ranks = structure.num_devices, structure.num_ranks
+    if num_devices != world_size:
         where = f"mesh {structure.mesh_text}" + f" of each of {ranks} ranks" * (ranks > 1)
         raise PlanMismatchError(
-            f"the plan is for {format_count(wanted, 'device')} ({where}), but "
-            f"{format_count(world_size, 'process')} run: start {wanted} with torchrun, or plan "
-            f"again for {world_size}"
+            f"the plan is for {format_count(num_devices, 'device')} ({where}), but "
+            f"{format_count(world_size, 'process')} run: start {num_devices} with torchrun, or "
+            f"plan again for {world_size}"
         )
 
 
@@ -51,7 +51,7 @@ def stored_options(options: Options, structure: Structure) -> Options:
     stored = replace(options.in_stages_of(structure), microbatches=count)
     usual = {"auto": "", **{name: f"{name}:2" for name in IN_CHUNKS}}
     schedule = "\n".join(structure.schedule_rows) or structure.schedule
-    for name, expected, found in (
+    for name, requested, planned in (
         ("pipeline.stages", options.stages, len(structure.stages)),
         ("pipeline.cuts", ", ".join(options.cuts), ", ".join(stored.cuts)),
         ("pipeline.schedule", usual.get(options.schedule, options.schedule), schedule),
@@ -59,9 +59,9 @@ def stored_options(options: Options, structure: Structure) -> Options:
         ("memory.loss_chunks", options.loss_chunks, chunks),
         ("memory.saved_dtype", options.saved_dtype, saved_dtype),
     ):
-        if expected and expected != found:
+        if requested and requested != planned:
             raise ArgumentError(
-                f"{name}={expected!r}: the plan has {found or 'none'}, and is applied as it is: "
+                f"{name}={requested!r}: the plan has {planned or 'none'}, and is applied as it is: "
                 f"leave {name} out, or plan again with it"
             )
     return replace(stored, loss_chunks=chunks, saved_dtype=saved_dtype)

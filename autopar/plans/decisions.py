@@ -90,32 +90,34 @@ def resolved_request(request: PlanRequest, problem: Problem, solution: Solution)
     """The request for a step in which backward recomputes, and what is offloaded, and which
     parameters live on the host, as `solution`, a choice for every node of `problem`, says."""
     chosen = _chosen(problem, solution)
-    again = request.recompute
-    if again is None:
+    recompute = request.recompute
+    if recompute is None:
         copied = (k for k, label in chosen.items() if isinstance(label, Choice))
-        again = tuple(sorted(k.removeprefix(SAVED) for k in copied if k.startswith(SAVED)))
-    settled = replace(request, recompute=again, params_on_host=_on_host(request, chosen))
-    away = offloadable(settled.step, request.mesh)
-    maker_of = {key: settled.step.nodes[found[0].root.node].key for key, found in away.items()}
+        recompute = tuple(sorted(k.removeprefix(SAVED) for k in copied if k.startswith(SAVED)))
+    resolved = replace(request, recompute=recompute, params_on_host=_on_host(request, chosen))
+    candidates = offloadable(resolved.step, request.mesh)
+    maker_of = {
+        key: resolved.step.nodes[tensors[0].root.node].key for key, tensors in candidates.items()
+    }
     offloaded = (
         key
         for key, maker in maker_of.items()
         for label in [chosen.get(SAVED + key) or _saved(maker, chosen)]
         if isinstance(label, Saved) and label.offloaded
     )
-    return replace(settled, offloaded=tuple(sorted(offloaded)))
+    return replace(resolved, offloaded=tuple(sorted(offloaded)))
 
 
 def _on_host(request: PlanRequest, chosen: Mapping[str, Label]) -> frozenset[str]:
     """The parameters that live on the host."""
     if request.params_on_host is not None:
         return request.params_on_host
-    found, known = set[str](), dict(request.known_on_host)
+    names, known = set[str](), dict(request.known_on_host)
     for key, members in can_be_on_host(request.graph).items():
         label = chosen[key]
         assert isinstance(label, ParamChoice)
-        found.update(Hosting.of(members, known).names(label.num_on_host))
-    return frozenset(found)
+        names.update(Hosting.of(members, known).names(label.num_on_host))
+    return frozenset(names)
 
 
 def same_choice(
@@ -126,20 +128,20 @@ def same_choice(
     saved as it is made. SolverError, naming the decision, if there is no such choice."""
     chosen = _chosen(problem, solution)
     ops = {node.key: node for node in step.with_role(Role.OP)}
-    found: list[int] = []
+    choice: list[int] = []
     for key, labels in zip(stated.keys, stated.labels, strict=True):
-        wanted = _target_label(key, chosen)
-        if isinstance(wanted, Sharding) and rounded_key(key) and wanted not in labels:
-            wanted = _leaving_in(wanted, ops[key], labels)
-        if wanted not in labels and key.startswith(SAVED):
-            wanted = _output_label(key.removeprefix(SAVED), ops, chosen)
-        if wanted not in labels:
+        target = _target_label(key, chosen)
+        if isinstance(target, Sharding) and rounded_key(key) and target not in labels:
+            target = _leaving_in(target, ops[key], labels)
+        if target not in labels and key.startswith(SAVED):
+            target = _output_label(key.removeprefix(SAVED), ops, chosen)
+        if target not in labels:
             raise SolverError(
-                f"{key} cannot be {wanted} once it is known what is recomputed; this is a defect "
+                f"{key} cannot be {target} once it is known what is recomputed; this is a defect "
                 "of autopar"
             )
-        found.append(labels.index(wanted))
-    return tuple(found)
+        choice.append(labels.index(target))
+    return tuple(choice)
 
 
 def _chosen(problem: Problem, solution: Solution) -> dict[str, Label]:

@@ -46,9 +46,9 @@ def read_limits(given: str | Sequence[float | str]) -> tuple[int, ...]:
 
 
 def _with_units(parts: Sequence[str]) -> list[str]:
-    found, unit = list[str](), ""
+    texts, unit = list[str](), ""
     for part in reversed(parts):
         own = part.strip().lstrip("0123456789.").strip()
         unit = own or unit
-        found.append(part if own else f"{part}{unit}")
-    return found
+        texts.append(part if own else f"{part}{unit}")
+    return texts

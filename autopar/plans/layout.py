@@ -137,18 +137,18 @@ class Layout:
         return self._use_states[known]
 
     def _find_use_states(self, group: Group) -> tuple[Sharding, ...]:
-        found: list[Sharding] = []
+        use_states: list[Sharding] = []
         for use in group.uses:
             user = self.graph.nodes[use.node]
             if user.role in STORED_ROLES:
-                wanted = self.params[user.target].storage
+                target = self.params[user.target].storage
             else:
-                wanted = self.pair(user)[0][use.arg]
-            states = self.seen_through(use, wanted)
+                target = self.pair(user)[0][use.arg]
+            states = self.seen_through(use, target)
             if states is None:
-                raise PlanMismatchError(f"{user.key}: no sharding of {group.key} gives {wanted}")
-            found.append(states[0])
-        return tuple(found)
+                raise PlanMismatchError(f"{user.key}: no sharding of {group.key} gives {target}")
+            use_states.append(states[0])
+        return tuple(use_states)
 
     def held_bytes(self, ref: Ref, state: Sharding) -> int:
         """Bytes of one rank's piece of a tensor in `state`, the largest if they differ."""
@@ -184,12 +184,12 @@ def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
     model: where that leaves out the one that a stage begins with, the first that reads one of its
     parameters. StageError if there is none."""
     known, earlier = first_ops(graph), set[str]()
-    found: list[str] = []
+    starts: list[str] = []
     for number, stage in enumerate(structure.stages):
         own = stage.params.keys() - earlier
         earlier |= own
         if number and stage.start in known:
-            found.append(stage.start)
+            starts.append(stage.start)
         elif number:
             start = next(_readers(graph, own), None)
             if start is None:
@@ -198,8 +198,8 @@ def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
                     f"with {stage.start}: call the whole model, cut it elsewhere "
                     "(pipeline.cuts), or compile it with pipeline.stages=1"
                 )
-            found.append(start)
-    return tuple(found)
+            starts.append(start)
+    return tuple(starts)
 
 
 def _readers(graph: Graph, params: Collection[str]) -> Iterator[str]:
@@ -218,8 +218,8 @@ def parse_layout(step: Graph, stage: Stage) -> Layout:
     mesh = stage.mesh
     params = {name: param.choice for name, param in stage.params.items()}
     nodes = step.with_role(Role.PARAM)
-    hosted = [n.target for n in nodes if n.target in params and params[n.target].num_on_host]
-    _check_on_host(step, hosted)
+    on_host = [n.target for n in nodes if n.target in params and params[n.target].num_on_host]
+    _check_on_host(step, on_host)
     return Layout(
         step,
         mesh,
@@ -232,5 +232,5 @@ def parse_layout(step: Graph, stage: Stage) -> Layout:
         },
         offloaded_tensors=offloaded(step, mesh, stage.offloaded),
         reload_pace=stage.reload_pace,
-        streamed_params=streamed(step, mesh, hosted),
+        streamed_params=streamed(step, mesh, on_host),
     )

@@ -116,7 +116,7 @@ class MemoryRefinement:
             raise self.failure()
         # Another plan may have less of what is not counted.
         missing, self.is_smallest = conflict.needed - conflict.limit, True
-        self.rows = {moment: max(0, aside - missing) for moment, aside in self.rows.items()}
+        self.rows = {point: max(0, aside - missing) for point, aside in self.rows.items()}
         return True
 
     def holds(self, solution: Solution, resolved: Solution, costs: CostBreakdown) -> bool:
@@ -151,19 +151,23 @@ class MemoryRefinement:
     def _learn(self, solution: Solution, fullest: Mapping[PeakCandidate, int]) -> None:
         """Counts the `fullest` moments of a plan, and sets aside what it breaks the limit with
         there beside what counts. Nothing is set aside before any moment counts."""
-        rows = {moment: self.rows.get(moment, 0) for moment in (*self.rows, *fullest)}
+        rows = {point: self.rows.get(point, 0) for point in (*self.rows, *fullest)}
         mesh, has_peak_candidates = self.request.mesh, bool({*self.rows} - {ON_HOST})
         if ON_HOST in fullest:
             self.say(f"{mesh}: the host's memory is too small; solving again within it")
-        counting = {m for m in fullest if m in self.rows or (has_peak_candidates and m != ON_HOST)}
+        counting = {
+            point
+            for point in fullest
+            if point in self.rows or (has_peak_candidates and point != ON_HOST)
+        }
         if counting - {ON_HOST}:
             self.say(f"{mesh}: memory exceeds the limit at a peak; solving again")
         if counting:
             counted = _counted(self.stated, self.restate(self.stated, rows), solution.choice)
-            for (moment, aside), known in zip([*rows.items()], counted, strict=True):
-                held = fullest.get(moment, 0)
-                if moment in counting and held > self._limit(moment):
-                    rows[moment] = max(held - (known - aside), aside + 1)
+            for (point, aside), known in zip([*rows.items()], counted, strict=True):
+                held = fullest.get(point, 0)
+                if point in counting and held > self._limit(point):
+                    rows[point] = max(held - (known - aside), aside + 1)
         self.rows = rows
 
     def failure(self) -> InfeasibleError:
@@ -189,12 +193,12 @@ class MemoryRefinement:
 def _counted(stated: Problem, problem: Problem, choice: Sequence[int]) -> list[int]:
     """Bytes at each moment that `problem` counts and `stated` does not, in order."""
     first = _end(stated)
-    found = [0] * (_end(problem) - first)
+    sizes = [0] * (_end(problem) - first)
     for usages, c in zip(problem.usages, choice, strict=True):
         for usage in usages:
             if usage.start >= first:
-                found[usage.start - first] += int(usage.amounts[c])
-    return found
+                sizes[usage.start - first] += int(usage.amounts[c])
+    return sizes
 
 
 def _end(problem: Problem) -> int:
@@ -215,8 +219,8 @@ def infeasible(
     """Why there is no plan of a `problem`: what is missing, and what holds it, if that is memory,
     the device's or the host's."""
     on_host = problem is not None and conflict is not None and conflict.time in problem.other_limits
-    told = describe_conflict(conflict, on_host=on_host) if conflict else reason
-    return InfeasibleError(f"{_on(mesh)}: {told or 'no combination of choices is allowed'}")
+    message = describe_conflict(conflict, on_host=on_host) if conflict else reason
+    return InfeasibleError(f"{_on(mesh)}: {message or 'no combination of choices is allowed'}")
 
 
 def _on(mesh: Mesh) -> str:

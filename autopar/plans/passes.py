@@ -89,10 +89,10 @@ def step_graph(graph: Graph, form: StepForm) -> Graph:
 def _after(graph: Graph, change: GraphPass, value: Hashable) -> Graph:
     known = _cache(graph)
     if (change, value) not in known:
-        found = change.run(graph, value)
-        if found is not graph:
-            _check(found, change)
-        known[change, value] = None if found is graph else found
+        output = change.run(graph, value)
+        if output is not graph:
+            _check(output, change)
+        known[change, value] = None if output is graph else output
     return known[change, value] or graph
 
 

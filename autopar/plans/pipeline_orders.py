@@ -82,12 +82,12 @@ def _rounds(ranks: int, microbatches: int) -> int:
 
 def _actions(parts: Iterable[_Part], microbatches: int) -> tuple[Action, ...]:
     """`parts`, each with the next microbatch of its stage and kind, as long as there is one."""
-    done, found = Counter[_Part](), list[Action]()
+    done, actions = Counter[_Part](), list[Action]()
     for part in parts:
         if done[part] < microbatches:
-            found.append(Action(*part, done[part]))
+            actions.append(Action(*part, done[part]))
         done[part] += 1
-    return tuple(found)
+    return tuple(actions)
 
 
 # What a rank does; parts for which no microbatch is left are dropped.
@@ -126,11 +126,11 @@ def _zero_bubble(rank: int, ranks: int, microbatches: int, chunks: int) -> list[
     forward, backward, at_once = _in_rounds(rank, ranks, microbatches, chunks)
     weights = [(stage, W) for stage, _ in backward]
     ahead = min(len(forward), (chunks - 1) * at_once + ranks - 1 - rank)
-    found = forward[:ahead]
+    parts = forward[:ahead]
     for k, each in enumerate(backward):
-        found += [*forward[ahead + k : ahead + k + 1], each]
-        found += weights[k - rank : k - rank + 1] if k >= rank else ()
-    return found + weights[max(0, len(weights) - rank) :]
+        parts += [*forward[ahead + k : ahead + k + 1], each]
+        parts += weights[k - rank : k - rank + 1] if k >= rank else ()
+    return parts + weights[max(0, len(weights) - rank) :]
 
 
 def _in_rounds(

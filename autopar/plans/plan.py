@@ -75,13 +75,13 @@ def _without_shared(stage: Table, figures: Table) -> Table:
 
 
 def _with_params(stage: Any) -> Table:
-    found: Table = {}
+    params: Table = {}
     for text, param in _table(stage, "params").items():
         for name in expand(text):
-            found[name] = param
-        if len(found) > MAX_NAMES:
+            params[name] = param
+        if len(params) > MAX_NAMES:
             raise ValueError(f"more than {MAX_NAMES} parameters")
-    return cast(Table, stage) | {"params": found}
+    return cast(Table, stage) | {"params": params}
 
 
 def _packed(params: Mapping[str, Any]) -> Table:
@@ -94,19 +94,19 @@ def _packed(params: Mapping[str, Any]) -> Table:
 
 def _table(value: Any, what: str) -> Table:
     """The object that `value` is, a plan or a stage, or has under a name."""
-    found: Any = value
+    table: Any = value
     if what not in ("plan", "stage") and isinstance(value, dict):
-        found = cast(Table, value).get(what)
-    if not isinstance(found, dict):
+        table = cast(Table, value).get(what)
+    if not isinstance(table, dict):
         raise ValueError(f"{what} is no object")
-    return cast(Table, found)
+    return cast(Table, table)
 
 
 def _list(table: Table, name: str) -> list[Any]:
-    found: Any = table.get(name)
-    if not isinstance(found, list):
+    items: Any = table.get(name)
+    if not isinstance(items, list):
         raise ValueError(f"{name} is no list")
-    return cast(list[Any], found)
+    return cast(list[Any], items)
 
 
 SCHEMA_VERSION = 15
@@ -218,7 +218,7 @@ def stage_of(plan: Plan, stage: int | None, what: str = "") -> StagePlan:
 
 def _check_timeline(estimates: StageEstimates) -> None:
     curve = estimates.memory_curve
-    steps = {key: len(found) for key, found in estimates.sends.items()}
+    steps = {key: len(totals) for key, totals in estimates.sends.items()}
     for text in {text for run in estimates.runs for text in run.items}:
         item = None if text in estimates.ops or text == OPTIMIZER else Item.parse(text)
         if item is not None and item.step >= steps.get(item.key, 0):

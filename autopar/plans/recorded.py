@@ -32,7 +32,7 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
         loss_chunks=structure.loss_chunks if pipeline.stages == 1 else given.memory.loss_chunks,
         saved_dtype=structure.stages[0].saved_dtype,
     )
-    again = replace(
+    options = replace(
         given,
         mesh=structure.mesh_text,
         optimizer=structure.optimizer,
@@ -43,7 +43,7 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
         search=replace(given.search, time_limit=None),
     )
     # A file may come from anyone: what it asks for is read as if somebody had written it.
-    return make_options(**asdict(again))
+    return make_options(**asdict(options))
 
 
 def _pipeline_of(plan: Plan) -> PipelineOptions:
@@ -60,13 +60,13 @@ def _pipeline_of(plan: Plan) -> PipelineOptions:
 def cluster_of(plan: Plan) -> Cluster:
     """The cluster that a plan was made for, from its name. ClusterError if it was described in a
     file, which a plan does not hold."""
-    found, name = planned_cluster(plan), plan.structure.cluster
-    if found is None:
+    cluster, name = planned_cluster(plan), plan.structure.cluster
+    if cluster is None:
         raise ClusterError(
             f"the plan was made for cluster {name!r}, which is no preset: give --cluster FILE (in "
             "Python cluster=), the description it was made for"
         )
-    return found
+    return cluster
 
 
 def planned_cluster(plan: Plan | None) -> Cluster | None:

@@ -62,8 +62,8 @@ class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         exposed_ns = measured.exposed_ns
         waited_ns = predicted.exposed_ns if exposed_ns is None else exposed_ns
         computed_ns = measured.passes_ns - waited_ns
-        wanted_ns = predicted.passes_ns - predicted.exposed_ns
-        return computed_ns / wanted_ns if computed_ns > 0 and wanted_ns else None
+        predicted_ns = predicted.passes_ns - predicted.exposed_ns
+        return computed_ns / predicted_ns if computed_ns > 0 and predicted_ns else None
 
     @property
     def communication_ratio(self) -> float | None:

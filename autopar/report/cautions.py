@@ -24,10 +24,10 @@ def searched_text(provenance: Provenance) -> str:
     looked = len(provenance.candidates) - count["skipped"]
     if looked < 2:
         return ""
-    told = [f"{n} {result}" for result, n in count.items() if result != "skipped"]
+    texts = [f"{n} {result}" for result, n in count.items() if result != "skipped"]
     whys = dict.fromkeys(e.reason for e in provenance.candidates if e.result == "skipped")
     left = f"; not looked at: {', '.join(whys)}" if whys else ""
-    return f"{looked} candidates: {', '.join(told)}{left}"
+    return f"{looked} candidates: {', '.join(texts)}{left}"
 
 
 def searched_lines(provenance: Provenance) -> Iterator[str]:
@@ -39,12 +39,12 @@ def searched_lines(provenance: Provenance) -> Iterator[str]:
 def _line(each: CandidateOutcome) -> str:
     match each.result:
         case "planned" | "estimated":
-            told = f"{each.result}, {format_ns(each.ns or 0)}"
+            text = f"{each.result}, {format_ns(each.ns or 0)}"
         case "not better":
-            told = f"not better, at least {format_ns(each.ns or 0)}"
+            text = f"not better, at least {format_ns(each.ns or 0)}"
         case "infeasible" | "skipped":
-            told = f"{each.result}: {each.reason}"
-    return f"{each.candidate}: {told}"
+            text = f"{each.result}: {each.reason}"
+    return f"{each.candidate}: {text}"
 
 
 LARGE_SHARE = 0.01
@@ -59,9 +59,9 @@ or two layers, most of whose step is outside of layers, take up to a tenth longe
 def cautions(plan: Plan) -> Iterator[str]:
     """Warnings, the gravest first: those of stages, each once with the stages it is of, and those
     of the whole plan."""
-    found = grouped((text, each.number) for each in plan.stages for text in _of_decisions(each))
+    warnings = grouped((text, each.number) for each in plan.stages for text in _of_decisions(each))
     several = plan.structure.is_pipeline
-    for text, stages in found.items():
+    for text, stages in warnings.items():
         yield f"{stages_text(stages)}: {text}" if several else text
     if not several:
         yield from _waiting(plan)
@@ -75,14 +75,14 @@ def _waiting(plan: Plan) -> Iterator[str]:
     """That a whole model in one stage waits for communication above all."""
     step_ns, waits_ns = plan.estimates.step_ns, plan.estimates.exposed_communication_ns
     if plan.estimates.waits_above_all:
-        found = plan.provenance.statistics.get(IN_STAGES)
+        in_stages = plan.provenance.statistics.get(IN_STAGES)
         yield (
             f"devices wait for communication in {format_share(waits_ns, step_ns)} of the step: "
             "stages of a pipeline send less "
             + (
                 "(--pipeline-stages auto looks for them)"
-                if found is None
-                else f"(looked for: {found})"
+                if in_stages is None
+                else f"(looked for: {in_stages})"
             )
         )
 
@@ -128,10 +128,10 @@ def _whole(plan: StagePlan, params: Sequence[ParamGroup]) -> Iterator[str]:
             f"every device holds {format_bytes(whole_bytes)} of parameters whole, "
             f"{whole[0].name} the largest ({format_bytes(whole[0].local_bytes)})"
         )
-    made = max(_replicated(plan), default=(0, ""))
-    if made[0] >= least:
-        name = tensor_name(plan.estimates, made[1])
-        yield f"every device makes all of {name}, {format_bytes(made[0])}"
+    largest = max(_replicated(plan), default=(0, ""))
+    if largest[0] >= least:
+        name = tensor_name(plan.estimates, largest[1])
+        yield f"every device makes all of {name}, {format_bytes(largest[0])}"
 
 
 def _replicated(plan: StagePlan) -> Iterator[tuple[int, str]]:

@@ -77,9 +77,9 @@ class Checks(Printed):
 
 def checks(outcomes: Sequence[CheckOutcome]) -> Checks:
     """The outcomes with the status that they come to."""
-    found = {outcome.status for outcome in outcomes}
-    status = DIFFERENT if found & {"different", "missing"} else SAME
-    return Checks(ERROR if "error" in found else status, tuple(outcomes))
+    statuses = {outcome.status for outcome in outcomes}
+    status = DIFFERENT if statuses & {"different", "missing"} else SAME
+    return Checks(ERROR if "error" in statuses else status, tuple(outcomes))
 
 
 def counted(content: Checks) -> str:

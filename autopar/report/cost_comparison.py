@@ -48,14 +48,14 @@ def compare_costs(old: Plan, new: Plan) -> tuple[Figure, ...]:
     before, after = dict(_entries(old.estimates)), dict(_entries(new.estimates))
     measures = {"ns": old.estimates.step_ns, "bytes": old.estimates.memory.total}
     is_measured = (TIME, MEMORY, AXES, BLOCKS, STAGES)
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for place in sorted({**before, **after}, key=lambda p: (_SECTIONS.index(p[0]), p[1])):
         section, _, name, unit = place
         least = 0 if section in (AXES, BLOCKS) else None
         a, b = before.get(place, least), after.get(place, least)
         whole = measures.get(unit) if section in is_measured else None
-        found.append(Figure(section, name, unit, a, b, whole, _percent(a, b)))
-    return tuple(found)
+        figures.append(Figure(section, name, unit, a, b, whole, _percent(a, b)))
+    return tuple(figures)
 
 
 OWN_WORDS = (TIME, MEMORY, STAGES, RATES)

@@ -49,17 +49,17 @@ class Cost:
 def costs(estimates: StageEstimates) -> tuple[Cost, ...]:
     """All costs of a step that take time, added up by what they are and where."""
     sums = grouped((kind, figures) for kind, figures in _rows(estimates))
-    found = (
+    rows = (
         (kind, sum(count for count, _ in each), sum(ns for _, ns in each))
         for kind, each in sums.items()
     )
-    return costliest((row for row in found if row[2]), estimates.added_up_ns)
+    return costliest((row for row in rows if row[2]), estimates.added_up_ns)
 
 
 def costliest(rows: Iterable[tuple[CostKind, int, int]], whole_ns: int) -> tuple[Cost, ...]:
     """Costs of each kind, count and time, as shares of `whole_ns`, the largest first."""
-    found = (Cost(*kind, count, ns, ns / max(1, whole_ns)) for kind, count, ns in rows)
-    return tuple(sorted(found, key=lambda c: (-c.time_ns, c.where, c.what, c.phase)))
+    priced = (Cost(*kind, count, ns, ns / max(1, whole_ns)) for kind, count, ns in rows)
+    return tuple(sorted(priced, key=lambda c: (-c.time_ns, c.where, c.what, c.phase)))
 
 
 def _rows(estimates: StageEstimates) -> Iterator[tuple[CostKind, tuple[int, int]]]:
@@ -75,10 +75,10 @@ def _rows(estimates: StageEstimates) -> Iterator[tuple[CostKind, tuple[int, int]
 
 def held_by(memory: Memory) -> dict[str, int]:
     """Bytes by title; of sums over microbatches where there are any."""
-    found = {title: getattr(memory, name) for name, title in HOLDER_TITLES.items()}
+    held = {title: getattr(memory, name) for name, title in HOLDER_TITLES.items()}
     if not memory.accumulated:
-        del found[HOLDER_TITLES["accumulated"]]
-    return found
+        del held[HOLDER_TITLES["accumulated"]]
+    return held
 
 
 def recompute_ns(estimates: StageEstimates) -> int:

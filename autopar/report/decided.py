@@ -16,7 +16,7 @@ from autopar.report.placed import choice_text, param_text, route_text, sharding_
 
 AS_COMPUTED = "as computed"
 STAYS = "stays"
-_MADE, _NOT_MADE = "recomputed", "saved, if it is read"
+_RECOMPUTED, _NOT_RECOMPUTED = "recomputed", "saved, if it is read"
 _ON_HOST, _ON_DEVICE = "in the host's memory", "on the device, if it is saved"
 
 _Entry = TypeVar("_Entry", str, tuple[str, ...])
@@ -38,7 +38,7 @@ def decision_topics(old: StagePlan, new: StagePlan) -> tuple[Topic, ...]:
             ("activations saved for backward", gathered(saved)),
             (
                 "recomputed in backward",
-                gathered(_listed(a.recompute, b.recompute, _MADE, _NOT_MADE)),
+                gathered(_listed(a.recompute, b.recompute, _RECOMPUTED, _NOT_RECOMPUTED)),
             ),
             (
                 "offloaded until backward",

@@ -31,8 +31,8 @@ def alternatives_text(explanation: Explanation) -> str:
     """The step with each alternative of a tensor, beside what the plan takes."""
     now_ns = explanation.modelled_ns
     rows = [
-        (sharding_text(found.sharding, explanation.mesh), *_figures(found, now_ns))
-        for found in explanation.alternatives
+        (sharding_text(each.sharding, explanation.mesh), *_figures(each, now_ns))
+        for each in explanation.alternatives
     ]
     head = f"{explanation.subject}: {format_ns(now_ns)} as modelled"
     return "\n".join((head, *columns(rows))) + "\n"
@@ -113,11 +113,11 @@ class Alike:
 
 def alike(params: Mapping[str, Param], names: Iterable[str]) -> tuple[Alike, ...]:
     """`names` of `params`, by pattern and by how they lie."""
-    found = grouped(((general(name), params[name]), name) for name in names)
+    groups = grouped(((general(name), params[name]), name) for name in names)
     patterns = Counter(map(general, params))
     return tuple(
         Alike(_one_text(pattern, some, patterns[pattern]), pattern, tuple(some), param)
-        for (pattern, param), some in found.items()
+        for (pattern, param), some in groups.items()
     )
 
 
@@ -163,14 +163,14 @@ def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
 def op_decision(plan: StagePlan, key: str, op: OpTotal) -> DecisionText:
     """What each mesh axis does to an op, and how its tensors lie."""
     mesh, options = plan.structure.mesh, options_by_axis(plan.structure.ops.get(key, ""))
-    made = [found for _, state in op.outputs if (found := parsed(state, mesh)) is not None]
+    outputs = [sharding for _, state in op.outputs if (sharding := parsed(state, mesh)) is not None]
     return DecisionText(
         name=key,
         what=short_op(op.op),
         phase=op.phase,
         count=op.count,
         choice=tuple(
-            f"{axis.name}: {_option(option, any(state[k].kind == 'P' for state in made))}"
+            f"{axis.name}: {_option(option, any(state[k].kind == 'P' for state in outputs))}"
             for k, (axis, option) in enumerate(zip(mesh, options, strict=False))
         ),
         reads=tuple(

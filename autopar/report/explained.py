@@ -16,8 +16,8 @@ def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons:
     AutoparError, with what comes close, if nothing has the name."""
     if stage is None and not name:
         return whole_reasons(plan)
-    found = reasons(stage_having(plan, name, stage), name)
-    return found if name else replace(found, subject=f"stage {stage}")
+    content = reasons(stage_having(plan, name, stage), name)
+    return content if name else replace(content, subject=f"stage {stage}")
 
 
 def stage_having(plan: Plan, name: str, stage: int | None = None) -> StagePlan:

@@ -67,8 +67,8 @@ class FrontierSummary(Printed):
     @property
     def plans(self) -> tuple[Planned, ...]:
         """Those of the rungs, each once, by descending peak."""
-        found = dict.fromkeys(rung.plan for rung in self.rungs if rung.plan is not None)
-        return tuple(sorted(found, key=lambda plan: -plan.peak_bytes))
+        plans = dict.fromkeys(rung.plan for rung in self.rungs if rung.plan is not None)
+        return tuple(sorted(plans, key=lambda plan: -plan.peak_bytes))
 
     def page(self) -> RenderableType:
         sections: list[RenderableType] = [_head(self)]

@@ -135,7 +135,7 @@ def _exposed(plan: StagePlan, step: DrawnStep, times: Mapping[str, int]) -> dict
 def _links(plan: StagePlan) -> dict[str, str]:
     """The slowest link that each axis crosses, as `mesh_shapes` lays axes over the levels of a
     cluster."""
-    found: dict[str, str] = {}
+    links: dict[str, str] = {}
     for k, axis in enumerate(plan.structure.mesh):
         stride = prod(plan.structure.mesh.sizes[k + 1 :])
         block, crossed = plan.structure.num_devices, list[LinkRates]()
@@ -144,5 +144,5 @@ def _links(plan: StagePlan) -> dict[str, str]:
             if link.size > 1 and block % (stride * axis.size) and stride % extent:
                 crossed.append(link)
         if crossed:
-            found[axis.name] = min(crossed, key=lambda link: link.bytes_per_s).name
-    return found
+            links[axis.name] = min(crossed, key=lambda link: link.bytes_per_s).name
+    return links

@@ -125,7 +125,7 @@ def pipeline_content(plan: Plan) -> PipelineContent | None:
     if not plan.structure.is_pipeline:
         return None
     estimates = plan.estimates
-    table, played, ranks = simulated_plan(plan)
+    table, simulated, ranks = simulated_plan(plan)
     rows = _stage_rows(plan, table, ranks)
     return PipelineContent(
         stages=rows,
@@ -140,8 +140,8 @@ def pipeline_content(plan: Plan) -> PipelineContent | None:
         ),
         sends=_send_rows(plan, ranks),
         shared=estimates.shared,
-        binds=(busiest_text(ranks, played.step_ns), _fullest_text(table, rows)),
-        picture=draw(table, played.spans),
+        binds=(busiest_text(ranks, simulated.step_ns), _fullest_text(table, rows)),
+        picture=draw(table, simulated.spans),
         is_split=table.is_split,
     )
 

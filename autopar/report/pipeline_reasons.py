@@ -109,7 +109,7 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     content = pipeline_content(plan)
     if content is None:
         return None
-    table, played, ranks = simulated_plan(plan)
+    table, simulated, ranks = simulated_plan(plan)
     rows = content.stages
     sent_ns = sum(each.sent_ns for each in ranks[busiest(ranks)].actions)
     binds = [content.binds[0]]
@@ -119,7 +119,7 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     shared = _mean(plan)
     even = tuple(msgspec.structs.replace(each, microbatch=shared) for each in own)
     return PipelineReasons(
-        step_ns=played.step_ns,
+        step_ns=simulated.step_ns,
         schedule=plan.structure.schedule,
         microbatches=plan.structure.microbatches,
         binds=tuple(binds),
@@ -150,9 +150,9 @@ def _blocks_of(plan: Plan, stage: int) -> Mapping[str, Block]:
 def _stage_parts(plan: Plan) -> Iterator[StagePart]:
     microbatches = plan.structure.microbatches
     for stage in range(len(plan.structure.stages)):
-        found = _blocks_of(plan, stage)
-        whole_ns = sum(b.forward_ns + b.backward_ns for b in found.values()) or 1
-        for block in found.values():
+        by_module = _blocks_of(plan, stage)
+        whole_ns = sum(b.forward_ns + b.backward_ns for b in by_module.values()) or 1
+        for block in by_module.values():
             share = (block.forward_ns + block.backward_ns) / whole_ns
             if share >= _SHARE:
                 yield StagePart(
@@ -211,8 +211,8 @@ def _listed(plan: Plan, stage: int, module: str) -> tuple[str, ...]:
     """The modules like `module` that a stage has parameters of."""
     pattern, depth = general(module), module.count(".") + 1
     params = plan.structure.stages[stage].params
-    found = dict.fromkeys(".".join(name.split(".")[:depth]) for name in params)
-    return tuple(each for each in found if general(each) == pattern)
+    modules = dict.fromkeys(".".join(name.split(".")[:depth]) for name in params)
+    return tuple(each for each in modules if general(each) == pattern)
 
 
 def _moved(
@@ -239,10 +239,10 @@ def _moved(
 def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> MicrobatchTimes:
     """What `stage` takes with one module like `module` more, or less, which takes the part of the
     time of stage `source` that it has of what that computes."""
-    found, number = _blocks_of(plan, source), len(_listed(plan, source, module))
-    block, microbatch = found[general(module)], plan.estimates.stages[source].microbatch
-    forward = block.forward_ns / number / (sum(b.forward_ns for b in found.values()) or 1)
-    backward = block.backward_ns / number / (sum(b.backward_ns for b in found.values()) or 1)
+    by_module, number = _blocks_of(plan, source), len(_listed(plan, source, module))
+    block, microbatch = by_module[general(module)], plan.estimates.stages[source].microbatch
+    forward = block.forward_ns / number / (sum(b.forward_ns for b in by_module.values()) or 1)
+    backward = block.backward_ns / number / (sum(b.backward_ns for b in by_module.values()) or 1)
     own = plan.estimates.stages[stage].microbatch
 
     def with_one(name: str) -> int:
@@ -280,9 +280,9 @@ def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
             table = named_schedule(structure.schedule, structure.num_ranks, count)
         except StageError:
             return
-        played = simulate_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
-        ranks = simulated_ranks(table, played)
-        step_ns = max(1, played.step_ns)
+        simulated = simulate_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
+        ranks = simulated_ranks(table, simulated)
+        step_ns = max(1, simulated.step_ns)
         yield LargerBatch(
             count,
             step_ns,

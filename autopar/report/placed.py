@@ -47,14 +47,14 @@ class ParamGroup:
 
 def param_groups(params: Mapping[str, Param], mesh: Mesh) -> tuple[ParamGroup, ...]:
     """Parameters by pattern, shape, dtype, storage and what is kept; the largest first."""
-    groups = grouped(((general(name), param), name) for name, param in params.items())
-    uses = Counter(shared for shared, _ in groups)
-    found: list[ParamGroup] = []
-    for (shared, param), names in groups.items():
+    classes = grouped(((general(name), param), name) for name, param in params.items())
+    uses = Counter(shared for shared, _ in classes)
+    groups: list[ParamGroup] = []
+    for (shared, param), names in classes.items():
         texts = (shared,) if uses[shared] == 1 and len(names) > 1 else compress(names)
         members = [names] if len(texts) == 1 else map(expand, texts)
-        found += [_param_group(t, m, param, mesh) for t, m in zip(texts, members, strict=True)]
-    return tuple(sorted(found, key=lambda group: (-group.total_bytes, group.name)))
+        groups += [_param_group(t, m, param, mesh) for t, m in zip(texts, members, strict=True)]
+    return tuple(sorted(groups, key=lambda group: (-group.total_bytes, group.name)))
 
 
 def _param_group(name: str, names: Sequence[str], param: Param, mesh: Mesh) -> ParamGroup:

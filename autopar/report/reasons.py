@@ -220,17 +220,17 @@ def _params(plan: StagePlan, name: str) -> tuple[Alike, ...]:
     if name in params:
         same = general(name), params[name]
         return alike(params, (n for n, param in params.items() if (general(n), param) == same))
-    found = [each for each in params if general(each) == name]
-    return alike(params, found or [n for n in params if "*" in name and matches(name, n)])
+    names = [each for each in params if general(each) == name]
+    return alike(params, names or [n for n in params if "*" in name and matches(name, n)])
 
 
 def _param_keys(plan: StagePlan, groups: Sequence[Alike]) -> tuple[str, ...]:
     """The keys of the classes that these parameters belong to."""
-    wanted = {(PARAM + group.pattern, group.param.type_text) for group in groups}
+    classes = {(PARAM + group.pattern, group.param.type_text) for group in groups}
     return tuple(
         key
         for key, op in plan.estimates.ops.items()
-        if any(key.partition("~")[0] == base and _type(op) in ("", kind) for base, kind in wanted)
+        if any(key.partition("~")[0] == base and _type(op) in ("", kind) for base, kind in classes)
     )
 
 
@@ -250,12 +250,12 @@ def _ops(plan: StagePlan, name: str) -> dict[str, OpTotal]:
 
 def _inside(plan: StagePlan, name: str) -> dict[str, OpTotal]:
     """The ops of the module `name` and of those in it."""
-    wanted = general("" if name == WHOLE_MODEL else name)
+    outer = general("" if name == WHOLE_MODEL else name)
     return {
         key: op
         for key, op in plan.estimates.ops.items()
         if not key.startswith(PARAM)
-        and (_within(general(op.module), wanted) if wanted else not op.module)
+        and (_within(general(op.module), outer) if outer else not op.module)
     }
 
 
@@ -276,9 +276,9 @@ def _computed(plan: StagePlan, keys: Iterable[str]) -> Iterable[CostPart]:
 
 
 def _sent(plan: StagePlan, keys: Iterable[str]) -> Iterable[CostPart]:
-    wanted = set(keys)
+    makers = set(keys)
     for key, sends in plan.estimates.sends.items():
-        if maker(key, wanted):
+        if maker(key, makers):
             where = tensor_name(plan.estimates, key)
             for each in sends:
                 what = f"{each.kind} on {each.axis}"
@@ -328,7 +328,7 @@ def _subject(name: str, kind: str, groups: Sequence[Alike]) -> str:
 
 def _unknown(plan: StagePlan, name: str) -> str:
     modules = dict.fromkeys(general(op.module) for op in plan.estimates.ops.values() if op.module)
-    outer = [found for module in modules for found in (module, *outer_names(module))]
+    outer = [each for module in modules for each in (module, *outer_names(module))]
     known = dict.fromkeys(
         (*map(general, plan.structure.params), *outer, *plan.structure.params, *plan.structure.ops)
     )
@@ -350,14 +350,14 @@ def _lines(text: str) -> Text:
 
 
 def _decisions(decisions: Sequence[DecisionText]) -> RenderableType:
-    found: list[RenderableType] = []
+    sections: list[RenderableType] = []
     for each in decisions[:MAX_DECISIONS]:
         phase = f" in {each.phase}" if each.phase else ""
         count = f", {each.count} times" if each.count > 1 else ""
-        found.append(Text(clean(f"{each.name}: {each.what}{phase}{count}"), style="cyan"))
+        sections.append(Text(clean(f"{each.name}: {each.what}{phase}{count}"), style="cyan"))
         lines = (*each.choice, *each.reads, *each.makes)
-        found += [Padding(Text(clean_sentence(line)), (0, 0, 0, 2)) for line in lines]
-    return with_rest(Group(*found), len(decisions), MAX_DECISIONS)
+        sections += [Padding(Text(clean_sentence(line)), (0, 0, 0, 2)) for line in lines]
+    return with_rest(Group(*sections), len(decisions), MAX_DECISIONS)
 
 
 def _parts(parts: Sequence[CostPart]) -> RenderableType:

@@ -56,7 +56,7 @@ def _inputs(old: Plan, new: Plan) -> Iterator[tuple[str, str, str]]:
 
 def _rates(old: Plan, new: Plan) -> tuple[Change, ...]:
     a, b = old.estimates.cluster, new.estimates.cluster
-    found = single("device", a.device, b.device)
+    changes = single("device", a.device, b.device)
     before, after = (
         {what: (figure, text) for what, figure, text in _figures(cluster)} for cluster in (a, b)
     )
@@ -64,8 +64,8 @@ def _rates(old: Plan, new: Plan) -> tuple[Change, ...]:
         sides = before.get(what), after.get(what)
         x, y = (side[0] if side else None for side in sides)
         if not (isinstance(x, int) and isinstance(y, int)) or _moved(x, y):
-            found += single(what, *(side[1](side[0]) if side else "" for side in sides))
-    return found
+            changes += single(what, *(side[1](side[0]) if side else "" for side in sides))
+    return changes
 
 
 def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str, Callable[[Any], str]]]:
@@ -140,10 +140,10 @@ def have_ops_of_model(old: Plan, new: Plan) -> bool:
 def _params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
     """Parameters whose types differ, or that only one plan has."""
     for name in {**old, **new}:
-        found = [side.get(name) for side in (old, new)]
-        before, after = (param.type_text if param else "" for param in found)
+        pair = [side.get(name) for side in (old, new)]
+        before, after = (param.type_text if param else "" for param in pair)
         if before != after:
-            weight = max(param.num_bytes for param in found if param)
+            weight = max(param.num_bytes for param in pair if param)
             yield ChangeItem("", name, before, after, weight)
 
 

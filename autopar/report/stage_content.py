@@ -122,16 +122,16 @@ def stage_content(plan: StagePlan, step: DrawnStep, limits: Bottlenecks) -> Stag
     structure, estimates = plan.structure, plan.estimates
     params = param_groups(structure.params, structure.mesh)
     copied = (t for t in estimates.collectives if (t.axis, t.phase) == (TO_HOST, Phase.FORWARD))
-    away = sum(t.num_bytes for t in copied) // structure.microbatches
+    offloaded_bytes = sum(t.num_bytes for t in copied) // structure.microbatches
     return StageContent(
         number=plan.number,
         mesh=structure.axes,
         recompute=structure.recompute,
         recompute_ns=recompute_ns(estimates),
         offloaded=structure.offloaded,
-        offloaded_bytes=away,
+        offloaded_bytes=offloaded_bytes,
         num_on_host=sum(group.count for group in params if group.on_host),
-        on_host_bytes=max(0, estimates.host_bytes - away),
+        on_host_bytes=max(0, estimates.host_bytes - offloaded_bytes),
         memory=estimates.memory,
         memory_limit_bytes=estimates.memory_limit,
         blocks=blocks(tuple(estimates.ops.values())),

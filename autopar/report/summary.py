@@ -190,12 +190,12 @@ def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
 def _proof(summary: Summary) -> Iterator[tuple[str, Text]]:
     proof = name(summary.status, "green" if summary.gap <= PROVEN else "yellow")
     bound = f"proven bound {format_ns(summary.bound_ns)}, gap {format_percent(summary.gap)}"
-    found = f": {format_ns(summary.objective_ns)} as modelled, {bound}"
+    text = f": {format_ns(summary.objective_ns)} as modelled, {bound}"
     if summary.pipeline is None:
-        yield "proof", proof.append(found, style="default")
+        yield "proof", proof.append(text, style="default")
     elif summary.bound_ns:
-        found = f"{found}, of the times of segments under one plan of the whole model"
-        yield "cuts", proof.append(found, style="default")
+        text = f"{text}, of the times of segments under one plan of the whole model"
+        yield "cuts", proof.append(text, style="default")
 
 
 def _speed(summary: Summary) -> str:

@@ -156,16 +156,16 @@ class DrawnStep:
         return self._by_stretch(self.path)
 
     def _by_stretch(self, bars: Iterable[Bar]) -> Sequence[Mapping[Track, int]]:
-        found: list[dict[Track, int]] = [defaultdict(int) for _ in self.stretches]
+        times: list[dict[Track, int]] = [defaultdict(int) for _ in self.stretches]
         starts = [stretch.start_ns for stretch in self.stretches]
         for bar in bars:
             place = bisect_right(starts, bar.start_ns) - 1
             while place < len(starts) and starts[place] < bar.end_ns:
                 stretch = self.stretches[place]
                 both = min(bar.end_ns, stretch.end_ns) - max(bar.start_ns, stretch.start_ns)
-                found[place][bar.part.track] += max(0, both)
+                times[place][bar.part.track] += max(0, both)
                 place += 1
-        return found
+        return times
 
 
 def within(bars: Iterable[Bar], start_ns: int, end_ns: int) -> Iterator[Bar]:
@@ -233,11 +233,14 @@ class _Simulator:
     def _place_messages(self, record: Record) -> None:
         """How long each message takes is known when all is over: its tensors share that time."""
         for sending, places in zip(record.sendings, self.sent, strict=True):
-            (start_ns, end_ns), asked = sending.span, [self.bars[k].duration_ns for k in places]
+            (start_ns, end_ns), lengths_ns = (
+                sending.span,
+                [self.bars[k].duration_ns for k in places],
+            )
             shares = zip(
                 places,
-                apportion(end_ns - start_ns, asked),
-                apportion(sending.exposed_ns, asked),
+                apportion(end_ns - start_ns, lengths_ns),
+                apportion(sending.exposed_ns, lengths_ns),
                 strict=True,
             )
             for k, ns, exposed_ns in shares:

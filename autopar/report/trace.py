@@ -103,18 +103,18 @@ def _bar(bar: Bar, tid: int, described: TraceEvent) -> TraceEvent:
 def _described(plan: StagePlan, part: Part) -> TraceEvent:
     """What a viewer shows of a bar besides its time."""
     mesh = plan.structure.mesh
-    found: TraceEvent = {"key": clean(part.key), "module": clean(part.module)}
+    args: TraceEvent = {"key": clean(part.key), "module": clean(part.module)}
     if part.is_sent:
-        found["sharding"] = clean(route_text(plan.structure.routes.get(part.key, ()), mesh))
-        found["collectives"] = -(-part.count // part.occurrences)
+        args["sharding"] = clean(route_text(plan.structure.routes.get(part.key, ()), mesh))
+        args["collectives"] = -(-part.count // part.occurrences)
     elif part.key in plan.estimates.ops:
         op = plan.estimates.ops[part.key]
-        found["op"] = clean(op.op)
-        found["reads"] = [clean(f"{key} {sharding_text(state, mesh)}") for key, state in op.inputs]
-        found["makes"] = [
+        args["op"] = clean(op.op)
+        args["reads"] = [clean(f"{key} {sharding_text(state, mesh)}") for key, state in op.inputs]
+        args["makes"] = [
             clean(f"{kind} {sharding_text(state, mesh)}") for kind, state in op.outputs
         ]
-    return found
+    return args
 
 
 def _memory(plan: StagePlan) -> Iterator[TraceEvent]:

@@ -158,9 +158,9 @@ def _moved(difference: Difference) -> tuple[str, ...]:
 
 
 def _grown(difference: Difference, bounds: Bounds) -> Iterator[str]:
-    found: dict[tuple[str, str], Figure] = {(f.section, f.name): f for f in difference.costs}
+    figures: dict[tuple[str, str], Figure] = {(f.section, f.name): f for f in difference.costs}
     for key, percent in bounds.percent:
-        figure = found[FIGURES[key]]
+        figure = figures[FIGURES[key]]
         before, after = figure.before or 0, figure.after or 0
         if 100 * (after - before) > percent * before:
             by = f"{figure.change_percent:.3g} %" if before else "what was 0"

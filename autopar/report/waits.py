@@ -55,7 +55,7 @@ def simulated_ranks(
     """The ranks of a table that is played."""
     sources = incoming(simulated.delays_ns)
 
-    def found(action: Action, free_ns: int) -> SimulatedAction:
+    def with_wait(action: Action, free_ns: int) -> SimulatedAction:
         start_ns, end_ns = simulated.spans[action]
         for source, hop in needs(action, sources):
             late_ns = 0 if hop is None else simulated.delays_ns[hop]
@@ -68,7 +68,7 @@ def simulated_ranks(
     def rank(k: int) -> SimulatedRank:
         row = schedule.rows[k]
         free = [0, *(simulated.spans[action].end for action in row)]
-        actions = tuple(map(found, row, free))
+        actions = tuple(map(with_wait, row, free))
         complete_ns, shared_ns = simulated.complete_ns[k], simulated.shared_ns[k]
         update_ns = simulated.ends_ns[k] - complete_ns
         worked_ns = sum(each.end_ns - each.start_ns for each in actions)
@@ -90,12 +90,12 @@ def simulated_ranks(
 def exposed_ns(ranks: tuple[SimulatedRank, ...]) -> Mapping[Hop, int]:
     """How long, in a step, the ranks that are sent something stand still while that is under way,
     by what it is sent along."""
-    found: Counter[Hop] = Counter()
+    exposed: Counter[Hop] = Counter()
     for rank in ranks:
         for each in rank.actions:
             if each.hop is not None:
-                found[each.hop] += each.sent_ns
-    return found
+                exposed[each.hop] += each.sent_ns
+    return exposed
 
 
 # A step of a pipeline as a picture of text.

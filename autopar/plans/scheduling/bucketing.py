@@ -133,17 +133,17 @@ def starts_before(
 
     `blocks` has the ops of each block in order, `waited_on` the axes that ops wait for.
     """
-    found: dict[int, list[int]] = defaultdict(list)
+    starts: dict[int, list[int]] = defaultdict(list)
     for block, places in gathers.due.items():
         ops = blocks.get(block, ())
         by_axis = grouped((gathers.buckets[place].axis, place) for place in places)
         for axis, due in by_axis.items():
             intervals = _intervals(graph, ops, axis, waited_on)
             for place, op in zip(due, _spread(gathers, due, intervals), strict=False):
-                found[op].append(place)
-    for due in found.values():
+                starts[op].append(place)
+    for due in starts.values():
         due.sort()
-    return found
+    return starts
 
 
 def _intervals(
@@ -151,23 +151,23 @@ def _intervals(
 ) -> list[tuple[int, float]]:
     """The ops of a block up to the next that waits for a message on `axis`: the first of them, and
     how long they take, in no unit."""
-    found: list[tuple[int, float]] = []
+    intervals: list[tuple[int, float]] = []
     for node in ops:
-        if not found or axis in waited_on.get(node.index, ()):
-            found.append((node.index, 0.0))
-        first, so_far = found[-1]
-        found[-1] = first, so_far + work(graph, node)
-    return found
+        if not intervals or axis in waited_on.get(node.index, ()):
+            intervals.append((node.index, 0.0))
+        first, so_far = intervals[-1]
+        intervals[-1] = first, so_far + work(graph, node)
+    return intervals
 
 
 def work(graph: Graph, node: Node) -> float:
     """How many elements are read and written in the time that an op takes on one device. The dims
     that a draw is given have nothing to do with those it makes: it takes no products of them."""
-    made = sum(prod(tensor.shape) for tensor in node.outputs)
+    num_elements = sum(prod(tensor.shape) for tensor in node.outputs)
     if node.random:
-        return made
+        return num_elements
     sizes = (graph.atoms[atom].size for atom in {factor.atom for factor in node.factors})
-    return made + prod(sizes) / _MATMULS_PER_ELEMENT
+    return num_elements + prod(sizes) / _MATMULS_PER_ELEMENT
 
 
 def _spread(

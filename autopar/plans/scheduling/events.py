@@ -108,8 +108,8 @@ class _Phase:
         """The first event of the second part."""
         self.due = step.when_saved() if phase is Phase.FORWARD else {}
         first_with = partial(known.first_with, phase)
-        asked = step.in_order(self.nodes, self.due, self.blocks)
-        self.gathers = Gathers(step.graph, step.routes, asked, first_with)
+        needs = step.in_order(self.nodes, self.due, self.blocks)
+        self.gathers = Gathers(step.graph, step.routes, needs, first_with)
         self.starting = self._when_gathered()
         """Buckets of gathers, by the op before which they start."""
         self.copies = host_copies(step.layout, phase)

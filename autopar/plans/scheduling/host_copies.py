@@ -60,17 +60,17 @@ def host_copies(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
     """The copies of a phase, by the op before which they start."""
     nodes = layout.graph.nodes
     ops = [n for n in nodes if n.phase is phase and n.role is Role.OP and not n.view]
-    found: dict[int, list[Message]] = defaultdict(list)
+    copies: dict[int, list[Message]] = defaultdict(list)
     if phase is Phase.FORWARD:
         indices = [node.index for node in ops]
-        for away in sorted(layout.offloaded_tensors, key=lambda each: (each.last, each.root)):
-            behind = indices[bisect_right(indices, away.last)]
-            found[behind].append(_offload(away, layout))
+        for tensor in sorted(layout.offloaded_tensors, key=lambda each: (each.last, each.root)):
+            behind = indices[bisect_right(indices, tensor.last)]
+            copies[behind].append(_offload(tensor, layout))
     elif layout.offloaded_tensors:
         in_order = sorted(layout.offloaded_tensors, key=lambda each: (each.first, each.root))
-        for away, before in zip(in_order, _starts(in_order, ops, layout), strict=True):
-            found[before].append(_reload(away, layout))
-    return found
+        for tensor, before in zip(in_order, _starts(in_order, ops, layout), strict=True):
+            copies[before].append(_reload(tensor, layout))
+    return copies
 
 
 def copy_key(tensor: OffloadedTensor, layout: Layout, kind: str) -> str:
@@ -109,18 +109,18 @@ def _starts(in_order: list[OffloadedTensor], ops: list[Node], layout: Layout) ->
     indices, of_op = [node.index for node in ops], [blocks[node.index] for node in ops]
     ends = accumulate(work(graph, node) / layout.mesh.num_devices for node in ops)
     begins = [0.0, *ends][: len(ops)]
-    found: list[int] = []
+    starts: list[int] = []
     latest = inf
-    for away in reversed(in_order):
-        num_bytes = layout.held_bytes(away.root, layout.for_backward(away.root))
+    for tensor in reversed(in_order):
+        num_bytes = layout.held_bytes(tensor.root, layout.for_backward(tensor.root))
         takes = _SLACK * elements(num_bytes, known) if known else inf
-        latest = min(latest, begins[bisect_left(indices, away.first)]) - takes
-        block = blocks[away.first]
+        latest = min(latest, begins[bisect_left(indices, tensor.first)]) - takes
+        block = blocks[tensor.first]
         start = max(placed.first_with(Phase.BACKWARD, block), block - AHEAD)
         earliest = bisect_left(of_op, start)
         place = max(earliest, bisect_right(begins, latest) - 1)
-        found.append(indices[place])
-    return found[::-1]
+        starts.append(indices[place])
+    return starts[::-1]
 
 
 # When parameters that live on the host (`ir.offloading`) come to the device, and gradients go.
@@ -137,15 +137,15 @@ def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
     finds them there, in the same part of the phase."""
     known = blocks_of(layout.graph, layout.mesh)
     first = _first_ops(layout, phase)
-    found: dict[int, list[Message]] = defaultdict(list)
+    copies: dict[int, list[Message]] = defaultdict(list)
     due = ((_used_in(each, phase), each) for each in layout.streamed_params)
     for block, each in sorted((b, each) for b, each in due if b is not None):
         home = at_home(each, layout)
         target = home._replace(phase=phase, on_host=False)
         ahead = max(known.first_with(phase, block), block - AHEAD)
         key = _copy_key(each, layout, "reload")
-        found[first[ahead]].append(_message(layout, key, "reload", home, target))
-    return found
+        copies[first[ahead]].append(_message(layout, key, "reload", home, target))
+    return copies
 
 
 def unload(each: StreamedParam, layout: Layout, gradient: Value) -> Message:

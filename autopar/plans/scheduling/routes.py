@@ -44,8 +44,12 @@ class Routes:
         self.layout = layout
         self.graph = layout.graph
         self._sizes = layout.mesh.sizes
-        again = (each.param for each in layout.streamed_params if each.backward is not None)
-        self._reloaded = frozenset((*(away.root for away in layout.offloaded_tensors), *again))
+        reloaded_params = (
+            each.param for each in layout.streamed_params if each.backward is not None
+        )
+        self._reloaded = frozenset(
+            (*(tensor.root for tensor in layout.offloaded_tensors), *reloaded_params)
+        )
         self._parents: dict[str, Mapping[Sharding, Arc]] = {}
         self._paths: dict[tuple[str, Sharding], tuple[Arc, ...]] = {}
         self._transfers: dict[Value, Transfer] = {}
@@ -72,18 +76,18 @@ class Routes:
     def transfer(self, group: Group, arc: Arc) -> Transfer:
         """The group's tensor on its way along `arc`."""
         target = Value(group.phase, group.root, arc.target)
-        found = self._transfers.get(target)
-        if found is None:
+        transfer = self._transfers.get(target)
+        if transfer is None:
             source = self.value(group, arc.source)
-            found = Transfer(group.key, arc.step, source, target, arc.collective, arc.copies)
-            self._transfers[target] = found
-        return found
+            transfer = Transfer(group.key, arc.step, source, target, arc.collective, arc.copies)
+            self._transfers[target] = transfer
+        return transfer
 
     def _find_path(self, group: Group, state: Sharding) -> tuple[Arc, ...]:
         source = self.layout.source(group)
         if group.key not in self._parents:
             self._parents[group.key] = self._tree(group, source)
-        parents, found, at = self._parents[group.key], list[Arc](), state
+        parents, path, at = self._parents[group.key], list[Arc](), state
         while at != source:
             if at not in parents:
                 root = self.graph.nodes[group.root.node]
@@ -91,9 +95,9 @@ class Routes:
                     f"{group.key} ({root.op}): the plan's route never leads from {source} to "
                     f"{state}, which a use asks for; plan again"
                 )
-            found.append(parents[at])
+            path.append(parents[at])
             at = parents[at].source
-        return tuple(reversed(found))
+        return tuple(reversed(path))
 
     def _tree(self, group: Group, source: Sharding) -> Mapping[Sharding, Arc]:
         """The last arc on the shortest way from `source` to every state, earlier arcs preferred."""
@@ -124,9 +128,9 @@ class Routes:
                     f"{name}: a tensor of shape {list(tensor.shape)} cannot be {state} on this "
                     "mesh; the plan was made for another model"
                 )
-        found = step(tensor, self.graph.atoms, source, target)
-        if found is None:
+        collective = step(tensor, self.graph.atoms, source, target)
+        if collective is None:
             raise PlanMismatchError(
                 f"{name}: {source} -> {target} is not one collective; plan again"
             )
-        return found
+        return collective

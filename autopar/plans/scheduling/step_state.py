@@ -35,12 +35,12 @@ def with_frees(given: Schedule) -> Schedule:
     """`given` with what is freed behind each event that is the last to need it."""
     lasts: dict[Value | Message, int] = {}
     events = given.forward + given.backward + given.weights
-    made = set[Value | Message]()
+    produced = set[Value | Message]()
     for place, event in enumerate(events):
-        made.update(_outputs(event))
+        produced.update(_outputs(event))
         lasts |= dict.fromkeys((*_outputs(event), *_read(event)), place)
-    made -= given.outputs
-    dead = grouped((place, held) for held, place in lasts.items() if held in made)
+    produced -= given.outputs
+    dead = grouped((place, held) for held, place in lasts.items() if held in produced)
 
     def freed(first: int, phase: Sequence[Event]) -> Iterator[Event]:
         for place, event in enumerate(phase, first):
@@ -60,11 +60,11 @@ def with_frees(given: Schedule) -> Schedule:
 def needed_by(events: Sequence[Event], left: Iterable[Value]) -> tuple[Value, ...]:
     """The tensors that `events` read, or are to be `left` behind them, and are not made by them."""
     read: dict[Value, None] = {}
-    made = set[Value | Message]()
+    produced = set[Value | Message]()
     for event in events:
-        read |= dict.fromkeys(x for x in _read(event) if isinstance(x, Value) and x not in made)
-        made.update(_outputs(event))
-    return tuple(read | dict.fromkeys(value for value in left if value not in made))
+        read |= dict.fromkeys(x for x in _read(event) if isinstance(x, Value) and x not in produced)
+        produced.update(_outputs(event))
+    return tuple(read | dict.fromkeys(value for value in left if value not in produced))
 
 
 def _outputs(event: Event) -> Sequence[Value | Message]:
@@ -115,14 +115,14 @@ class StepState:
             for group in self.groups.values()
             if group.phase is nodes[group.root.node].phase
         )
-        asked = grouped(
+        needs = grouped(
             (use.node, (use.arg, (group, state)))
             for group in self.groups.values()
             for use, state in zip(group.uses, layout.use_states(group), strict=True)
         )
         self.reads: dict[int, list[Need]] = {
-            node: [need for _, need in sorted(found, key=itemgetter(0))]
-            for node, found in asked.items()
+            node: [need for _, need in sorted(pairs, key=itemgetter(0))]
+            for node, pairs in needs.items()
         }
         self.produced: set[Value] = set()
         self.streamed = {nodes[each.param.node].target: each for each in layout.streamed_params}
@@ -130,7 +130,7 @@ class StepState:
 
     def values(self, node: int) -> tuple[Value, ...]:
         """What a node reads."""
-        return tuple(self.routes.value(*asked) for asked in self.reads.get(node, ()))
+        return tuple(self.routes.value(*need) for need in self.reads.get(node, ()))
 
     def leaving(self, node: Node) -> tuple[Value, ...]:
         """What leaves the graph as `node`."""
@@ -151,28 +151,28 @@ class StepState:
     def when_saved(self) -> dict[int, list[Need]]:
         """Per node, what is brought into the state it is saved in once the node is done: after the
         last op of forward that reads it."""
-        found: dict[int, list[Need]] = defaultdict(list)
+        needs: dict[int, list[Need]] = defaultdict(list)
         nodes = self.graph.nodes
         for group in self.crossing():
             forward = self.groups.get((group.root, Phase.FORWARD))
             if forward is not None:
                 users = (u.node for u in forward.uses if nodes[u.node].role not in OUTPUT_ROLES)
                 last = max((group.root.node, *users))
-                found[last].append((forward, self.layout.for_backward(group.root)))
-        return found
+                needs[last].append((forward, self.layout.for_backward(group.root)))
+        return needs
 
     def in_order(
         self, nodes: Sequence[Node], due: Mapping[int, list[Need]], blocks: Mapping[int, int]
     ) -> list[tuple[int, Need]]:
         """What `nodes` ask for, and what is `due` behind them, in order, with the block that asks,
         of those that ops are in."""
-        found: list[tuple[int, Need]] = []
+        needs: list[tuple[int, Need]] = []
         block = 0
         for node in nodes:
             block = blocks.get(node.index, block)
             here = (*self.reads.get(node.index, ()), *due.get(node.index, ()))
-            found += ((block, asked) for asked in here)
-        return found
+            needs += ((block, need) for need in here)
+        return needs
 
     def left(self) -> Iterator[Value]:
         """What is not freed: what leaves the graph, or what turns put together before the last."""
@@ -188,21 +188,25 @@ class StepState:
         """What the second part of backward needs of what there is before it, but for what all of
         backward is given."""
         leaving = [v for node in self.graph.with_role(Role.GRAD) for v in self.leaving(node)]
-        found = needed_by(second, leaving if self.is_last else ())
+        needed = needed_by(second, leaving if self.is_last else ())
         given = Role.TANGENT, Role.CONSTANT
-        return tuple(v for v in found if self.graph.nodes[v.ref.node].role not in given)
+        return tuple(v for v in needed if self.graph.nodes[v.ref.node].role not in given)
 
     def saved_for_backward(self) -> tuple[Value, ...]:
         """What forward saves for backward, all of which it has made."""
-        away = {each.root: on_host(each, self.layout) for each in self.layout.offloaded_tensors}
+        host_values = {
+            each.root: on_host(each, self.layout) for each in self.layout.offloaded_tensors
+        }
         for each in self.layout.streamed_params:
             if each.backward is not None:
-                away[each.param] = at_home(each, self.layout)
-        found = tuple(away.get(group.root, self.routes.source(group)) for group in self.crossing())
-        for value in found:
+                host_values[each.param] = at_home(each, self.layout)
+        saved = tuple(
+            host_values.get(group.root, self.routes.source(group)) for group in self.crossing()
+        )
+        for value in saved:
             if value not in self.produced:
                 root = self.graph.nodes[value.ref.node]
                 raise PlanMismatchError(
                     f"{root.key}: kept in {value.state}, but the forward phase does not use it"
                 )
-        return found
+        return saved

@@ -199,18 +199,18 @@ def _reads(plan: StagePlan, phase: str, key: str) -> Iterator[tuple[str, TensorR
         source, output = _source(ops, name)
         if name.startswith(PARAM):
             param = _param(plan, name)
-            made = (
+            source_state = (
                 "" if param is None else param.storage if phase == _FORWARD else param.for_backward
             )
-            yield "", TensorRead(_stem(name).rpartition(".")[2], made, read)
+            yield "", TensorRead(_stem(name).rpartition(".")[2], source_state, read)
         elif source and ops[source].outputs:
             maker = ops[source]
-            made = maker.outputs[min(output, len(maker.outputs) - 1)][1]
+            source_state = maker.outputs[min(output, len(maker.outputs) - 1)][1]
             where = general(maker.module).rpartition(".")[2].replace("*", "")
             title = f"{where} {short_op(maker.op)}".strip()
             if maker.phase != phase:
-                made, title = plan.structure.saved.get(name, made), f"saved {title}"
-            yield source, TensorRead(title, made, read)
+                source_state, title = plan.structure.saved.get(name, source_state), f"saved {title}"
+            yield source, TensorRead(title, source_state, read)
         else:
             yield "", TensorRead(name, "", read)
 
@@ -232,9 +232,9 @@ def _stem(key: str) -> str:
 
 def _param(plan: StagePlan, key: str) -> Param | None:
     """The first parameter of a class."""
-    wanted = _stem(key).removeprefix(PARAM)
+    pattern = _stem(key).removeprefix(PARAM)
     params = plan.structure.params
-    return next((param for name, param in params.items() if general(name) == wanted), None)
+    return next((param for name, param in params.items() if general(name) == pattern), None)
 
 
 def fold(

@@ -115,14 +115,14 @@ def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
     """Each box below all it follows; what follows nothing just above the first that follows it."""
     graph: nx.DiGraph[int] = nx.DiGraph(arrows)
     graph.add_nodes_from(range(count))
-    found = [0] * count
+    layers = [0] * count
     for layer, boxes in enumerate(nx.topological_generations(graph)):
         for box in boxes:
-            found[box] = layer
+            layers[box] = layer
     for box in range(count):
         if not graph.pred[box] and graph.succ[box]:
-            found[box] = min(found[end] for end in graph.succ[box]) - 1
-    return found
+            layers[box] = min(layers[end] for end in graph.succ[box]) - 1
+    return layers
 
 
 def _order(rows: list[list[int]], above: list[list[int]], below: list[list[int]]) -> None:
@@ -150,13 +150,13 @@ def _columns(
     weights = [1.0 if above[k] and below[k] else _LOOSE for k in range(len(widths))]
     for sweep in range(_SWEEPS):
         for row in reversed(rows) if sweep % 2 else rows:
-            wanted: list[float] = []
+            targets: list[float] = []
             for box in row:
                 near = above[box] + below[box] if sweep >= 4 else above[box] or below[box]
                 total = sum(weights[n] for n in near)
-                wanted.append(sum(weights[n] * x[n] for n in near) / total if near else x[box])
+                targets.append(sum(weights[n] * x[n] for n in near) / total if near else x[box])
             spans = [widths[box] for box in row]
-            for box, at in zip(row, _apart(wanted, spans, [weights[box] for box in row])):
+            for box, at in zip(row, _apart(targets, spans, [weights[box] for box in row])):
                 x[box] = at
     left = min((x[k] - widths[k] / 2 for k in range(len(x))), default=0.0)
     return [at - left for at in x]
@@ -176,14 +176,14 @@ def _apart(
             before = pools.pop()
             total, mass, count = total + before[0], mass + before[1], count + before[2]
         pools.append((total, mass, count))
-    found = [total / mass for total, mass, count in pools for _ in range(count)]
-    return [at + offset for at, offset in zip(found, offsets, strict=True)]
+    pooled = [total / mass for total, mass, count in pools for _ in range(count)]
+    return [at + offset for at, offset in zip(pooled, offsets, strict=True)]
 
 
 _SIZE, _SMALL = 12.0, 10.5
 _LINE, _PAD, _STRIPE = 15.0, 8.0, 5.0
 _MAX_WIDTH = 270.0
-_MAX_READS, _MAX_MADE = 4, 3
+_MAX_READS, _MAX_OUTPUTS = 4, 3
 _MARGIN = 8.0
 
 
@@ -247,9 +247,9 @@ def _drawn(graph: BlockGraph, k: int, mesh: Mesh) -> Drawn:
         lines += _lines(
             f"{read.name} {sharding_text(read.source_state or read.read, mesh)}", read, mesh
         )
-    for made in box.makes[:_MAX_MADE]:
-        lines.append(Line(f"makes {sharding_text(made.state, mesh)}", "", _SMALL))
-        lines += [Line(f"→ {sharding_text(state, mesh)}", "moved", _SMALL) for state in made.sent]
+    for output in box.makes[:_MAX_OUTPUTS]:
+        lines.append(Line(f"makes {sharding_text(output.state, mesh)}", "", _SMALL))
+        lines += [Line(f"→ {sharding_text(state, mesh)}", "moved", _SMALL) for state in output.sent]
     texts = [(line.words, line.size) for line in lines[:1] + lines[2:]]
     texts += [(label, _SMALL) for label in labels]
     stripes = _STRIPE * len(mesh)
@@ -267,8 +267,8 @@ def _lines(words: str, read: TensorRead, mesh: Mesh) -> Iterator[Line]:
 
 def _read_words(read: TensorRead, mesh: Mesh) -> str:
     """`weight [S(0) on dp] → replicated`."""
-    made = f"{sharding_text(read.source_state, mesh)} → " if read.is_moved else ""
-    return f"{read.name} {made}{sharding_text(read.read, mesh)}"
+    source = f"{sharding_text(read.source_state, mesh)} → " if read.is_moved else ""
+    return f"{read.name} {source}{sharding_text(read.read, mesh)}"
 
 
 def _output_text(output: TensorWrite, mesh: Mesh) -> str:
@@ -284,7 +284,7 @@ def _box(drawn: Drawn, x: float, y: float, mesh: Mesh) -> Iterator[Markup]:
     box = drawn.box
     tip = [box.module, " · ".join(box.ops), format_ns(box.time_ns)]
     tip += [f"reads {_read_words(read, mesh)}" for read in box.reads]
-    tip += [f"{_output_text(made, mesh)} ({made.type})" for made in box.makes]
+    tip += [f"{_output_text(output, mesh)} ({output.type})" for output in box.makes]
     height = drawn.height - drawn.top
     yield rect(left, top, drawn.width, height, "box", "\n".join(tip), 5)
     for k, class_ in enumerate(_stripes(box, mesh)):

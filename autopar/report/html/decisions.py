@@ -46,8 +46,8 @@ def _ops(plan: StagePlan) -> Iterable[DecisionRow]:
         if total is None:
             yield DecisionRow("op", key, choice, "", "")
             continue
-        made = ", ".join(sharding_text(state, mesh) for _, state in total.outputs)
-        made = made or choice_text(choice, mesh)
+        decision = ", ".join(sharding_text(state, mesh) for _, state in total.outputs)
+        decision = decision or choice_text(choice, mesh)
         kinds = ", ".join(kind for kind, _ in total.outputs)
         parts = (
             total.phase,
@@ -57,7 +57,7 @@ def _ops(plan: StagePlan) -> Iterable[DecisionRow]:
         )
         name = f"{total.module or WHOLE_MODEL}: {short_op(total.op)}"
         details = ", ".join(part for part in parts if part)
-        yield DecisionRow("op", name, made, details, format_ns(_ns(total)))
+        yield DecisionRow("op", name, decision, details, format_ns(_ns(total)))
 
 
 def _ns(total: OpTotal | None) -> int:

@@ -83,8 +83,8 @@ def content(plan: Plan, stage: int | None = None) -> Page:
         headline(plan, pipeline, limits[0] if whole is None else None),
         None if whole is None else pipeline_part(plan, whole),
         tuple(
-            _stage_page(plan.stages[k], rows[k], step, found)
-            for k, step, found in zip(numbers, steps, limits, strict=True)
+            _stage_page(plan.stages[k], rows[k], step, bottlenecks)
+            for k, step, bottlenecks in zip(numbers, steps, limits, strict=True)
         ),
     )
 

@@ -122,21 +122,21 @@ def _letters(step: DrawnStep) -> list[tuple[Stretch, str]]:
 
 def _overview(step: DrawnStep, letters: list[tuple[Stretch, str]], plan: StagePlan) -> Panel:
     known = {stretch.start_ns: letter for stretch, letter in letters}
-    found = _no_bars(step)
+    bars = _no_bars(step)
     spans: list[DrawnBar] = []
     for stretch in step.stretches:
         if stretch.end_ns == stretch.start_ns:
             continue
         if stretch.run.times == 1:
-            _add_bars(found, step, (stretch.start_ns, stretch.end_ns), 0, step.end_ns * THIN, plan)
+            _add_bars(bars, step, (stretch.start_ns, stretch.end_ns), 0, step.end_ns * THIN, plan)
             continue
         title = f"{step.title(stretch)}, {stretch.run.times} times"
         letter = known.get(stretch.start_ns, "")
         long = f"{letter}  {title}".strip()
         labels = long, f"{letter} ×{stretch.run.times}", letter
         spans.append(_whole(Track("compute"), stretch, 1.0, labels, title))
-        _add_run(found, step, stretch, title)
-    return Panel("", "The step", step.end_ns, tuple(spans), _rows(found))
+        _add_run(bars, step, stretch, title)
+    return Panel("", "The step", step.end_ns, tuple(spans), _rows(bars))
 
 
 def _add_run(
@@ -170,10 +170,10 @@ def _whole(
 def _inside(step: DrawnStep, stretch: Stretch, letter: str, plan: StagePlan) -> Panel:
     """One repetition in the middle, where what came before and comes behind is like it."""
     start_ns, end_ns = step.extent(stretch, stretch.run.times // 2)
-    found = _no_bars(step)
-    _add_bars(found, step, (start_ns, end_ns), start_ns, (end_ns - start_ns) * THIN, plan)
+    bars = _no_bars(step)
+    _add_bars(bars, step, (start_ns, end_ns), start_ns, (end_ns - start_ns) * THIN, plan)
     title = f"{step.title(stretch)}, once of {stretch.run.times} times"
-    return Panel(letter, title, end_ns - start_ns, (), _rows(found))
+    return Panel(letter, title, end_ns - start_ns, (), _rows(bars))
 
 
 def _no_bars(step: DrawnStep) -> dict[str, list[DrawnBar]]:
