@@ -90,7 +90,7 @@ def _alternatives(
 ) -> Reasons:
     from autopar.plans.recorded import cluster_of, options_of
 
-    # What is missing is said before torch is imported.
+    # A missing cluster or option is an error before torch is imported.
     if cluster is None:
         cluster_of(plan)
     options_of(plan, imposed)

@@ -36,7 +36,7 @@ class PlanFlags(click.Command):
         return [f for f in option_fields() if self.groups is None or f.group in self.groups]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses `args`, with flags of the names without groups replaced."""
+        """Parses `args`, in which old flags, without a group, are replaced by those of today."""
         now = {_as_flag(f.before, f): flag_of(f) for f in self._fields() if f.before}
         now |= {f"--no-{k[2:]}": f"--no-{v[2:]}" for k, v in now.items()}
         anew: list[str] = []

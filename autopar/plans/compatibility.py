@@ -42,10 +42,12 @@ def check_cluster(cluster: Cluster, world_size: int) -> None:
 
 
 def stored_options(options: Options, structure: Structure) -> Options:
-    """`options` for the calls of a model that its stored plan is not for: they are as it has them.
-    What `options` leave open, the plan decides; ArgumentError, with both, if they ask for another
-    number of stages, microbatches or chunks, other cuts, another schedule, or another dtype of what
-    is saved."""
+    """The options for calls of a model that its stored plan is not for.
+
+    What `options` leave open is as in the plan. ArgumentError, with both values, if they request
+    another number of stages, microbatches or loss chunks, other cuts, another schedule, or another
+    dtype of saved activations.
+    """
     count, chunks = structure.microbatches, structure.loss_chunks
     saved_dtype = structure.stages[0].saved_dtype
     stored = replace(options.in_stages_of(structure), microbatches=count)
@@ -68,8 +70,8 @@ def stored_options(options: Options, structure: Structure) -> Options:
 
 
 def check_params(structure: Structure, params: ParamTypes) -> None:
-    """PlanMismatchError, naming them, if the model's parameters are not those of the plan, beside
-    those that are the script's."""
+    """PlanMismatchError, naming them, if the model's parameters are not those of the plan. External
+    ones, which are the script's, do not count."""
     _refuse(structure, _param_differences(structure, params, external=False))
 
 
@@ -84,7 +86,7 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
     differences = _param_differences(structure, params)
     differences += _input_differences(structure, graph)
     mine = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
-    if not structure.is_pipeline:  # The ops of several are not those of the model alone.
+    if not structure.is_pipeline:  # Several stages have other ops than the model alone.
         differences += _one_sided("ops", mine, structure.only.ops)
     if not differences:
         differences = [
@@ -95,7 +97,7 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
 
 
 def undivided_batch(graph: Graph, num_devices: int) -> str:
-    """A sentence on a batch that the devices cannot share."""
+    """A sentence on an input whose batch the devices cannot share; empty if there is none."""
     for node in graph.with_role(Role.INPUT):
         shape = node.outputs[0].shape
         if len(shape) > 1 and num_devices > 1 and gcd(shape[0], num_devices) < num_devices:
@@ -109,7 +111,8 @@ def undivided_batch(graph: Graph, num_devices: int) -> str:
 def _param_differences(
     structure: Structure, params: ParamTypes, *, external: bool = True
 ) -> list[str]:
-    """`external` says whether `params` has those that are the script's."""
+    """Differences of `params` to the plan's. `external` says whether `params` has the script's own,
+    too."""
     planned = {
         name: param
         for name, param in structure.params.items()

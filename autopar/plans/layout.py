@@ -93,8 +93,9 @@ class Layout:
         return (whole,) * len(node.inputs), (whole,) * len(node.outputs)
 
     def seen_through(self, use: Use, sharding: Sharding) -> tuple[Sharding, ...] | None:
-        """`sharding`, in which a use finds its input, behind what the root and each view but the
-        last of the use's chain are in for that; None if the root can be in nothing of the sort."""
+        """The shardings of the root and of each view of the use's chain, the last of which is
+        `sharding`, in which the use reads its input. None if no sharding of the root leads to
+        `sharding`."""
         states = [sharding]
         for index in reversed(use.chain):
             view = self.graph.nodes[index]
@@ -108,21 +109,21 @@ class Layout:
         return tuple(reversed(states))
 
     def output_state(self, ref: Ref) -> Sharding:
-        """The state in which a root comes into being."""
+        """The sharding in which a root is made; of a parameter, that in which it is stored."""
         root = self.graph.nodes[ref.node]
         if root.role is Role.PARAM:
             return self.params[root.target].storage
         return self.pair(root)[1][ref.output]
 
     def source(self, group: Group) -> Sharding:
-        """The state the group's tensor starts in."""
+        """The sharding in which the group's routes start."""
         root = self.graph.nodes[group.root.node]
         if group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD:
             return self.for_backward(group.root)
         return self.output_state(group.root)
 
     def for_backward(self, ref: Ref) -> Sharding:
-        """The state in which a root of the forward phase is handed to the backward phase."""
+        """The sharding in which a root of forward is saved for backward."""
         root = self.graph.nodes[ref.node]
         if root.role is Role.PARAM:
             return self.params[root.target].for_backward
@@ -130,7 +131,7 @@ class Layout:
         return self.pair(root)[1][ref.output] if saved is None else saved
 
     def use_states(self, group: Group) -> tuple[Sharding, ...]:
-        """The states the group's uses ask its tensor to be in, one per use."""
+        """The shardings in which the group's uses read its tensor, one per use."""
         known = group.root, group.phase
         if known not in self._use_states:
             self._use_states[known] = self._find_use_states(group)
@@ -151,7 +152,7 @@ class Layout:
         return tuple(use_states)
 
     def held_bytes(self, ref: Ref, state: Sharding) -> int:
-        """Bytes of one rank's piece of a tensor in `state`, the largest if they differ."""
+        """Bytes of one rank's shard of a tensor in `state`; of the largest shard if they differ."""
         known = root_key(self.graph, ref), state
         if known not in self._held:
             tensor = self.graph.type_of(ref)
@@ -170,8 +171,8 @@ def _check_on_host(graph: Graph, names: Collection[str]) -> None:
 
 
 def layouts(graph: Graph, structure: Structure) -> tuple[Layout, ...]:
-    """The decisions of each stage for the step of the whole model that `graph` is. Errors are those
-    of `step_graph` and `parse_layout`."""
+    """The layout of each stage; `graph` is the step of the whole model. Errors are those of
+    `step_graph` and `parse_layout`."""
     starts = tuple(stage.start for stage in structure.stages[1:])
     return tuple(
         parse_layout(step_graph(graph, StepForm.of(stage)._replace(cut=Cut(starts, number))), stage)
@@ -181,8 +182,8 @@ def layouts(graph: Graph, structure: Structure) -> tuple[Layout, ...]:
 
 def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
     """The modules that begin the stages of a pipeline, but for the first, in another call of its
-    model: where that leaves out the one that a stage begins with, the first that reads one of its
-    parameters. StageError if there is none."""
+    model. If the call leaves out the first module of a stage, that is the first one that reads a
+    parameter of the stage. StageError if there is none."""
     known, earlier = first_ops(graph), set[str]()
     starts: list[str] = []
     for number, stage in enumerate(structure.stages):
@@ -212,9 +213,9 @@ def _readers(graph: Graph, params: Collection[str]) -> Iterator[str]:
 
 
 def parse_layout(step: Graph, stage: Stage) -> Layout:
-    """The decisions of `stage` for `step`, its graph after all passes (`passes.step_graph`).
-    ValueError on text that says none, or where something cannot be offloaded; PlanMismatchError
-    where a parameter cannot live on the host."""
+    """The layout of `stage` for `step`, its graph after all passes (`passes.step_graph`).
+    ValueError if a text is no decision, or a tensor cannot be offloaded; PlanMismatchError if a
+    parameter cannot live on the host."""
     mesh = stage.mesh
     params = {name: param.choice for name, param in stage.params.items()}
     nodes = step.with_role(Role.PARAM)

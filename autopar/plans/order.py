@@ -37,7 +37,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Item(NamedTuple):
-    """An item that is about step `step` of the route of the tensor `key`."""
+    """An item about step `step` of the route of the tensor `key`."""
 
     word: str
     step: int
@@ -55,7 +55,7 @@ class Item(NamedTuple):
 
 
 def order(graph: Graph, events: Iterable[Event]) -> tuple[Run, ...]:
-    """`events` but for what takes no time, as a plan lists them."""
+    """`events` as a plan lists them, without those that take no time."""
     return repeated([text for event in events for text in _texts(graph, event)])
 
 

@@ -1,4 +1,4 @@
-"""What became of golden plans: the content of `autopar check`, and its pages."""
+"""The outcomes of golden plans: the content of `autopar check`, and its pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STYLES: dict[CheckStatus, str] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
-    """What became of one golden plan; `verdict` where there was one to compare with."""
+    """The outcome of one golden plan; `verdict` if there was a plan to compare with."""
 
     name: str
     status: CheckStatus
@@ -52,7 +52,7 @@ class Checks(Printed):
     outcomes: tuple[CheckOutcome, ...]
 
     def page(self) -> RenderableType:
-        """A table of all, below the differences of those that differ."""
+        """A table of all outcomes, below the differences of plans that differ."""
         sections: list[RenderableType] = []
         for outcome in self.outcomes:
             if outcome.verdict is not None and outcome.verdict.status != SAME:
@@ -76,7 +76,7 @@ class Checks(Printed):
 
 
 def checks(outcomes: Sequence[CheckOutcome]) -> Checks:
-    """The outcomes with the status that they come to."""
+    """The outcomes, and the exit status of all of them."""
     statuses = {outcome.status for outcome in outcomes}
     status = DIFFERENT if statuses & {"different", "missing"} else SAME
     return Checks(ERROR if "error" in statuses else status, tuple(outcomes))
@@ -121,7 +121,7 @@ def checks_markdown(content: Checks) -> str:
 
 
 def _why(outcome: CheckOutcome) -> str:
-    """What there is to say of it, in one line."""
+    """The reason of an outcome, in one line."""
     if outcome.message:
         return clean(" ".join(outcome.message.split()), 600)
     if outcome.verdict is None or outcome.verdict.status == SAME:

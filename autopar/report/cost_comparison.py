@@ -1,4 +1,4 @@
-"""The bills of two plans, side by side: what a step takes, and what memory holds at the peak."""
+"""The cost breakdowns of two plans, side by side: time of a step, and memory at the peak."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ STAGES = "stages"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of both bills; None where a plan lacks it. `whole` is the old step, or the old
-    peak: the measure of how much it changed. Figures without one are told, and never count.
-    """
+    """One figure of both cost breakdowns; None if a plan lacks it. `whole` is the old step, or the
+    old peak, by which its change is measured. Figures without one are shown, and never count."""
 
     section: str
     name: str
@@ -64,7 +63,7 @@ OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
 _SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
 
 _HOLDERS = ("peak", *HOLDER_TITLES.values())
-"""All that memory may hold, in order: a plan may have nothing of some."""
+"""All holders of memory, in order; a plan may lack some."""
 
 _Place = tuple[str, tuple[int, str], str, Unit]
 """Section, order within it, name and unit."""

@@ -1,6 +1,5 @@
-"""What a step's time goes to, ops, collectives and the optimizer, the largest first; and what holds
-its memory. Shares of time are of the step with nothing hidden, which these times add up to.
-"""
+"""The time of a step by op, collective and optimizer, the largest first, and its memory by holder.
+Shares of time are of the step with nothing hidden, to which these times add up."""
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ def held_by(memory: Memory) -> dict[str, int]:
 
 
 def recompute_ns(estimates: StageEstimates) -> int:
-    """What a step takes to recompute for backward what is not saved."""
+    """How long backward takes in a step to recompute what is not saved."""
     return sum(op.compute_ns for key, op in estimates.ops.items() if original_key(key) != key)
 
 
@@ -111,9 +110,9 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """What a device has in its host's memory, of a pipeline one of the rank that has most there:
-    its share is `limit_bytes`. The fullest node, of `devices`, has `node_bytes` of them all. Both
-    limit and node are 0 where the plan does not say."""
+    """What a device has in its host's memory, of its share `limit_bytes`; in a pipeline, a device
+    of the rank that has most there. The fullest node has `node_bytes`, of all its `devices`. Limit
+    and node are 0 if the plan does not say."""
 
     rows: tuple[HostRow, ...]
     num_bytes: int

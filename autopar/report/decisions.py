@@ -112,7 +112,7 @@ class Alike:
 
 
 def alike(params: Mapping[str, Param], names: Iterable[str]) -> tuple[Alike, ...]:
-    """`names` of `params`, by pattern and by how they lie."""
+    """`names` of `params`, by pattern and by placement."""
     groups = grouped(((general(name), params[name]), name) for name in names)
     patterns = Counter(map(general, params))
     return tuple(
@@ -128,13 +128,14 @@ def _one_text(pattern: str, names: Sequence[str], num_of_pattern: int) -> str:
 
 
 def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
-    """How parameters are stored, what is kept of them, what each mesh axis does to them."""
+    """How parameters are stored, how they are held for backward, and what each mesh axis does to
+    them."""
     mesh, readers, param = plan.structure.mesh, _readers(plan, params), params.param
     count, placed = len(params.names), param.choice
     whole = format_bytes(params.total_bytes // count)
     stored = format_bytes(params.held_bytes(param.storage, mesh) // count)
     where = "in the memory of each device's host" if placed.num_on_host else "on each device"
-    kept = (
+    for_backward = (
         f"for backward: {on_axes(placed.for_backward, mesh)}"
         if placed.for_backward != placed.storage
         else "for backward: as it is stored, no copy"
@@ -150,7 +151,10 @@ def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
         what=param.type_text,
         phase="",
         count=count,
-        choice=(f"stored {on_axes(placed.storage, mesh)}: {stored} of {whole} {where}", kept)
+        choice=(
+            f"stored {on_axes(placed.storage, mesh)}: {stored} of {whole} {where}",
+            for_backward,
+        )
         + tuple(roles),
         reads=tuple(
             f"read by {short_op(op.op)} in {op.phase} as {sharding_text(state, mesh)}"
@@ -161,7 +165,7 @@ def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
 
 
 def op_decision(plan: StagePlan, key: str, op: OpTotal) -> DecisionText:
-    """What each mesh axis does to an op, and how its tensors lie."""
+    """What each mesh axis does to an op, and how its tensors are sharded."""
     mesh, options = plan.structure.mesh, options_by_axis(plan.structure.ops.get(key, ""))
     outputs = [sharding for _, state in op.outputs if (sharding := parsed(state, mesh)) is not None]
     return DecisionText(

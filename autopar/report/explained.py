@@ -1,4 +1,4 @@
-"""What a plan says of itself, or of a name in it."""
+"""The explanation of a plan, or of a name in it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons:
 
 
 def stage_having(plan: Plan, name: str, stage: int | None = None) -> StagePlan:
-    """The stage that has `name`: the one that is given, or the only one that has it; the first if
-    none has. PlanError if several have it."""
+    """The stage that has `name`: stage `stage` if that is given, or the only one that has it; the
+    first if none has. PlanError if several have it."""
     if stage is not None:
         return stage_of(plan, stage)
     having = [k for k, each in enumerate(plan.stages) if knows(each, name)]

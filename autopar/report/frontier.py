@@ -24,9 +24,8 @@ _NO_PLAN = "no plan"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan of a point, per device and step: `ratio` is its step over the one without a limit,
-    `num_recomputed` and `recompute_ns` are classes of ops that backward recomputes and the time of
-    that."""
+    """The plan of a point, per device and step. `ratio` is its step over the one without a limit.
+    `num_recomputed` is the number of classes of ops that backward recomputes, in `recompute_ns`."""
 
     peak_bytes: int
     step_ns: int

@@ -1,9 +1,9 @@
 """A plan in plain text, for review and for golden tests: parameters, activations, collectives.
 
-Equal blocks are one line each. An activation is listed where it leaves a module: how its op leaves
-it, and behind an arrow the states it is brought into. Both are of the tensor as its op makes it,
-axes in the order of `summary.on_axes`; `S(0.1)` is the second part of dim 0, the sequence where
-batch and sequence are one dim.
+Equal blocks are one line each. An activation is listed where it leaves a module: its sharding as
+computed, and behind an arrow those in which it is used. Dims are those of the tensor as its op
+makes it, axes in the order of `placed.on_axes`. `S(0.1)` is the second part of dim 0: the sequence,
+where batch and sequence are one dim.
 """
 
 from __future__ import annotations

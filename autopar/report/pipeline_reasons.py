@@ -1,8 +1,8 @@
-"""Why a plan in stages is as it is, as far as the plan itself says: what each stage has, what its
-step would be with a cut moved, what waiting costs, and what is held of the microbatches in flight.
+"""Why a plan in stages is as it is, as far as the plan itself says. It shows what each stage has,
+the step with a cut moved, what waiting costs, and what microbatches in flight hold.
 
-What is not the plan's own is played: the same table, or that of more microbatches of the same size,
-with the times that the stages have.
+Steps other than the plan's own are simulated: with the same schedule, or that of more microbatches
+of the same size, and with the times of the plan's stages.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from autopar.report.stage_content import Block, blocks
 from autopar.report.waits import simulated_ranks
 
 _SHARE = 0.005
-"""Modules that take less of their stage are told together with nothing."""
+"""Modules that take a smaller share of their stage are left out."""
 
 _MAX_ROWS = 40
 """Rows that are printed; a last line counts the rest."""
 
 _BATCHES = (2, 4)
-"""How many times the batch is looked at."""
+"""The multiples of the batch that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """`count` modules of a pattern in a stage: what one microbatch takes in all of them with
-    nothing sent, and the fraction `share` of what the stage computes that is."""
+    """`count` modules of a pattern in a stage: compute of one microbatch in all of them, which is
+    the fraction `share` of the stage's compute."""
 
     stage: int
     module: str
@@ -57,8 +57,9 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class MovedCut:
-    """About what the step would be if stage `gains` had the module `module` instead of its
-    neighbour, with the times of such modules in these stages, and what it would hold."""
+    """About what the step and the memory of stage `gains` would be, if it had the module `module`
+    of its neighbour `loses`. Such modules are assumed to take what they take in these stages
+    now."""
 
     module: str
     loses: int
@@ -70,7 +71,8 @@ class MovedCut:
 
 @dataclass(frozen=True, slots=True)
 class LargerBatch:
-    """The step with more microbatches of the same size, and how many of them stages hold then."""
+    """The step with more microbatches of the same size, and how many of them stages have in flight
+    then."""
 
     microbatches: int
     step_ns: int
@@ -134,7 +136,7 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
 
 
 def _mean(plan: Plan) -> MicrobatchTimes:
-    """What stages would take if all took as long, by how many devices they have."""
+    """The mean times of all stages, weighted by their numbers of devices."""
     sizes = [stage.structure.num_devices for stage in plan.stages]
     times = [astuple(stage.estimates.microbatch) for stage in plan.stages]
     return MicrobatchTimes(
@@ -186,8 +188,9 @@ def _moved_cuts(
 
 
 def _is_known(plan: Plan, loses: int, gains: int, module: str) -> bool:
-    """Whether it is known what `module` takes in both stages: all modules like it have parameters
-    like its own there, and there are some, or as many devices."""
+    """Whether the times of `module` are known in both stages: all modules like it there have
+    parameters like its own. The stage that gains it has such modules, or as many devices as the
+    other."""
     stages = plan.structure.stages
     sizes = {stages[stage].num_devices for stage in (loses, gains)}
     kinds = {
@@ -220,7 +223,7 @@ def _moved(
 ) -> MovedCut:
     """The cut that gives `module` to the stage of `row`."""
     gains = row.stage
-    # As it is done where there are such modules already, if there are.
+    # With the figures of the stage that gains it, if that has such modules already.
     at = gains if _has(plan, gains, module) else loses
     stages = list(plan.estimates.stages)
     for stage, source, sign in ((loses, loses, -1), (gains, at, 1)):
@@ -237,8 +240,8 @@ def _moved(
 
 
 def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> MicrobatchTimes:
-    """What `stage` takes with one module like `module` more, or less, which takes the part of the
-    time of stage `source` that it has of what that computes."""
+    """The times of `stage` with one module like `module` more, or less. The module takes the same
+    fraction of the times of stage `source` as of its compute."""
     by_module, number = _blocks_of(plan, source), len(_listed(plan, source, module))
     block, microbatch = by_module[general(module)], plan.estimates.stages[source].microbatch
     forward = block.forward_ns / number / (sum(b.forward_ns for b in by_module.values()) or 1)
@@ -255,8 +258,8 @@ def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> 
 
 
 def _held_by_one(plan: Plan, stage: int, module: str, in_flight: int) -> int:
-    """Bytes of a device that one module like `module` takes, as stage `stage` has them: its share
-    of what belongs to parameters, and what it saves for each microbatch in flight."""
+    """Bytes of a device that one module like `module` takes in stage `stage`: its share of the
+    memory of parameters, and what it saves for each microbatch in flight."""
     own, params = plan.estimates.stages[stage], plan.structure.stages[stage].params
     modules = _listed(plan, stage, module)
     inside = sum(

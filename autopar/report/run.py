@@ -24,7 +24,7 @@ class RunReport(Printed):
     record: RunRecord
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Keep the record in a file, for `autopar profile --learn`. PlanError if it cannot be
+        """Write the record to a file, for `autopar profile --learn`. PlanError if it cannot be
         written."""
         self.record.save(path)
 

@@ -81,7 +81,7 @@ class StageContent:
     params: tuple[ParamGroup, ...]
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What stands at the head of its page, beside what is said of every plan."""
+        """Lines at the head of its page, beside those of every plan."""
         if self.recompute:
             yield (
                 "recompute",
@@ -261,18 +261,17 @@ def _placed(sharding: str) -> Text:
     return name(sharding, "yellow" if sharding == REPLICATED else "cyan")
 
 
-# The critical path of a step (`ir.hardware`) in a few rows: what determines how long it takes, all
-# of a kind together.
+# The critical path of a step (`ir.hardware`) in a few rows, one for each kind of op or message.
 
 _MAX_CRITICAL = 8
 """Rows that are printed."""
 
 
 def critical_parts(plan: StagePlan, step: DrawnStep) -> tuple[Cost, ...]:
-    """The parts of the critical path of `step`, the longest first: for `time_ns` of the step all
-    else waits for what there is of a kind, or is hidden behind it. What slows it down is in its
-    time. They add up to the step of the plan, from which the drawn one may differ by what it
-    rounds."""
+    """The parts of the critical path of `step` by kind, the longest first. For `time_ns` of the
+    step, all else waits for ops or messages of that kind, or is hidden behind them. Contention is
+    in their time. Times add up to the step of the plan, from which the drawn one may differ by
+    rounding."""
     bars = grouped((_critical_kind(plan, bar), bar.duration_ns) for bar in step.path)
     step_ns = plan.estimates.step_ns
     times_ns = apportion(step_ns, [sum(each) for each in bars.values()])

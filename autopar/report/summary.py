@@ -1,5 +1,5 @@
-"""What a person wants to know of a plan, gathered from its parts: the content of every report, and
-its page: what was chosen, what it is predicted to cost, how good it is proven.
+"""The content of every report of a plan, and its page: what was chosen, what it is predicted to
+cost, and how good it is proven to be.
 
 Figures are per device and per training step, of a pipeline those of the rank that is busiest. Rows
 are ordered by what they cost, then by name, so that the same plan always gives the same page.

@@ -1,10 +1,10 @@
 """A predicted step in the trace format of Chrome and Perfetto.
 
-One process per stage, named by its ranks; a thread that says which block is at work, one with the
-critical path, one for what the device computes (ops, and the optimizer), one for the links of each
-mesh axis, one for where the device waits for its host, and counters for what memory holds, by
-holder. Times are microseconds with three decimals, so nanoseconds are exact. The format is that of
-"Trace Event Format" (Google, 2016), phases X, C and M.
+A stage is a process, named by its ranks. Its threads are the block at work, the critical path, what
+the device computes (ops, and the optimizer), and the links of each mesh axis. One more is for waits
+of the device for its host. Counters have the memory by holder. Times are microseconds with three
+decimals, so nanoseconds are exact. The format is that of "Trace Event Format" (Google, 2016),
+phases X, C and M.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def events(plan: StagePlan, step: DrawnStep) -> Iterator[TraceEvent]:
     threads = _threads(step)
     yield from _names(plan, threads)
     for stretch in step.stretches:
-        # Viewers nest what lies at one time, as messages do that only start.
+        # Viewers nest events at one time, such as messages that only start.
         if stretch.start_ns < stretch.end_ns:
             yield from (_block(step, stretch, k) for k in range(stretch.run.times))
     described: dict[Part, TraceEvent] = {}
@@ -124,13 +124,13 @@ def _memory(plan: StagePlan) -> Iterator[TraceEvent]:
     if not whole["accumulated"]:
         del whole["accumulated"]
     held = zip(curve.time_ns, curve.unsharded, curve.saved, curve.transient)
-    for end_ns, kept, saved, transient in held:
+    for end_ns, unsharded, saved, transient in held:
         yield {
             "ph": "C",
             "name": "memory (bytes)",
             "pid": STAGE,
             "ts": _us(start_ns),
-            "args": {**whole, "unsharded": kept, "saved": saved, "transient": transient},
+            "args": {**whole, "unsharded": unsharded, "saved": saved, "transient": transient},
         }
         start_ns = end_ns
 

@@ -1,8 +1,8 @@
-"""When tensors are copied to the host and back: what is offloaded, parameters and gradients.
+"""When tensors are copied to the host and back: offloaded activations, parameters and gradients.
 
-Copies to the host start as soon as forward is done with a tensor. Those back start as late as what
-is computed until a tensor is needed covers them, and all those behind them, since the link brings
-one after the other: the earlier one starts, the longer is it held.
+A copy to the host starts as soon as forward is done with a tensor. A copy back starts as late as
+possible, since the tensor is held from then on. What is computed until the tensor is needed has to
+hide this copy and all those behind it: the link takes one after the other.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ COPIES: tuple[CopyKind, CopyKind] = ("offload", "reload")
 
 _UNIT = 1 << 20
 _ELEMENT_BYTES = 4
-"""What is moved for an element that is read and written, of two bytes."""
+"""Bytes that are moved to read and write an element of two bytes."""
 
 _SLACK = 1.5
-"""How much longer a copy is taken to take than it does, since some of what is computed takes less
-than is counted. Llama-8B, offloaded in part on eight H100s, waits 77 ms for copies without it, and
-3 ms with it."""
+"""By what factor copies are assumed to take longer than they do, since some ops take less time than
+is counted. Llama-8B, offloaded in part on eight H100s, waits 77 ms for copies without it, and 3 ms
+with it."""
 
 
 def pace(cluster: Cluster) -> int:
-    """How many bytes a device gets of its host in the time that it takes to read and write 2**20
-    elements: `Structure.reload_pace`."""
+    """How many bytes a device gets from its host in the time that it takes to read and write 2**20
+    elements: `Stage.reload_pace`."""
     unit_s = _UNIT * _ELEMENT_BYTES / cluster.device.memory_bytes_per_s
     return max(1, round(unit_s * cluster.host.bytes_per_s))
 
 
 def elements(num_bytes: int, pace: int) -> float:
-    """How many elements a device reads and writes while a tensor comes back."""
+    """How many elements a device reads and writes while so many bytes come back."""
     return _UNIT * num_bytes / pace
 
 
 def on_host(tensor: OffloadedTensor, layout: Layout) -> Value:
-    """What is handed over of a tensor that is away."""
+    """The value of an offloaded tensor in the host's memory."""
     return Value(Phase.FORWARD, tensor.root, layout.for_backward(tensor.root), on_host=True)
 
 
@@ -74,7 +74,7 @@ def host_copies(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
 
 
 def copy_key(tensor: OffloadedTensor, layout: Layout, kind: str) -> str:
-    """What the copies of a class are called."""
+    """The key of the copies of a class of activations."""
     return f"{root_key(layout.graph, tensor.root)}@{kind}"
 
 
@@ -93,16 +93,16 @@ def _reload(tensor: OffloadedTensor, layout: Layout) -> Message:
 def _message(
     layout: Layout, key: str, kind: CopyKind, source: Value, target: Value, **how: bool
 ) -> Message:
-    """The copy of a tensor as it is."""
+    """The copy of a tensor whose buffers are used as they are."""
     axis = layout.mesh.link_names.index(TO_HOST if kind == "offload" else FROM_HOST)
     as_it_is = Copies(sent=False, brought=False)
     return Message((Transfer(key, 0, source, target, HostCopy(kind, axis, **how), as_it_is),))
 
 
 def _starts(in_order: list[OffloadedTensor], ops: list[Node], layout: Layout) -> list[int]:
-    """Before which op each of the tensors, in the order in which they are needed, is on its way; as
-    early as may be where the pace of the link is not known, but in the part of backward that needs
-    it first."""
+    """The op before which the copy back of each tensor starts; tensors are in the order in which
+    they are needed. If the pace of the link is not known, copies start as early as possible. None
+    starts before the part of backward that needs it first."""
     graph, known = layout.graph, layout.reload_pace
     placed = blocks_of(graph, layout.mesh)
     blocks = placed.of
@@ -123,7 +123,7 @@ def _starts(in_order: list[OffloadedTensor], ops: list[Node], layout: Layout) ->
     return starts[::-1]
 
 
-# When parameters that live on the host (`ir.offloading`) come to the device, and gradients go.
+# When parameters on the host (`ir.offloading`) come to the device, and gradients leave it.
 
 
 def at_home(each: StreamedParam, layout: Layout) -> Value:
@@ -132,9 +132,9 @@ def at_home(each: StreamedParam, layout: Layout) -> Value:
 
 
 def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
-    """The copies of parameters to the device in a phase, in the order in which they are used, by
-    the op before which they start: so many blocks ahead that a gather, which starts a block ahead,
-    finds them there, in the same part of the phase."""
+    """The copies of parameters to the device in a phase, in the order of their use, by the op
+    before which they start. A gather starts a block ahead; copies start so many blocks ahead that
+    it finds them there, in the same part of the phase."""
     known = blocks_of(layout.graph, layout.mesh)
     first = _first_ops(layout, phase)
     copies: dict[int, list[Message]] = defaultdict(list)
@@ -155,8 +155,8 @@ def unload(each: StreamedParam, layout: Layout, gradient: Value) -> Message:
 
 
 class StreamCopy(NamedTuple):
-    """A copy of a parameter or of its gradient, of a kind of `HostCopy`. It happens in every turn,
-    or `once`; `place` is what hides it."""
+    """A copy of a parameter or of its gradient, of a kind of `HostCopy`. It happens in every
+    microbatch, or `once`; `place` is the window that hides it."""
 
     key: str
     kind: CopyKind
@@ -166,7 +166,7 @@ class StreamCopy(NamedTuple):
 
 
 def copies_of(each: StreamedParam, layout: Layout) -> Iterator[StreamCopy]:
-    """Those of a parameter."""
+    """The copies of a parameter and of its gradient."""
     places = iter(each.copied_in(blocks_of(layout.graph, layout.mesh)))
     loaded, unloaded = (_copy_key(each, layout, kind) for kind in ("reload", "offload"))
     for phase in Phase:
@@ -177,7 +177,7 @@ def copies_of(each: StreamedParam, layout: Layout) -> Iterator[StreamCopy]:
 
 
 def _copy_key(each: StreamedParam, layout: Layout, kind: str) -> str:
-    """What the copies of a class are called."""
+    """The key of the copies of a class of parameters."""
     word = "load" if kind == "reload" else "unload"
     return f"{layout.graph.nodes[each.param.node].key}@{word}"
 

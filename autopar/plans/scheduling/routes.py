@@ -1,4 +1,5 @@
-"""Through which transfers a tensor reaches the states its uses ask for, over the arcs of a plan."""
+"""The transfers that bring a tensor into the shardings that its uses need, along the arcs of a
+plan."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from autopar.plans.layout import Layout, Move
 
 
 class Arc(NamedTuple):
-    """Step `step` of a route. `num_bytes` has the larger side of its collective, `shares` says
-    whether that can share a message, which then holds up to `bucket_bytes`, `copies` which of its
-    buffers are laid out anew."""
+    """Step `step` of a route. `num_bytes` has the larger side of its collective. `shares` says
+    whether that can share a message, which then holds up to `bucket_bytes`. `copies` says which of
+    its buffers are laid out anew."""
 
     step: int
     source: Sharding
@@ -33,12 +34,12 @@ class Arc(NamedTuple):
 
     @property
     def reduces(self) -> bool:
-        """Whether less of the tensor is partial behind it."""
+        """Whether the tensor is partial on fewer axes behind it."""
         return self.collective.source.kind == "P"
 
 
 class Routes:
-    """The ways of a plan, each found once for all groups of a key."""
+    """The routes of a plan, each computed once for all groups of a key."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -55,7 +56,8 @@ class Routes:
         self._transfers: dict[Value, Transfer] = {}
 
     def source(self, group: Group) -> Value:
-        """Where the group's routes start: as the tensor is made, or handed over by forward."""
+        """The value at which the group's routes start: as the tensor is made, or as forward saves
+        it."""
         is_reloaded = group.phase is Phase.BACKWARD and group.root in self._reloaded
         phase = group.phase if is_reloaded else self.graph.nodes[group.root.node].phase
         return Value(phase, group.root, self.layout.source(group))
@@ -66,7 +68,7 @@ class Routes:
         return source if source.state == state else Value(group.phase, group.root, state)
 
     def path(self, group: Group, state: Sharding) -> tuple[Arc, ...]:
-        """The arcs that bring the group's tensor into `state`, the shortest way; PlanMismatchError
+        """The shortest path of arcs that brings the group's tensor into `state`. PlanMismatchError
         if the plan has none."""
         known = group.key, state
         if known not in self._paths:
@@ -74,7 +76,7 @@ class Routes:
         return self._paths[known]
 
     def transfer(self, group: Group, arc: Arc) -> Transfer:
-        """The group's tensor on its way along `arc`."""
+        """The transfer of the group's tensor along `arc`."""
         target = Value(group.phase, group.root, arc.target)
         transfer = self._transfers.get(target)
         if transfer is None:
@@ -100,7 +102,8 @@ class Routes:
         return tuple(reversed(path))
 
     def _tree(self, group: Group, source: Sharding) -> Mapping[Sharding, Arc]:
-        """The last arc on the shortest way from `source` to every state, earlier arcs preferred."""
+        """The last arc on the shortest path from `source` to every state, earlier arcs
+        preferred."""
         places = {move: k for k, move in enumerate(self.layout.routes.get(group.key, ()))}
         graph: nx.DiGraph[Sharding] = nx.DiGraph()
         graph.add_node(source)

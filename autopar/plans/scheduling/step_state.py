@@ -1,4 +1,4 @@
-"""Which op asks for which tensor in which state, what of it there is already, and until when."""
+"""Which op needs which tensor in which sharding, which values are there already, and until when."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from autopar.plans.layout import Layout
 from autopar.plans.scheduling.host_copies import at_home, on_host
 from autopar.plans.scheduling.routes import Routes
 
-# When nothing reads a tensor any more.
+# When tensors are freed.
 
 
 def with_frees(given: Schedule) -> Schedule:
-    """`given` with what is freed behind each event that is the last to need it."""
+    """`given`, with a `Free` after each event that is the last to need a value or message."""
     lasts: dict[Value | Message, int] = {}
     events = given.forward + given.backward + given.weights
     produced = set[Value | Message]()
@@ -58,7 +58,8 @@ def with_frees(given: Schedule) -> Schedule:
 
 
 def needed_by(events: Sequence[Event], left: Iterable[Value]) -> tuple[Value, ...]:
-    """The tensors that `events` read, or are to be `left` behind them, and are not made by them."""
+    """The tensors that `events` read, or that are `left` after them, without those that they
+    make."""
     read: dict[Value, None] = {}
     produced = set[Value | Message]()
     for event in events:
@@ -80,7 +81,8 @@ def _outputs(event: Event) -> Sequence[Value | Message]:
 
 
 def _read(event: Event) -> Sequence[Value | Message]:
-    """A collective reads what is not copied for it until it has come."""
+    """What an event reads. A collective reads its sources until it has come, unless they are copied
+    for it."""
     match event:
         case Compute():
             return event.reads
@@ -96,12 +98,12 @@ def _read(event: Event) -> Sequence[Value | Message]:
 
 
 Need = tuple[Group, Sharding]
-"""A state that a tensor is asked to be in."""
+"""A tensor, and the sharding in which it is needed."""
 
 
 class StepState:
-    """What both phases of a turn, the last of its step or not, know: which node asks for what, and
-    what is there."""
+    """What both phases of a microbatch, the last of its step or not, know: what each node needs,
+    and what is there."""
 
     def __init__(self, layout: Layout, *, is_last: bool) -> None:
         self.layout = layout
@@ -129,16 +131,16 @@ class StepState:
         """The parameters on the host, by name."""
 
     def values(self, node: int) -> tuple[Value, ...]:
-        """What a node reads."""
+        """The values that a node reads."""
         return tuple(self.routes.value(*need) for need in self.reads.get(node, ()))
 
     def leaving(self, node: Node) -> tuple[Value, ...]:
-        """What leaves the graph as `node`."""
+        """The values that leave the graph as `node`."""
         on_host = node.role is Role.GRAD and node.target in self.streamed
         return tuple(value._replace(on_host=on_host) for value in self.values(node.index))
 
     def crossing(self) -> list[Group]:
-        """The groups of backward whose tensor comes out of forward."""
+        """The groups of backward whose tensor is made by forward."""
         nodes = self.graph.nodes
         return [
             group
@@ -149,8 +151,8 @@ class StepState:
         ]
 
     def when_saved(self) -> dict[int, list[Need]]:
-        """Per node, what is brought into the state it is saved in once the node is done: after the
-        last op of forward that reads it."""
+        """Per node, the tensors that are brought into the sharding in which they are saved once the
+        node is done. It is the last op of forward that reads them."""
         needs: dict[int, list[Need]] = defaultdict(list)
         nodes = self.graph.nodes
         for group in self.crossing():
@@ -164,8 +166,8 @@ class StepState:
     def in_order(
         self, nodes: Sequence[Node], due: Mapping[int, list[Need]], blocks: Mapping[int, int]
     ) -> list[tuple[int, Need]]:
-        """What `nodes` ask for, and what is `due` behind them, in order, with the block that asks,
-        of those that ops are in."""
+        """The needs of `nodes`, and those that are `due` after them, in order, each with the block
+        of its op, which `blocks` has."""
         needs: list[tuple[int, Need]] = []
         block = 0
         for node in nodes:
@@ -175,7 +177,8 @@ class StepState:
         return needs
 
     def left(self) -> Iterator[Value]:
-        """What is not freed: what leaves the graph, or what turns put together before the last."""
+        """The values that are not freed: outputs of the graph, or the results of microbatches
+        before the last."""
         if self.is_last:
             for node in self.graph.with_role(*OUTPUT_ROLES):
                 yield from self.leaving(node)
@@ -185,15 +188,16 @@ class StepState:
             yield Value(node.phase, ref, self.layout.output_state(ref))
 
     def carried(self, second: Sequence[Event]) -> tuple[Value, ...]:
-        """What the second part of backward needs of what there is before it, but for what all of
-        backward is given."""
+        """The values from before the second part of backward that it needs, without tangents and
+        constants, which all of backward has."""
         leaving = [v for node in self.graph.with_role(Role.GRAD) for v in self.leaving(node)]
         needed = needed_by(second, leaving if self.is_last else ())
         given = Role.TANGENT, Role.CONSTANT
         return tuple(v for v in needed if self.graph.nodes[v.ref.node].role not in given)
 
     def saved_for_backward(self) -> tuple[Value, ...]:
-        """What forward saves for backward, all of which it has made."""
+        """The values that forward saves for backward. PlanMismatchError if it has not made one of
+        them."""
         host_values = {
             each.root: on_host(each, self.layout) for each in self.layout.offloaded_tensors
         }

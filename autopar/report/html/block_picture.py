@@ -1,8 +1,8 @@
 """The picture of a block: ops as boxes in layers, and what is redistributed between them.
 
-A box has a stripe per mesh axis in the colour of the axis if what the box makes is sharded on it,
-hatched if it is a partial sum, pale if replicated. An arrow along which a tensor is redistributed
-is drawn strong, and the sharding it is read in stands above the box it leads to.
+A box has a stripe per mesh axis. It has the colour of the axis if what the box makes is sharded on
+it, and is hatched for a partial sum, pale if replicated. An arrow along which a tensor is
+redistributed is drawn strong, and the sharding it is read in stands above the box it leads to.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from autopar.report.placed import parsed, sharding_text
 #
 # Boxes stand in layers, each below all it follows; an arrow over several layers passes through a
 # narrow place in each, so that it crosses no box. Within a layer boxes are ordered by the middle of
-# their neighbours (Sugiyama, Tagawa and Toda, 1981), and then stand as near as they can to below
-# and above them: least squares under the order, which is isotonic regression.
+# their neighbours (Sugiyama, Tagawa and Toda, 1981). Then they are placed as near as possible to
+# below and above these: least squares under the order, which is isotonic regression.
 
 Point = tuple[float, float]
 
@@ -47,8 +47,9 @@ class Placed:
 
 
 def arrange(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
-    """`sizes` are (width, height) of the boxes, `arrows` lead from a box to another; without cycles
-    and repetitions. What no arrows join stands side by side, the largest first."""
+    """Where boxes and arrows go. `sizes` are (width, height) of the boxes; `arrows` lead from a box
+    to another, without cycles and repetitions. Groups that no arrows join stand side by side, the
+    largest first."""
     graph: nx.Graph[int] = nx.Graph(arrows)
     graph.add_nodes_from(range(len(sizes)))
     joined = map(sorted, nx.connected_components(graph))
@@ -63,8 +64,8 @@ def arrange(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, in
         left = width + 2 * _BESIDE if width else 0.0
         for box, (x, y) in zip(group, part.boxes, strict=True):
             boxes[box] = left + x, y
-        for arrow, way in zip(inside, part.arrows, strict=True):
-            passed[arrow] = tuple((left + x, y) for x, y in way)
+        for arrow, path in zip(inside, part.arrows, strict=True):
+            passed[arrow] = tuple((left + x, y) for x, y in path)
         width, height = left + part.width, max(height, part.height)
     return Placed(tuple(boxes), tuple(passed[arrow] for arrow in arrows), width, height)
 
@@ -112,7 +113,8 @@ def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int
 
 
 def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
-    """Each box below all it follows; what follows nothing just above the first that follows it."""
+    """The layer of each box: below all boxes that it follows. A box that follows none is just above
+    the first that follows it."""
     graph: nx.DiGraph[int] = nx.DiGraph(arrows)
     graph.add_nodes_from(range(count))
     layers = [0] * count
@@ -144,8 +146,8 @@ def _order(rows: list[list[int]], above: list[list[int]], below: list[list[int]]
 def _columns(
     rows: list[list[int]], widths: list[float], above: list[list[int]], below: list[list[int]]
 ) -> list[float]:
-    """The middle of every box, none of a row nearer to one another than they are wide. Boxes
-    at which ways end count less than others, and make room for them."""
+    """The middle of every box; boxes of a row leave room for their widths. Boxes at which chains of
+    arrows end weigh less than others, and make room for them."""
     x = [0.0] * len(widths)
     weights = [1.0 if above[k] and below[k] else _LOOSE for k in range(len(widths))]
     for sweep in range(_SWEEPS):

@@ -32,11 +32,13 @@ def decisions(plan: StagePlan) -> tuple[DecisionRow, ...]:
 
 def _params(plan: StagePlan) -> Iterable[DecisionRow]:
     for group in param_groups(plan.structure.params, plan.structure.mesh):
-        kept = "" if group.for_backward == group.storage else f"; for backward {group.for_backward}"
+        for_backward = (
+            "" if group.for_backward == group.storage else f"; for backward {group.for_backward}"
+        )
         shape = f"{group.dtype}[{', '.join(map(str, group.shape))}]"
         details = f"{group.count} of {shape}" if group.count > 1 else shape
         figure = format_bytes(group.local_bytes)
-        yield DecisionRow("parameter", group.name, group.stored + kept, details, figure)
+        yield DecisionRow("parameter", group.name, group.stored + for_backward, details, figure)
 
 
 def _ops(plan: StagePlan) -> Iterable[DecisionRow]:

@@ -19,7 +19,7 @@ STACKED = {
 over microbatches count as gradients, which they become."""
 
 MAX_COLUMNS = 700
-"""Points of the curve; of those in between the fullest is drawn."""
+"""Points of the curve; each is the fullest of several if there are more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from autopar.report.timeline import UPDATE, Track
 from autopar.report.waits import MAX_RANKS, SimulatedAction, SimulatedRank
 
 SHARED = Track("network")
-"""What ranks share at the end."""
+"""The track of messages at the end of a step."""
 
 MAX_ACTION_BARS = 4000
 """Bars of the picture, about, and of a row of it."""
@@ -89,8 +89,7 @@ def _rows(ranks: Sequence[SimulatedRank], step_ns: int) -> Iterator[TrackRow]:
 
 
 def _groups(actions: Iterable[SimulatedAction], thin_ns: float) -> Iterator[list[SimulatedAction]]:
-    """Actions that are drawn as one: thin ones that nearly touch, as many as it takes for what can
-    be seen."""
+    """Actions that are drawn as one bar: thin ones that nearly touch, until the bar can be seen."""
     group: list[SimulatedAction] = []
     for each in actions:
         is_apart = bool(group) and each.start_ns - group[-1].end_ns >= thin_ns

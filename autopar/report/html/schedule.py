@@ -1,8 +1,8 @@
 """The step as rows of bars: the content of the page's Gantt picture.
 
-The first panel has the whole step. A run that repeats is one bar there, filled as far as each track
-is busy in it, with a letter; the panel of that letter has one repetition, op by op. The first row
-of a panel is the critical path, in bars of the tracks that it goes by; of a run that repeats, one
+The first panel has the whole step. A run that repeats is one bar there with a letter, filled as far
+as each track is busy in it. The panel of that letter has one repetition, op by op. The first row of
+a panel is the critical path, in bars of the tracks along it. A run that repeats has these bars one
 above the other, each as high as its share.
 """
 
