@@ -85,9 +85,9 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
     }
     differences = _param_differences(structure, params)
     differences += _input_differences(structure, graph)
-    mine = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
+    ops = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
     if not structure.is_pipeline:  # Several stages have other ops than the model alone.
-        differences += _one_sided("ops", mine, structure.only.ops)
+        differences += _one_sided("ops", ops, structure.only.ops)
     if not differences:
         differences = [
             f"the same ops are joined otherwise (fingerprint {structure.fingerprint} in the plan, "
@@ -130,17 +130,17 @@ def _param_differences(
     return differences
 
 
-def _one_sided(what: str, mine: Iterable[str], planned: Iterable[str]) -> list[str]:
-    model, plan = set(mine), set(planned)
+def _one_sided(what: str, in_model: Iterable[str], in_plan: Iterable[str]) -> list[str]:
+    model, plan = set(in_model), set(in_plan)
     sides = ("model", sorted(model - plan)), ("plan", sorted(plan - model))
     return [f"only the {side} has the {what} {listed(names)}" for side, names in sides if names]
 
 
 def _input_differences(structure: Structure, graph: Graph) -> list[str]:
-    mine = describe_inputs(graph)
-    if mine == structure.inputs:
+    inputs = describe_inputs(graph)
+    if inputs == structure.inputs:
         return []
-    planned, given = (listed(inputs) or "none" for inputs in (structure.inputs, mine))
+    planned, given = (listed(each) or "none" for each in (structure.inputs, inputs))
     return [f"the plan is for inputs {planned}, the call has {given}"]
 
 

@@ -175,8 +175,8 @@ def _leaving_in(state: Sharding, node: Node, labels: Sequence[Label]) -> Label:
 def _saved(key: str, chosen: Mapping[str, Label]) -> Label | None:
     """The decision on how outputs of the ops `key` are saved; of a rounded output, that of the
     original."""
-    of = rounded_key(key) or key
-    return chosen.get(SAVED + of) or chosen.get(f"{SAVED}{of}.0")
+    original = rounded_key(key) or key
+    return chosen.get(SAVED + original) or chosen.get(f"{SAVED}{original}.0")
 
 
 def _target_label(key: str, chosen: Mapping[str, Label]) -> Label:

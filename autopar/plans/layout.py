@@ -99,10 +99,10 @@ class Layout:
         states = [sharding]
         for index in reversed(use.chain):
             view = self.graph.nodes[index]
-            known = view.key, states[-1]
-            if known not in self._pulled:
-                self._pulled[known] = pull_back(self.graph, view, states[-1])
-            state = self._pulled[known]
+            key = view.key, states[-1]
+            if key not in self._pulled:
+                self._pulled[key] = pull_back(self.graph, view, states[-1])
+            state = self._pulled[key]
             if state is None:
                 return None
             states.append(state)
@@ -132,10 +132,10 @@ class Layout:
 
     def use_states(self, group: Group) -> tuple[Sharding, ...]:
         """The shardings in which the group's uses read its tensor, one per use."""
-        known = group.root, group.phase
-        if known not in self._use_states:
-            self._use_states[known] = self._find_use_states(group)
-        return self._use_states[known]
+        key = group.root, group.phase
+        if key not in self._use_states:
+            self._use_states[key] = self._find_use_states(group)
+        return self._use_states[key]
 
     def _find_use_states(self, group: Group) -> tuple[Sharding, ...]:
         use_states: list[Sharding] = []
@@ -153,17 +153,17 @@ class Layout:
 
     def held_bytes(self, ref: Ref, state: Sharding) -> int:
         """Bytes of one rank's shard of a tensor in `state`; of the largest shard if they differ."""
-        known = root_key(self.graph, ref), state
-        if known not in self._held:
+        key = root_key(self.graph, ref), state
+        if key not in self._held:
             tensor = self.graph.type_of(ref)
-            self._held[known] = local_bytes(tensor, self.graph.atoms, state, self.mesh.sizes)
-        return self._held[known]
+            self._held[key] = local_bytes(tensor, self.graph.atoms, state, self.mesh.sizes)
+        return self._held[key]
 
 
 def _check_on_host(graph: Graph, names: Collection[str]) -> None:
     """PlanMismatchError if a parameter that lives on the host cannot in `graph`."""
-    known = {name for members in can_be_on_host(graph).values() for name in members}
-    if wrong := sorted({*names} - known):
+    allowed = {name for members in can_be_on_host(graph).values() for name in members}
+    if wrong := sorted({*names} - allowed):
         raise PlanMismatchError(
             f"parameter {wrong[0]} lives in the host's memory, but this call of the model changes "
             "it, or returns it as it is: plan such a call first, or with memory.residency='cuda'"
@@ -184,12 +184,12 @@ def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
     """The modules that begin the stages of a pipeline, but for the first, in another call of its
     model. If the call leaves out the first module of a stage, that is the first one that reads a
     parameter of the stage. StageError if there is none."""
-    known, earlier = first_ops(graph), set[str]()
+    modules, earlier = first_ops(graph), set[str]()
     starts: list[str] = []
     for number, stage in enumerate(structure.stages):
         own = stage.params.keys() - earlier
         earlier |= own
-        if number and stage.start in known:
+        if number and stage.start in modules:
             starts.append(stage.start)
         elif number:
             start = next(_readers(graph, own), None)

@@ -87,13 +87,13 @@ def step_graph(graph: Graph, form: StepForm) -> Graph:
 
 
 def _after(graph: Graph, change: GraphPass, value: Hashable) -> Graph:
-    known = _cache(graph)
-    if (change, value) not in known:
+    cache = _cache(graph)
+    if (change, value) not in cache:
         output = change.run(graph, value)
         if output is not graph:
             _check(output, change)
-        known[change, value] = None if output is graph else output
-    return known[change, value] or graph
+        cache[change, value] = None if output is graph else output
+    return cache[change, value] or graph
 
 
 def _check(graph: Graph, change: GraphPass) -> None:

@@ -45,11 +45,11 @@ def memory_of_devices(estimates: Estimates, actions: PipelineSchedule) -> tuple[
     sum of the peaks of its stages, which is never less."""
     if estimates.devices:
         return estimates.devices
-    own = (
+    by_rank = (
         [astuple(estimates.stages[stage].memory) for stage in actions.stages_of(rank)]
         for rank in range(len(actions.rows))
     )
-    return tuple(Memory(*map(sum, zip(*each, strict=True))) for each in own)
+    return tuple(Memory(*map(sum, zip(*each, strict=True))) for each in by_rank)
 
 
 def simulate_pipeline(

@@ -211,8 +211,8 @@ def stage_of(plan: Plan, stage: int | None, what: str = "") -> StagePlan:
         last = count - 1
         raise PlanError(f"{why}the plan has {count} stages: say which (--stage 0 to {last})")
     if stage is not None and stage >= count:
-        there = f"{count} stages, 0 to {count - 1}" if count > 1 else "one stage, 0"
-        raise PlanError(f"there is no stage {stage}: the plan has {there}")
+        stages = f"{count} stages, 0 to {count - 1}" if count > 1 else "one stage, 0"
+        raise PlanError(f"there is no stage {stage}: the plan has {stages}")
     return plan.stages[stage or 0]
 
 

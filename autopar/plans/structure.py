@@ -211,10 +211,10 @@ def _check_schedule(structure: Structure) -> None:
         )
     if table.microbatches != count:
         raise ValueError(f"schedule: of {table.microbatches} microbatches, where there are {count}")
-    on: dict[int, tuple[int, tuple[int, ...]]] = {}
+    places: dict[int, tuple[int, tuple[int, ...]]] = {}
     for k, stage in enumerate(structure.stages):
-        here = stage.first_rank, stage.mesh.sizes
-        if on.setdefault(table.ranks[k], here) != here:
+        place = stage.first_rank, stage.mesh.sizes
+        if places.setdefault(table.ranks[k], place) != place:
             raise ValueError(
                 f"schedule: stage {k} is on rank {table.ranks[k]}, and not on its devices"
             )
@@ -223,7 +223,7 @@ def _check_schedule(structure: Structure) -> None:
         if stage.is_split != table.is_split:
             how = "two parts" if table.is_split else "one part"
             raise ValueError(f"schedule: backward comes in {how}, and otherwise in stage {k}")
-    devices = [d for first, sizes in on.values() for d in range(first, first + prod(sizes))]
+    devices = [d for first, sizes in places.values() for d in range(first, first + prod(sizes))]
     if sorted(devices) != [*range(len(devices))]:
         raise ValueError("schedule: stages of different ranks are on the same devices")
 

@@ -129,10 +129,10 @@ def _whole(plan: StagePlan, params: Sequence[ParamGroup]) -> Iterator[str]:
             f"every device holds {format_bytes(whole_bytes)} of parameters whole, "
             f"{whole[0].name} the largest ({format_bytes(whole[0].local_bytes)})"
         )
-    largest = max(_replicated(plan), default=(0, ""))
-    if largest[0] >= least:
-        name = tensor_name(plan.estimates, largest[1])
-        yield f"every device makes all of {name}, {format_bytes(largest[0])}"
+    num_bytes, key = max(_replicated(plan), default=(0, ""))
+    if num_bytes >= least:
+        name = tensor_name(plan.estimates, key)
+        yield f"every device makes all of {name}, {format_bytes(num_bytes)}"
 
 
 def _replicated(plan: StagePlan) -> Iterator[tuple[int, str]]:

@@ -85,8 +85,8 @@ def checks(outcomes: Sequence[CheckOutcome]) -> Checks:
 def counted(content: Checks) -> str:
     """`3 plans: 2 same, 1 different`, and how many were in the cache."""
     cached = sum(outcome.from_cache for outcome in content.outcomes)
-    known = f"; {cached} solved before" if cached else ""
-    return f"{format_count(len(content.outcomes), 'plan')}: {_statuses(content)}{known}"
+    cached_text = f"; {cached} solved before" if cached else ""
+    return f"{format_count(len(content.outcomes), 'plan')}: {_statuses(content)}{cached_text}"
 
 
 def _statuses(content: Checks) -> str:

@@ -148,8 +148,8 @@ def simulated_plan(
     plan: Plan,
 ) -> tuple[PipelineSchedule, SimulatedPipeline, tuple[SimulatedRank, ...]]:
     """The schedule of a plan in stages, and how it and its ranks are simulated."""
-    table, own = plan.structure.actions, plan.estimates
-    simulated = simulate_pipeline(table, own.stages, own.delays, own.shared)
+    table, estimates = plan.structure.actions, plan.estimates
+    simulated = simulate_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
     return table, simulated, simulated_ranks(table, simulated)
 
 

@@ -117,9 +117,9 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     binds = [content.binds[0]]
     if sent_ns:
         binds.append(f"of that, messages are under way to it for {format_ns(sent_ns)}")
-    own = plan.estimates.stages
+    stages = plan.estimates.stages
     shared = _mean(plan)
-    even = tuple(msgspec.structs.replace(each, microbatch=shared) for each in own)
+    even = tuple(msgspec.structs.replace(each, microbatch=shared) for each in stages)
     return PipelineReasons(
         step_ns=simulated.step_ns,
         schedule=plan.structure.schedule,
@@ -180,8 +180,8 @@ def _moved_cuts(
             (row.stage, before, row.start),
             (before, row.stage, f"{listed}.{int(digits) - 1}"),
         ):
-            own = plan.structure.stages[loses].params
-            is_all = all(name.startswith(f"{module}.") for name in own)
+            params = plan.structure.stages[loses].params
+            is_all = all(name.startswith(f"{module}.") for name in params)
             is_there = module in _listed(plan, loses, module) and _has(plan, loses, module)
             if is_there and not is_all and _is_known(plan, loses, gains, module):
                 yield _moved(plan, actions, rows[gains], loses, module)
@@ -224,9 +224,9 @@ def _moved(
     """The cut that gives `module` to the stage of `row`."""
     gains = row.stage
     # With the figures of the stage that gains it, if that has such modules already.
-    at = gains if _has(plan, gains, module) else loses
+    known_stage = gains if _has(plan, gains, module) else loses
     stages = list(plan.estimates.stages)
-    for stage, source, sign in ((loses, loses, -1), (gains, at, 1)):
+    for stage, source, sign in ((loses, loses, -1), (gains, known_stage, 1)):
         microbatch = _with_block(plan, stage, source, module, sign)
         stages[stage] = msgspec.structs.replace(stages[stage], microbatch=microbatch)
     return MovedCut(
@@ -234,7 +234,7 @@ def _moved(
         loses,
         gains,
         simulate_pipeline(actions, stages, plan.estimates.delays, plan.estimates.shared).step_ns,
-        row.memory_bytes + _held_by_one(plan, at, module, row.in_flight),
+        row.memory_bytes + _held_by_one(plan, known_stage, module, row.in_flight),
         row.memory_limit_bytes,
     )
 
@@ -243,16 +243,16 @@ def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> 
     """The times of `stage` with one module like `module` more, or less. The module takes the same
     fraction of the times of stage `source` as of its compute."""
     by_module, number = _blocks_of(plan, source), len(_listed(plan, source, module))
-    block, microbatch = by_module[general(module)], plan.estimates.stages[source].microbatch
+    block, source_times = by_module[general(module)], plan.estimates.stages[source].microbatch
     forward = block.forward_ns / number / (sum(b.forward_ns for b in by_module.values()) or 1)
     backward = block.backward_ns / number / (sum(b.backward_ns for b in by_module.values()) or 1)
-    own = plan.estimates.stages[stage].microbatch
+    times = plan.estimates.stages[stage].microbatch
 
     def with_one(name: str) -> int:
         share = (
             0 if name in ("update_ns", "action_ns") else forward if "forward" in name else backward
         )
-        return max(0, getattr(own, name) + sign * round(getattr(microbatch, name) * share))
+        return max(0, getattr(times, name) + sign * round(getattr(source_times, name) * share))
 
     return MicrobatchTimes(**{name: with_one(name) for name in MicrobatchTimes.__struct_fields__})
 

@@ -155,8 +155,8 @@ def _unshared_ops(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
             plan = old if key in a else new
             place, name = op_place(key)
             total = plan.estimates.ops.get(key)
-            there = _times(total) if total else "there"
-            before, after = (there, "") if key in a else ("", there)
+            text = _times(total) if total else "there"
+            before, after = (text, "") if key in a else ("", text)
             yield ChangeItem(place, name, before, after, total.compute_ns if total else 0)
 
 

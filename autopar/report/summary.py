@@ -96,9 +96,9 @@ def summarize(plan: Plan, stage: int | None = None) -> Summary:
     structure, estimates, provenance = plan.structure, plan.estimates, plan.provenance
     content, pipeline = None, pipeline_content(plan)
     if stage is not None or pipeline is None:
-        own = stage_of(plan, stage)
-        step = timeline(own)
-        content = stage_content(own, step, find_limits(own, step))
+        stage_plan = stage_of(plan, stage)
+        step = timeline(stage_plan)
+        content = stage_content(stage_plan, step, find_limits(stage_plan, step))
     return Summary(
         model=structure.model,
         cluster=structure.cluster,

@@ -65,8 +65,8 @@ def events(plan: StagePlan, step: DrawnStep) -> Iterator[TraceEvent]:
 
 def _threads(step: DrawnStep) -> dict[Track, int]:
     others = [track for kind in ("network", "host") for track in step.tracks if track.kind == kind]
-    own = {track: COMPUTE for track in step.tracks if track not in others}
-    return own | {track: FIRST_AXIS + k for k, track in enumerate(others)}
+    threads = {track: COMPUTE for track in step.tracks if track not in others}
+    return threads | {track: FIRST_AXIS + k for k, track in enumerate(others)}
 
 
 def _names(plan: StagePlan, threads: dict[Track, int]) -> Iterator[TraceEvent]:
@@ -87,8 +87,8 @@ def _meta(name: str, tid: int, args: TraceEvent) -> TraceEvent:
 def _block(step: DrawnStep, stretch: Stretch, repetition: int) -> TraceEvent:
     start_ns, end_ns = step.extent(stretch, repetition)
     name = clean(step.title(stretch))
-    of = f" {repetition + 1} of {stretch.run.times}" if stretch.run.times > 1 else ""
-    return _event(f"{name}{of}", "block", BLOCKS, start_ns, end_ns - start_ns, {})
+    number = f" {repetition + 1} of {stretch.run.times}" if stretch.run.times > 1 else ""
+    return _event(f"{name}{number}", "block", BLOCKS, start_ns, end_ns - start_ns, {})
 
 
 def _bar(bar: Bar, tid: int, described: TraceEvent) -> TraceEvent:

@@ -97,8 +97,8 @@ class _Phase:
         self.under_way: dict[Message, int] = {}
         """Messages of what leaves the graph, or the device, with the block in which they
         started."""
-        known = blocks_of(step.graph, step.layout.mesh)
-        self.blocks, self.block = known.of, -1
+        blocks = blocks_of(step.graph, step.layout.mesh)
+        self.blocks, self.block = blocks.of, -1
         self.casts = casts_of(step.graph)
         self.computed = set[int]()
         is_split = phase is Phase.BACKWARD and step.graph.second_part is not None
@@ -108,7 +108,7 @@ class _Phase:
         self.second = -1
         """The first event of the second part."""
         self.due = step.when_saved() if phase is Phase.FORWARD else {}
-        first_with = partial(known.first_with, phase)
+        first_with = partial(blocks.first_with, phase)
         needs = step.in_order(self.nodes, self.due, self.blocks)
         self.gathers = Gathers(step.graph, step.routes, needs, first_with)
         self.starting = self._when_gathered()

@@ -79,15 +79,15 @@ def copy_key(tensor: OffloadedTensor, layout: Layout, kind: str) -> str:
 
 
 def _offload(tensor: OffloadedTensor, layout: Layout) -> Message:
-    there = on_host(tensor, layout)
+    host_value = on_host(tensor, layout)
     key = copy_key(tensor, layout, "offload")
-    return _message(layout, key, "offload", there._replace(on_host=False), there)
+    return _message(layout, key, "offload", host_value._replace(on_host=False), host_value)
 
 
 def _reload(tensor: OffloadedTensor, layout: Layout) -> Message:
-    there = on_host(tensor, layout)
-    back = there._replace(phase=Phase.BACKWARD, on_host=False)
-    return _message(layout, copy_key(tensor, layout, "reload"), "reload", there, back)
+    host_value = on_host(tensor, layout)
+    target = host_value._replace(phase=Phase.BACKWARD, on_host=False)
+    return _message(layout, copy_key(tensor, layout, "reload"), "reload", host_value, target)
 
 
 def _message(
@@ -103,7 +103,7 @@ def _starts(in_order: list[OffloadedTensor], ops: list[Node], layout: Layout) ->
     """The op before which the copy back of each tensor starts; tensors are in the order in which
     they are needed. If the pace of the link is not known, copies start as early as possible. None
     starts before the part of backward that needs it first."""
-    graph, known = layout.graph, layout.reload_pace
+    graph, link_pace = layout.graph, layout.reload_pace
     placed = blocks_of(graph, layout.mesh)
     blocks = placed.of
     indices, of_op = [node.index for node in ops], [blocks[node.index] for node in ops]
@@ -113,7 +113,7 @@ def _starts(in_order: list[OffloadedTensor], ops: list[Node], layout: Layout) ->
     latest = inf
     for tensor in reversed(in_order):
         num_bytes = layout.held_bytes(tensor.root, layout.for_backward(tensor.root))
-        takes = _SLACK * elements(num_bytes, known) if known else inf
+        takes = _SLACK * elements(num_bytes, link_pace) if link_pace else inf
         latest = min(latest, begins[bisect_left(indices, tensor.first)]) - takes
         block = blocks[tensor.first]
         start = max(placed.first_with(Phase.BACKWARD, block), block - AHEAD)
@@ -135,23 +135,23 @@ def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
     """The copies of parameters to the device in a phase, in the order of their use, by the op
     before which they start. A gather starts a block ahead; copies start so many blocks ahead that
     it finds them there, in the same part of the phase."""
-    known = blocks_of(layout.graph, layout.mesh)
+    blocks = blocks_of(layout.graph, layout.mesh)
     first = _first_ops(layout, phase)
     copies: dict[int, list[Message]] = defaultdict(list)
     due = ((_used_in(each, phase), each) for each in layout.streamed_params)
     for block, each in sorted((b, each) for b, each in due if b is not None):
-        home = at_home(each, layout)
-        target = home._replace(phase=phase, on_host=False)
-        ahead = max(known.first_with(phase, block), block - AHEAD)
+        host_value = at_home(each, layout)
+        target = host_value._replace(phase=phase, on_host=False)
+        ahead = max(blocks.first_with(phase, block), block - AHEAD)
         key = _copy_key(each, layout, "reload")
-        copies[first[ahead]].append(_message(layout, key, "reload", home, target))
+        copies[first[ahead]].append(_message(layout, key, "reload", host_value, target))
     return copies
 
 
 def unload(each: StreamedParam, layout: Layout, gradient: Value) -> Message:
     """The copy of a gradient, as it is stored, to the host."""
-    key, there = _copy_key(each, layout, "offload"), gradient._replace(on_host=True)
-    return _message(layout, key, "offload", gradient, there, is_read_there=True)
+    key, host_value = _copy_key(each, layout, "offload"), gradient._replace(on_host=True)
+    return _message(layout, key, "offload", gradient, host_value, is_read_there=True)
 
 
 class StreamCopy(NamedTuple):

@@ -70,10 +70,10 @@ class Routes:
     def path(self, group: Group, state: Sharding) -> tuple[Arc, ...]:
         """The shortest path of arcs that brings the group's tensor into `state`. PlanMismatchError
         if the plan has none."""
-        known = group.key, state
-        if known not in self._paths:
-            self._paths[known] = self._find_path(group, state)
-        return self._paths[known]
+        key = group.key, state
+        if key not in self._paths:
+            self._paths[key] = self._find_path(group, state)
+        return self._paths[key]
 
     def transfer(self, group: Group, arc: Arc) -> Transfer:
         """The transfer of the group's tensor along `arc`."""

@@ -172,8 +172,8 @@ class StepState:
         block = 0
         for node in nodes:
             block = blocks.get(node.index, block)
-            here = (*self.reads.get(node.index, ()), *due.get(node.index, ()))
-            needs += ((block, need) for need in here)
+            node_needs = (*self.reads.get(node.index, ()), *due.get(node.index, ()))
+            needs += ((block, need) for need in node_needs)
         return needs
 
     def left(self) -> Iterator[Value]:

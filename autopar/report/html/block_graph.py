@@ -278,5 +278,5 @@ def fold(
 def _connect(graph: nx.DiGraph[str], wires: Iterable[tuple[str, str, bool]]) -> None:
     """Add wires; of several between two nodes, one that stays keeps them apart."""
     for start, end, stays in wires:
-        known = graph.get_edge_data(start, end, {"stays": False})
-        graph.add_edge(start, end, stays=stays or known["stays"])
+        edge = graph.get_edge_data(start, end, {"stays": False})
+        graph.add_edge(start, end, stays=stays or edge["stays"])

@@ -121,7 +121,7 @@ def _letters(step: DrawnStep) -> list[tuple[Stretch, str]]:
 
 
 def _overview(step: DrawnStep, letters: list[tuple[Stretch, str]], plan: StagePlan) -> Panel:
-    known = {stretch.start_ns: letter for stretch, letter in letters}
+    letter_of = {stretch.start_ns: letter for stretch, letter in letters}
     bars = _no_bars(step)
     spans: list[DrawnBar] = []
     for stretch in step.stretches:
@@ -131,7 +131,7 @@ def _overview(step: DrawnStep, letters: list[tuple[Stretch, str]], plan: StagePl
             _add_bars(bars, step, (stretch.start_ns, stretch.end_ns), 0, step.end_ns * THIN, plan)
             continue
         title = f"{step.title(stretch)}, {stretch.run.times} times"
-        letter = known.get(stretch.start_ns, "")
+        letter = letter_of.get(stretch.start_ns, "")
         long = f"{letter}  {title}".strip()
         labels = long, f"{letter} ×{stretch.run.times}", letter
         spans.append(_whole(Track("compute"), stretch, 1.0, labels, title))
@@ -245,11 +245,11 @@ def _tip(bar: Bar, plan: StagePlan) -> str:
 
 
 def _runs(step: DrawnStep, letters: list[tuple[Stretch, str]]) -> Iterable[RunRow]:
-    known = {stretch.start_ns: letter for stretch, letter in letters}
+    letter_of = {stretch.start_ns: letter for stretch, letter in letters}
     for stretch in step.stretches:
         busy = step.busy_ns(stretch)
         yield RunRow(
-            letter=known.get(stretch.start_ns, "") if stretch.run.times > 1 else "",
+            letter=letter_of.get(stretch.start_ns, "") if stretch.run.times > 1 else "",
             title=step.title(stretch),
             times=stretch.run.times,
             start_ns=stretch.start_ns,
