@@ -73,8 +73,8 @@ def _bound(
         elif device is not None and device.type != "cpu":
             node.args, node.kwargs = _on(node.args, device), _on(node.kwargs, device)
     graph.lint()
-    found = fx.GraphModule(gm, graph)
-    return found if device is None else found.to(device)
+    module = fx.GraphModule(gm, graph)
+    return module if device is None else module.to(device)
 
 
 def _on(value: Any, device: torch.device) -> Any:

@@ -109,9 +109,9 @@ class _Generator:
         self.local = {phase: LocalGraph(self.layout, self._spoken) for phase in Phase}
         """The graphs that are written: of a backward in two parts first one, then the other."""
         self.fx_nodes = sources(gm, graph)
-        found = groups(graph)
-        self.read = {group.root for group in found}
-        self.use_of = {(use.node, use.arg): (group, use) for group in found for use in group.uses}
+        all_groups = groups(graph)
+        self.read = {group.root for group in all_groups}
+        self.use_of = {(u.node, u.arg): (group, u) for group in all_groups for u in group.uses}
         self.gradients = {
             self.use_of[node.index, 0][0].root: node.target for node in graph.with_role(Role.GRAD)
         }
@@ -158,8 +158,8 @@ class _Generator:
             )
         for name in self._further_inputs(self.schedule.weights):
             second.placeholder(name)
-        handed = dict.fromkeys((*self.schedule.saved, *self.schedule.carried))
-        numbers = {value: number for number, value in enumerate(handed)}
+        saved = dict.fromkeys((*self.schedule.saved, *self.schedule.carried))
+        numbers = {value: number for number, value in enumerate(saved)}
         for value in self.schedule.carried:
             name = f"saved:{numbers[value]}"
             first.outputs[name] = self._value(first, value)
@@ -260,10 +260,10 @@ class _Generator:
             return
         arguments = [self._argument(node, arg) for arg in read_before(node)]
         if node.op in OWN_OPS:
-            made = self.own.write(graph, node, arguments, local.inputs, self.layout.pair(node))
+            result = self.own.write(graph, node, arguments, local.inputs, self.layout.pair(node))
             if node.op == SEND:
-                local.outputs[sent_name(node)] = made
-            local.values |= dict.fromkeys(event.makes, made)
+                local.outputs[sent_name(node)] = result
+            local.values |= dict.fromkeys(event.makes, result)
             return
         results = self._results(graph, node, self.fx_nodes[node.name], arguments)
         local.values |= state_left(graph, node, results, self.layout.pair(node)[0])
@@ -271,9 +271,9 @@ class _Generator:
             if value.ref not in self.read:
                 continue
             result = results[output]
-            ways = self._averaged_over(node, output)
-            if ways > 1:
-                result = graph.call(aten.div.Scalar, result, ways)
+            num_parts = self._averaged_over(node, output)
+            if num_parts > 1:
+                result = graph.call(aten.div.Scalar, result, num_parts)
             local.values[value] = result
 
     def _results(
@@ -314,9 +314,9 @@ class _Generator:
         given = iter(arguments)
         args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))
         target, args, kwargs = localize(source.target, args, kwargs, shapes)
-        made = graph.call_function(target, args, kwargs)
-        made.meta[BIAS] = adds_bias(node, shapes, self.graph.input_types(node))
-        return made
+        call = graph.call_function(target, args, kwargs)
+        call.meta[BIAS] = adds_bias(node, shapes, self.graph.input_types(node))
+        return call
 
     def _shapes(
         self, node: Node, inputs: tuple[Sharding, ...], outputs: tuple[Sharding, ...]
@@ -324,11 +324,11 @@ class _Generator:
         """Nodes of one key have equal shapes."""
         known = node.key, inputs, outputs
         if known not in self.shapes:
-            types, (given, made) = self.graph.input_types(node), self.types[node.name]
+            whole_inputs, whole_outputs = self.types[node.name]
             self.shapes[known] = Shapes(
-                tuple(t.shape for t in given),
-                tuple(t.shape for t in made),
-                tuple(map(self._local_shape, types, inputs)),
+                tuple(t.shape for t in whole_inputs),
+                tuple(t.shape for t in whole_outputs),
+                tuple(map(self._local_shape, self.graph.input_types(node), inputs)),
                 tuple(map(self._local_shape, node.outputs, outputs)),
             )
         return self.shapes[known]
@@ -347,9 +347,9 @@ class _Generator:
         if not node.mean:
             return 1
         reduced = {f.name for f in node.factors if f.outputs[output] is None}
-        given, made = self.types[node.name]
+        inputs, outputs = self.types[node.name]
         now = self.graph.input_types(node)[0].num_bytes, node.outputs[output].num_bytes
-        microbatches = given[0].num_bytes // now[0] * now[1] // made[output].num_bytes
+        microbatches = inputs[0].num_bytes // now[0] * now[1] // outputs[output].num_bytes
         return microbatches * self.layout.choice(node).num_parts(reduced, self.sizes)
 
     def _spoken(self, transfer: Transfer) -> str:
@@ -366,12 +366,12 @@ class _Generator:
         """The local value of a tensor input, in the sharding that the node's choice asks for."""
         group, use = self.use_of[node.index, arg]
         if node.role in STORED_ROLES:
-            wanted = self.layout.params[node.target].storage
+            target = self.layout.params[node.target].storage
         else:
-            wanted = self.layout.pair(node)[0][arg]
-        states = self.layout.seen_through(use, wanted)
+            target = self.layout.pair(node)[0][arg]
+        states = self.layout.seen_through(use, target)
         if states is None:
-            raise PlanMismatchError(f"{node.key}: no sharding of {group.key} gives {wanted}")
+            raise PlanMismatchError(f"{node.key}: no sharding of {group.key} gives {target}")
         return self._viewed(group, use, states)
 
     def _viewed(self, group: Group, use: Use, states: Sequence[Sharding]) -> fx.Node:

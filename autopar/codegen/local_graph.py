@@ -104,12 +104,12 @@ class Messages:
 
     def cut(self, transfer: Transfer, x: fx.Node) -> fx.Node:
         """The rank's slice of `x`."""
-        found = self._packing(transfer).cut(x)
+        shard = self._packing(transfer).cut(x)
         root = self.layout.graph.nodes[transfer.source.ref.node]
-        if root.role is not Role.OP or found.target is aten.reshape.default:
-            return self.graph.call(aten.contiguous.default, found)
+        if root.role is not Role.OP or shard.target is aten.reshape.default:
+            return self.graph.call(aten.contiguous.default, shard)
         # A view would keep the whole tensor in memory; a part of a dim is copied by reshape.
-        return self.graph.call(aten.clone.default, found, memory_format=torch.contiguous_format)
+        return self.graph.call(aten.clone.default, shard, memory_format=torch.contiguous_format)
 
     def _packing(self, transfer: Transfer) -> Packing | ChunkPacking:
         known = transfer.key, transfer.step

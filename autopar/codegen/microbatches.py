@@ -92,17 +92,17 @@ class OwnOps:
             return _cast(graph, node, x[0])
         if node.op == COLLECT and not self.is_last:
             return x[0]
-        (state, *_), (made_state,) = states
-        lead, rest = self._around(node, made_state if node.op == COLLECT else state)
+        (input_state, *_), (output_state,) = states
+        lead, rest = self._around(node, output_state if node.op == COLLECT else input_state)
         microbatch, microbatches = inputs[MICROBATCH_INPUT], self.graph.microbatches
         if node.op == MICROBATCH:
             rows = graph.call(aten.reshape.default, x[0], [lead, microbatches, rest])
-            made = graph.call(aten.index_select.default, rows, 1, microbatch)
+            result = graph.call(aten.index_select.default, rows, 1, microbatch)
         else:
             rows = graph.call(aten.reshape.default, x[0], [lead, 1, rest])
             whole = inputs[sum_name(node)]
-            made = graph.call(aten.index_copy_.default, whole, 1, microbatch, rows)
-        return graph.call(aten.reshape.default, made, self._shape(node, made_state))
+            result = graph.call(aten.index_copy_.default, whole, 1, microbatch, rows)
+        return graph.call(aten.reshape.default, result, self._shape(node, output_state))
 
     def sum_of(self, node: Node, state: Sharding) -> Sum:
         """What is handed from turn to turn of what `node` puts together, made in `state`."""
@@ -141,11 +141,11 @@ def _cast(graph: LeanGraph, node: Node, x: fx.Node) -> fx.Node:
     """`x` in the dtype of what `node` makes. What is beyond the range of float16 becomes the
     largest number in it, and not infinity: gradients stay finite."""
     dtype = getattr(torch, node.outputs[0].dtype)
-    made = graph.call(aten._to_copy.default, x, dtype=dtype)
+    cast = graph.call(aten._to_copy.default, x, dtype=dtype)
     if dtype is torch.float16:
         largest = torch.finfo(dtype).max
-        made = graph.call(aten.clamp_.default, made, -largest, largest)
-    return made
+        cast = graph.call(aten.clamp_.default, cast, -largest, largest)
+    return cast
 
 
 def _count(graph: LeanGraph, node: Node, x: Sequence[fx.Node]) -> fx.Node:

@@ -37,12 +37,12 @@ def fuse_bias(graph: fx.Graph) -> fx.Graph:
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not node.meta.get(BIAS):
             continue
-        product, bias = node.args
-        if product.target is not aten.mm.default or len(product.users) > 1:
+        matmul, bias = node.args
+        if matmul.target is not aten.mm.default or len(matmul.users) > 1:
             continue
-        if not any(between.target in _MESSAGES for between in _between(product, node)):
-            node.target, node.args = aten.addmm.default, (bias, *product.args)
-            graph.erase_node(product)
+        if not any(between.target in _MESSAGES for between in _between(matmul, node)):
+            node.target, node.args = aten.addmm.default, (bias, *matmul.args)
+            graph.erase_node(matmul)
     return graph
 
 

@@ -25,12 +25,12 @@ Types = tuple[tuple[TensorType, ...], tuple[TensorType, ...]]
 def sources(gm: fx.GraphModule, graph: Graph) -> dict[str, fx.Node]:
     """By name, the call that each node of `graph`, made of the one that `gm` is, is written from.
     Tensors of a call that was not traced are on the meta device."""
-    found = {node.name: node for node in gm.graph.nodes}
+    calls = {node.name: node for node in gm.graph.nodes}
     written = fx.Graph()
     for node in graph.nodes:
         if node.op in CHUNKED:
-            found[node.name] = _call(written, graph, node)
-    return found
+            calls[node.name] = _call(written, graph, node)
+    return calls
 
 
 def whole_types(traced: Graph, graph: Graph) -> Mapping[str, Types]:
@@ -52,9 +52,9 @@ def _call(written: fx.Graph, graph: Graph, node: Node) -> fx.Node:
         return given
 
     target = getattr(torch.ops.autopar, node.op.split(".")[1]).default
-    made = written.call_function(target, tuple(map(value, node.args)))
-    made.meta["val"] = tuple(map(_empty, node.outputs))
-    return made
+    call = written.call_function(target, tuple(map(value, node.args)))
+    call.meta["val"] = tuple(map(_empty, node.outputs))
+    return call
 
 
 def _empty(tensor: TensorType) -> Tensor:

@@ -71,10 +71,10 @@ def parameter_of(data: Tensor, *, requires_grad: bool) -> nn.Parameter:
     not of its mesh a tensor on the CPU: autograd then finds gradients on another device."""
     if not isinstance(data, DTensor):
         return nn.Parameter(data, requires_grad=requires_grad)
-    made: Any = dtensor_like(shard_of(data), data)
-    made.requires_grad_(requires_grad)
-    made._is_param = True
-    return made
+    param: Any = dtensor_like(shard_of(data), data)
+    param.requires_grad_(requires_grad)
+    param._is_param = True
+    return param
 
 
 def shard_elsewhere(whole: Tensor, device: torch.device | str) -> Tensor:
@@ -123,10 +123,10 @@ def take_over_whole_tensors(
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         if not any(map(concerns, given)):
             return plain_norm(given, norm_type, error_if_nonfinite, foreach)
-        found = norm(plain_norm, given, float(norm_type))
+        total = norm(plain_norm, given, float(norm_type))
         if error_if_nonfinite:
-            plain_norm([found], norm_type, error_if_nonfinite)  # in torch's own words
-        return found
+            plain_norm([total], norm_type, error_if_nonfinite)  # in torch's own words
+        return total
 
     DTensor.redistribute = redistribute
     clip_grad._get_total_norm = nn.utils.get_total_norm = total_norm
@@ -143,8 +143,8 @@ def redistribute_as_bytes(dtypes: Collection[torch.dtype]) -> None:
             return plain(self, *args, **kwargs)
         like = torch.empty(self.shape, dtype=torch.uint8, device="meta")
         packed = shard_of(self).view(torch.uint8)
-        made = plain(dtensor_of(packed, like, self.device_mesh, self.placements), *args, **kwargs)
-        return dtensor_of(local_of(made).view(self.dtype), self, made.device_mesh, made.placements)
+        out = plain(dtensor_of(packed, like, self.device_mesh, self.placements), *args, **kwargs)
+        return dtensor_of(local_of(out).view(self.dtype), self, out.device_mesh, out.placements)
 
     DTensor.redistribute = redistribute
 
@@ -215,8 +215,8 @@ def _where_it_is(result: Any, given: Any) -> Any:
         return result
     first = next(x for x in tree_flatten(given)[0] if isinstance(x, DTensor))
     device = shard_of(first).device
-    piece = shard_of(result)
-    return result if piece.device == device else dtensor_like(piece.to(device), result)
+    shard = shard_of(result)
+    return result if shard.device == device else dtensor_like(shard.to(device), result)
 
 
 def take_over_assignments(shard_for: Callable[[DTensor, Tensor], Tensor | None]) -> None:
@@ -226,16 +226,16 @@ def take_over_assignments(shard_for: Callable[[DTensor, Tensor], Tensor | None])
     data, grad = (vars(torch._C.TensorBase)[name] for name in ("data", "grad"))
 
     def assign_data(self: DTensor, value: Tensor) -> None:
-        piece = shard_for(self, value)
-        if piece is None:
+        shard = shard_for(self, value)
+        if shard is None:
             data.__set__(self, value)
         else:
-            self._local_tensor = piece
+            self._local_tensor = shard
 
     def assign_grad(self: DTensor, value: Tensor | None) -> None:
         if value is not None and not isinstance(value, DTensor):
-            piece = shard_for(self, value)
-            value = value if piece is None else dtensor_like(piece, self)
+            shard = shard_for(self, value)
+            value = value if shard is None else dtensor_like(shard, self)
         grad.__set__(self, value)
 
     _DTENSOR.data = property(data.__get__, assign_data)
@@ -250,8 +250,8 @@ def take_over_copies(concerns: Callable[[DTensor], bool]) -> None:
     def copied(self: DTensor, memo: dict[int, Any]) -> Any:
         if id(self) in memo or self.requires_grad or not concerns(self):
             return plain(self, memo)
-        made = memo[id(self)] = dtensor_like(shard_of(self).clone(), self)
-        return made
+        copy = memo[id(self)] = dtensor_like(shard_of(self).clone(), self)
+        return copy
 
     _DTENSOR.__deepcopy__ = copied
 
@@ -292,14 +292,14 @@ def take_over_pickling(
 
     @wraps(send)
     def send_shards(self: Any, data: Any) -> None:
-        sends.pieces = True
+        sends.shards = True
         try:
             send(self, data)
         finally:
-            sends.pieces = False
+            sends.shards = False
 
     def pickled(x: DTensor) -> Tensor | None:
-        return None if getattr(sends, "pieces", False) else whole(x)
+        return None if getattr(sends, "shards", False) else whole(x)
 
     _DTENSOR.__reduce_ex__ = _reading(DTensor.__reduce_ex__, "__reduce_ex__", pickled)
     _DTENSOR.untyped_storage = lambda self: storage_of(shard_of(self), self)
@@ -317,10 +317,10 @@ def _shared(x: DTensor) -> DTensor:
 def _reading(plain: Any, name: str, whole: Callable[[DTensor], Tensor | None]) -> Any:
     @wraps(plain)
     def read(self: DTensor, *args: Any, **kwargs: Any) -> Any:
-        found = whole(self)
-        if found is None:
+        tensor = whole(self)
+        if tensor is None:
             return plain(self, *args, **kwargs)
-        return getattr(found, name)(*args, **kwargs)
+        return getattr(tensor, name)(*args, **kwargs)
 
     return read
 

@@ -67,11 +67,11 @@ class Drawing:
     @property
     def place(self) -> int:
         """A number for how far the generators have come from there."""
-        found = 0
+        digest = 0
         for device, words, moved in self._read:
             state = generator_state(device)
-            found = hash((found, *moved(words.from_address(state.data_ptr()))))
-        return found
+            digest = hash((digest, *moved(words.from_address(state.data_ptr()))))
+        return digest
 
     def states(self) -> bytes:
         """Those that all generators are in."""

@@ -51,8 +51,8 @@ def has_out(op: Any) -> bool:
 
 def is_view(op: Any) -> bool:
     """Whether what an op makes has the memory of an argument, told or, as `kron` relies on, not."""
-    is_told = any(result.alias_info is not None for result in op._schema.returns)
-    return is_told or op is torch.ops.aten._unsafe_view.default
+    is_declared = any(result.alias_info is not None for result in op._schema.returns)
+    return is_declared or op is torch.ops.aten._unsafe_view.default
 
 
 def as_view(op: Any) -> Any:
@@ -63,8 +63,8 @@ def as_view(op: Any) -> Any:
     name, _, overload = op.name().removeprefix("aten::").partition(".")
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
     names = (overload,) if overload else ("default", "int")  # `transpose_` is of `transpose.int`
-    found = next((getattr(packet, x) for x in names if hasattr(packet, x)), None)
-    return found if found is not None and is_view(found) else None
+    view = next((getattr(packet, x) for x in names if hasattr(packet, x)), None)
+    return view if view is not None and is_view(view) else None
 
 
 def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -15,9 +15,9 @@ def _embedding(p: Peers) -> list[fx.Node]:
     weight, indices = p.args[:2]
     rows = p.shapes.local_inputs[0][0]
     at, inside = p.local(indices, rows)
-    found = p(aten.embedding.default, weight, p(aten.clamp.default, at, 0, rows - 1))
+    vectors = p(aten.embedding.default, weight, p(aten.clamp.default, at, 0, rows - 1))
     outside = p(aten.unsqueeze.default, p(aten.logical_not.default, inside), -1)
-    return [p(aten.masked_fill.Scalar, found, outside, 0.0)]
+    return [p(aten.masked_fill.Scalar, vectors, outside, 0.0)]
 
 
 def _embedding_backward(p: Peers) -> list[fx.Node]:
@@ -28,8 +28,8 @@ def _embedding_backward(p: Peers) -> list[fx.Node]:
     if padding >= 0:
         inside = p(aten.logical_and.default, inside, p(aten.ne.Scalar, indices, padding))
     at = p(aten.masked_fill.Scalar, at, p(aten.logical_not.default, inside), rows)
-    found = p(aten.embedding_dense_backward.default, grad, at, rows + 1, rows, by_frequency)
-    return [p(aten.slice.Tensor, found, 0, 0, rows)]
+    grad_weight = p(aten.embedding_dense_backward.default, grad, at, rows + 1, rows, by_frequency)
+    return [p(aten.slice.Tensor, grad_weight, 0, 0, rows)]
 
 
 def _embedding_bag(p: Peers) -> list[fx.Node]:

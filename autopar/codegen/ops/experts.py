@@ -28,8 +28,8 @@ def _experts_exchange(p: Peers) -> list[fx.Node]:
     """Tokens go to the ranks that have their experts."""
     *args, _ = p.args
     axis = p.takes_part("all_to_all", _MESSAGES)
-    ways = next(each.size for each in p.mesh if each.name == axis)
-    return _outputs(p, p(_op(p, "_exchange"), *args, ways, axis))
+    num_ranks = next(each.size for each in p.mesh if each.name == axis)
+    return _outputs(p, p(_op(p, "_exchange"), *args, num_ranks, axis))
 
 
 def _op(p: Peers, variant: str = "") -> Any:

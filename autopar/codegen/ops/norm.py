@@ -77,15 +77,15 @@ def _norm_gradients(
     rest = p(aten.sub.Tensor, scaled, p(aten.mul.Tensor, normal, along))
     if centred:
         rest = p(aten.sub.Tensor, rest, _mean(p, scaled, dims))
-    found: list[fx.Node] = []
+    gradients: list[fx.Node] = []
     if mask[0]:
-        found.append(p.cast(p(aten.mul.Tensor, rest, rstd), p.dtype, given=p.sums_in))
+        gradients.append(p.cast(p(aten.mul.Tensor, rest, rstd), p.dtype, given=p.sums_in))
     others = [d for d in range(len(p.shapes.inputs[0])) if d not in dims]
-    for wanted, summed in zip(mask[1:], (p(aten.mul.Tensor, grad, normal), grad), strict=False):
-        if wanted:
+    for is_needed, summed in zip(mask[1:], (p(aten.mul.Tensor, grad, normal), grad), strict=False):
+        if is_needed:
             total = p(aten.sum.dim_IntList, summed, others) if others else summed
-            found.append(p.cast(total, p.dtype, given=p.sums_in))
-    return found
+            gradients.append(p.cast(total, p.dtype, given=p.sums_in))
+    return gradients
 
 
 NORM_EMITTERS: Emitters = {

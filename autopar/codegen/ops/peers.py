@@ -69,10 +69,10 @@ class Peers:
     def takes_part(self, kind: str, times: int) -> str:
         """The mesh axis along which an op that talks for itself sends `times` collectives of
         `kind`: all that it was priced for."""
-        found, self._sent = self._sent, []
-        axes = {each.axis for each in found}
-        if [each.kind for each in found] != [kind] * times or len(axes) != 1:
-            raise AssertionError(f"{self.node.op} sends {times} of {kind}, priced was {found}")
+        exchanges, self._sent = self._sent, []
+        axes = {each.axis for each in exchanges}
+        if [each.kind for each in exchanges] != [kind] * times or len(axes) != 1:
+            raise AssertionError(f"{self.node.op} sends {times} of {kind}, priced was {exchanges}")
         return self.mesh[axes.pop()].name
 
     def reduced(self, rows: fx.Node, how: str) -> fx.Node:

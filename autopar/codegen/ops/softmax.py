@@ -43,10 +43,10 @@ def _as_softmax(p: Peers, out: fx.Node) -> fx.Node:
 
 def _logsumexp(p: Peers) -> list[fx.Node]:
     dims = [d % len(p.shapes.inputs[0]) for d in p.args[1]]
-    found = _log_normalizer(p, p.cast(p.args[0], p.sums_in), dims)
+    log_sum = _log_normalizer(p, p.cast(p.args[0], p.sums_in), dims)
     if not p.arg(2, "keepdim", False):
-        found = p(aten.squeeze.dims, found, dims)
-    return [p.cast(found, p.dtype, given=p.sums_in)]
+        log_sum = p(aten.squeeze.dims, log_sum, dims)
+    return [p.cast(log_sum, p.dtype, given=p.sums_in)]
 
 
 def _log_softmax_backward(p: Peers) -> list[fx.Node]:
@@ -60,8 +60,8 @@ def _softmax_backward(p: Peers) -> list[fx.Node]:
     grad, out = (p.cast(x, p.sums_in) for x in p.args[:2])
     weighted = p(aten.mul.Tensor, grad, out)
     total = p.reduced(p(aten.sum.dim_IntList, weighted, [p.args[2]], True), "sum")
-    found = p(aten.sub.Tensor, weighted, p(aten.mul.Tensor, out, total))
-    return [p.cast(found, p.args[3], given=p.sums_in)]
+    grad_input = p(aten.sub.Tensor, weighted, p(aten.mul.Tensor, out, total))
+    return [p.cast(grad_input, p.args[3], given=p.sums_in)]
 
 
 SOFTMAX_EMITTERS: Emitters = {

@@ -31,6 +31,6 @@ EMITTERS: Emitters = {
 def emit(p: Peers) -> list[fx.Node]:
     """The local outputs of `p.node`, in order."""
     joint = (name for _, name in joint_factors(p.node, p.choice))
-    found = EMITTERS[" ".join((p.node.op, *joint))](p)
+    outputs = EMITTERS[" ".join((p.node.op, *joint))](p)
     p.check_all_sent()
-    return found
+    return outputs

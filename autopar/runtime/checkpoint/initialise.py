@@ -200,10 +200,10 @@ def on_meta() -> Generator[None, None, None]:
             return None
         known = vars(param)
         if _TWIN not in known:
-            made = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
-            vars(made).update(known)
+            meta_param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+            vars(meta_param).update(known)
             # For a second module that is given the same parameter: tied ones stay tied.
-            known[_TWIN] = made
+            known[_TWIN] = meta_param
         return known[_TWIN]
 
     hook: Any = to_meta

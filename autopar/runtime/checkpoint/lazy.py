@@ -130,16 +130,16 @@ class Joined:
         return self.parts[0].dtype
 
     def read(self, place: Region) -> Tensor:
-        wanted, begin = place[self.dim], 0
-        found: list[Tensor] = []
+        span, begin = place[self.dim], 0
+        parts: list[Tensor] = []
         for part in self.parts:
             length = part.shape[self.dim]
-            low, high = max(wanted.start - begin, 0), min(wanted.stop - begin, length)
+            low, high = max(span.start - begin, 0), min(span.stop - begin, length)
             if low < high:
                 inner = (*place[: self.dim], slice(low, high), *place[self.dim + 1 :])
-                found.append(part.read(inner))
+                parts.append(part.read(inner))
             begin += length
-        return torch.cat(found, self.dim) if found else _empty(place, self.dtype)
+        return torch.cat(parts, self.dim) if parts else _empty(place, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +207,20 @@ def open_checkpoint(path: str | os.PathLike[str]) -> dict[str, Lazy]:
     if not root.exists():
         raise WeightsError(f"weights: there is no file or directory {root}")
     files, expected = _files(root) if root.is_dir() else ([root], None)
-    found: dict[str, Lazy] = {}
+    tensors: dict[str, Lazy] = {}
     for file in files:
         for name, tensor in _open(file).items():
             if expected is not None and expected.get(name) != file.name:
                 continue
-            if name in found:
+            if name in tensors:
                 raise WeightsError(f"weights: {name} is in two files of {root}")
-            found[name] = tensor
-    missing = sorted(set(expected or ()) - set(found))
+            tensors[name] = tensor
+    missing = sorted(set(expected or ()) - set(tensors))
     if missing:
         raise WeightsError(
             f"weights: the index in {root} speaks of {missing[0]}, which its file does not have"
         )
-    return found
+    return tensors
 
 
 def _files(root: Path) -> tuple[list[Path], Mapping[str, str] | None]:

@@ -54,19 +54,19 @@ def as_loaded(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
         for name, lazy in stored.items()
         if not isinstance(lazy, Unreadable)
     }
-    found = _loaded(model, blank)
+    loaded = _loaded(model, blank)
     names = {id(tensor): name for name, tensor in blank.items()}
-    if any(id(tensor) not in names for tensor in found.values()):
-        handed_on = set(map(id, found.values()))
+    if any(id(tensor) not in names for tensor in loaded.values()):
+        unchanged = set(map(id, loaded.values()))
         given = {
-            name: tensor if id(tensor) in handed_on else stored[name].read(everything(tensor.shape))
+            name: tensor if id(tensor) in unchanged else stored[name].read(everything(tensor.shape))
             for name, tensor in blank.items()
         }
-        found = _loaded(model, given)
+        loaded = _loaded(model, given)
     unreadable = {n: lazy for n, lazy in stored.items() if isinstance(lazy, Unreadable)}
     return unreadable | {
         name: stored[names[id(tensor)]] if id(tensor) in names else Computed(tensor.detach())
-        for name, tensor in found.items()
+        for name, tensor in loaded.items()
     }
 
 
@@ -121,20 +121,20 @@ def renamed_tensors(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, L
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     by_pattern = {p: c for c in converters for p in c.source_patterns}
     prefix = str(model.base_model_prefix)
-    found: dict[str, Lazy] = {}
+    tensors: dict[str, Lazy] = {}
     collected: dict[str, dict[str, list[Lazy]]] = defaultdict(lambda: defaultdict(list))
     for key in sorted(stored, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, prefix, state)
         if name not in state and key in state:
             name, pattern = rename_source_key(key, [], [], prefix, state)
         if pattern is None:
-            found[name] = stored[key]
+            tensors[name] = stored[key]
         else:
             collected[name][pattern].append(stored[key])
     for name, parts in collected.items():
         shape = tuple(state[name].shape)
-        found[name] = _converted(name, by_pattern[next(iter(parts))], parts, shape)
-    return found
+        tensors[name] = _converted(name, by_pattern[next(iter(parts))], parts, shape)
+    return tensors
 
 
 def ignorable(model: nn.Module, stored: Mapping[str, Lazy]) -> frozenset[str]:

@@ -54,10 +54,10 @@ def launch_ns(watch: Stopwatch) -> int:
 
     is_cpu = watch.device.type == "cpu"
     prepare, count = (mixed, _ROUNDS * OPS_PER_ROUND) if is_cpu else (same, _LAUNCHES)
-    found = watch.attempt("launch of ops", 0, prepare, on_host=True)
-    if found is None:
+    times_ns = watch.attempt("launch of ops", 0, prepare, on_host=True)
+    if times_ns is None:
         raise ClusterError(f"no op runs on {watch.device}: {watch.left_out[-1].reason}")
-    return max(1, found[0] // count)
+    return max(1, times_ns[0] // count)
 
 
 def ops_of_a_layer(x: Tensor, weight: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ def ops_of_a_layer(x: Tensor, weight: Tensor) -> Tensor:
     there are as many when they are done, `weight` [c, c]."""
     a, b, c = x.shape
     rows = torch.reshape(x, (a * b, c))
-    product = torch.reshape(torch.matmul(rows, torch.t(weight)), (a, b, c))
-    turned = torch.clone(torch.transpose(product, 0, 1))
+    projected = torch.reshape(torch.matmul(rows, torch.t(weight)), (a, b, c))
+    turned = torch.clone(torch.transpose(projected, 0, 1))
     scale = torch.rsqrt(torch.add(torch.mean(torch.pow(turned, 2), [-1], True), 1e-5))
     normed = torch.mul(torch.mul(torch.mul(turned, scale), 0.5), weight[0])
     gate = torch.div(normed, torch.add(torch.exp(torch.neg(normed)), 1.0))
@@ -80,13 +80,13 @@ def matmuls(watch: Stopwatch) -> Iterator[Matmul]:
     for m, k, n, dtype in watch.cases.matmuls:
         num_bytes = (m * k + k * n + m * n) * itemsize(dtype)
 
-        def product(m: int = m, k: int = k, n: int = n, dtype: str = dtype) -> tuple[Timed]:
+        def multiply(m: int = m, k: int = k, n: int = n, dtype: str = dtype) -> tuple[Timed]:
             a = random(watch.device, m, k, dtype=dtype)
             b = random(watch.device, k, n, dtype=dtype)
             out = torch.empty(m, n, dtype=a.dtype, device=watch.device)
             return (lambda: torch.mm(a, b, out=out),)
 
-        times_ns = _time(watch, f"matmul {m}x{k}x{n} {dtype}", num_bytes, product)
+        times_ns = _time(watch, f"matmul {m}x{k}x{n} {dtype}", num_bytes, multiply)
         yield from (Matmul(m, k, n, dtype, each) for each in times_ns or ())
 
 
@@ -102,10 +102,10 @@ def attentions(watch: Stopwatch) -> Iterator[Attention]:
                 for _ in range(4)
             ]
             *given, gradient = inputs
-            made = sdpa(*given, None, True, None)
+            outputs = sdpa(*given, None, True, None)
             return (
                 lambda: sdpa(*given, None, True, None),
-                lambda: sdpa_backward(gradient, *given, *made, None, True, None),
+                lambda: sdpa_backward(gradient, *given, *outputs, None, True, None),
             )
 
         # Query, key, value, output, their four gradients, and as much again for what kernels take.
@@ -140,8 +140,8 @@ def _time(
         copies = max(1, min(_MAX_COPIES, -(-_CYCLE_BYTES // num_bytes), room))
 
     def prepare() -> tuple[Timed, ...]:
-        made = [make() for _ in range(copies)]
-        return tuple(_in_turn(runs) for runs in zip(*made, strict=True))
+        run_sets = [make() for _ in range(copies)]
+        return tuple(_in_turn(runs) for runs in zip(*run_sets, strict=True))
 
     return watch.attempt(name, copies * num_bytes, prepare)
 

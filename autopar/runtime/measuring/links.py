@@ -126,8 +126,8 @@ def _collective(
         case "all_reduce":
             return lambda: _c10d.all_reduce(x, "sum", name)
         case "all_to_all":
-            pieces = [items // ranks] * ranks
-            return lambda: _c10d.all_to_all_single(x, pieces, pieces, name)
+            sizes = [items // ranks] * ranks
+            return lambda: _c10d.all_to_all_single(x, sizes, sizes, name)
         case _:
             me, none = dist.get_rank(group), [0] * ranks
             sends, gets = none.copy(), none.copy()

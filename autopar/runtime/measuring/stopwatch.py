@@ -57,12 +57,12 @@ class Notebook(msgspec.Struct, forbid_unknown_fields=True):
         """That which a run that was cut off has left in the file; else an empty one."""
         place = os.fspath(path) if path else ""
         try:
-            found = msgspec.json.decode(Path(place).read_bytes(), type=Notebook) if place else None
+            stored = msgspec.json.decode(Path(place).read_bytes(), type=Notebook) if place else None
         except (OSError, msgspec.MsgspecError):
-            found = None
-        if found is None or found.what != what:
+            stored = None
+        if stored is None or stored.what != what:
             return Notebook(what, path=place)
-        return Notebook(what, found.times_ns, place)
+        return Notebook(what, stored.times_ns, place)
 
     def save(self) -> None:
         """ClusterError if it cannot be written."""
@@ -105,10 +105,10 @@ class AllRanks:
 
     def first_reason(self, reason: str) -> str:
         """That of the first rank that has one."""
-        found = [reason] * self.world.size
+        reasons = [reason] * self.world.size
         if self._host:
-            _dist.all_gather_object(found, reason, group=self._host)
-        return next(filter(None, found), "")
+            _dist.all_gather_object(reasons, reason, group=self._host)
+        return next(filter(None, reasons), "")
 
 
 class Stopwatch:
@@ -210,11 +210,11 @@ class Stopwatch:
     def _shortest_s(self, run: Timed, runs: int) -> float:
         """The mean over `runs` in the shortest of a few rounds: in one, a run that is short by
         itself may have waited for a turn on the core. Equal on all ranks."""
-        found = self.peers.mean(self._round_s(run, runs))
-        if runs * found < _ROUNDS * self.cases.round_s:
+        shortest_s = self.peers.mean(self._round_s(run, runs))
+        if runs * shortest_s < _ROUNDS * self.cases.round_s:
             for _ in range(1, _FEW):
-                found = min(found, self.peers.mean(self._round_s(run, runs)))
-        return found
+                shortest_s = min(shortest_s, self.peers.mean(self._round_s(run, runs)))
+        return shortest_s
 
     def _round_s(self, run: Timed, runs: int) -> float:
         """The mean over `runs` of them."""

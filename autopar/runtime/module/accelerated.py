@@ -152,14 +152,14 @@ def own_lengths(
 ) -> dict[int, int]:
     """How long this rank's sequences are, by the positions of those leaves that were `padded` to be
     as long as others: `num_before` leaves stand before those of the keywords, in their order."""
-    found: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     position = num_before
     for name in sorted(padded):
         own, given = kwargs[name], padded[name]
         if isinstance(own, Tensor) and own.dim() > 1 and own.shape[1] != given.shape[1]:
-            found[position] = own.shape[1]
+            lengths[position] = own.shape[1]
         position += len(flatten(given)[0])
-    return found
+    return lengths
 
 
 def _fill(name: str, model: nn.Module) -> int | None:

@@ -198,9 +198,9 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     nothing is not to be relied on but where each element is by itself."""
     check_derivatives_of(op)
     if is_by_element(op) and is_simple(args, kwargs):
-        made = added_up(plain(*args, **kwargs))
-        note(made, op, args, kwargs, view=False, is_here=not is_in_shards(made))
-        return made
+        result = added_up(plain(*args, **kwargs))
+        note(result, op, args, kwargs, view=False, is_here=not is_in_shards(result))
+        return result
     given = flatten((args, kwargs))[0]
     like = next((x for x in given if is_ours(x)), None)
     if like is None:
@@ -210,9 +210,9 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     with jointly(op, given) as joint:
         if not joint:
             return op(*map_tensors(whole_alone, args), **map_tensors(whole_alone, kwargs))
-        made = _together(plain, op, args, kwargs, given, like)
-    note(made, op, args, kwargs, view=False, is_here=not is_in_shards(made))
-    return made
+        result = _together(plain, op, args, kwargs, given, like)
+    note(result, op, args, kwargs, view=False, is_here=not is_in_shards(result))
+    return result
 
 
 def _together(
@@ -233,8 +233,8 @@ def _together(
     def entire(x: Tensor) -> Tensor:
         return whole_of(x) if isinstance(x, DTensor) else equal_everywhere(whole_of(x), mesh)
 
-    made = op(*map_tensors(entire, args), **map_tensors(entire, kwargs))
-    return map_tensors(lambda x: everywhere(x, mesh_of_all(mesh)), made)
+    result = op(*map_tensors(entire, args), **map_tensors(entire, kwargs))
+    return map_tensors(lambda x: everywhere(x, mesh_of_all(mesh)), result)
 
 
 def _is_on_shards(
@@ -255,9 +255,9 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
     if is_ours(source) and op in _SAME and is_of(source.device_mesh):
         # Autograd does one for each gradient: in DTensor's own way it takes three times as long.
         # To ranks that are not of the mesh that gives what fits a parameter without elements here.
-        made = dtensor_like(op(shard_of(source)), source)
-        note(made, op, args, kwargs, view=True, is_here=not is_in_shards(made))
-        return made
+        view = dtensor_like(op(shard_of(source)), source)
+        note(view, op, args, kwargs, view=True, is_here=not is_in_shards(view))
+        return view
     if is_ours(source) and op in _FLAGS:
         # A flag of a view is not sent with it.
         return dtensor_like(op(shard_of(source)).resolve_conj().resolve_neg(), source)
@@ -267,17 +267,17 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
             return plain(*args, **kwargs)
         return _computed(plain, op, args, kwargs)
     if not is_stored(source) or op in _VIEWS_OF_SHARDS or not is_in_shards(source):
-        made = _view_of_shards(plain, op, args, kwargs)
+        view = _view_of_shards(plain, op, args, kwargs)
     else:
         with jointly(op, [source]) as joint:
             if joint:
-                made = _view_of_shards(plain, op, args, kwargs)
+                view = _view_of_shards(plain, op, args, kwargs)
             elif is_fixed(source):
                 return op(whole_alone(source), *args[1:], **kwargs)
             else:
-                made = view_of_whole(op, args, kwargs)
-    note(made, op, args, kwargs, view=True, is_here=not is_in_shards(made))
-    return made
+                view = view_of_whole(op, args, kwargs)
+    note(view, op, args, kwargs, view=True, is_here=not is_in_shards(view))
+    return view
 
 
 def _view_of_shards(
@@ -286,18 +286,18 @@ def _view_of_shards(
     source = args[0]
     if not is_stored(source) or op in _VIEWS_OF_SHARDS:
         return plain(*args, **kwargs)
-    mesh, made = source.device_mesh, None
+    mesh, view = source.device_mesh, None
     if source.numel() and not is_of_some_ranks(mesh):
         with suppress(*_NO_SUCH_VIEW):
-            made = plain(*args, **kwargs)
+            view = plain(*args, **kwargs)
     if is_fixed(source):
-        if made is not None:
-            return made
-        made = op(whole_of(source.detach()), *args[1:], **kwargs)
-        return map_tensors(lambda x: everywhere(x, mesh_of_all(mesh)), made)
-    piece, views = shard_of(source), flatten(made)[0]
-    if made is not None and all(is_stored(x) and shares_memory(shard_of(x), piece) for x in views):
-        return made
+        if view is not None:
+            return view
+        view = op(whole_of(source.detach()), *args[1:], **kwargs)
+        return map_tensors(lambda x: everywhere(x, mesh_of_all(mesh)), view)
+    shard, views = shard_of(source), flatten(view)[0]
+    if view is not None and all(is_stored(x) and shares_memory(shard_of(x), shard) for x in views):
+        return view
     if is_forward_mode():
         raise AutoparError(_FORWARD.format(op=op))
     return view_of_whole(op, args, kwargs)
@@ -341,12 +341,12 @@ def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
         tensor.device_mesh,
         tensor.placements,
     ):
-        piece = shard_of(value)  # in the same memory, as on one device
+        shard = shard_of(value)  # in the same memory, as on one device
     else:
         with jointly("an assignment to .data or .grad", [tensor, value], reads=False):
             whole = whole_of(value)
             if not isinstance(value, DTensor):
                 whole = values_of_rank_0(whole, tensor.device_mesh)
-        piece = cut_shard(whole, tensor.device_mesh, tensor.placements)
+        shard = cut_shard(whole, tensor.device_mesh, tensor.placements)
     count_changes([tensor])
-    return piece.detach().to(shard_of(tensor).device).contiguous()
+    return shard.detach().to(shard_of(tensor).device).contiguous()

@@ -62,13 +62,13 @@ def remake(tensors: Iterable[RecreatedTensor]) -> None:
     is what guards look at."""
     for module, name, value in tensors:
         with torch.enable_grad():
-            made = value(module)
+            new = value(module)
         held = getattr(module, name, None)
-        if isinstance(held, Tensor) and type(held) is type(made) and held.shape == made.shape:
+        if isinstance(held, Tensor) and type(held) is type(new) and held.shape == new.shape:
             with torch.no_grad():
-                held.data.copy_(made.detach())
+                held.data.copy_(new.detach())
         else:
-            setattr(module, name, made)
+            setattr(module, name, new)
 
 
 # The leaves of a call's arguments as a program knows them: what it is made for.
@@ -212,9 +212,9 @@ class ProgramEntry:
         seen = [id(x) for x in guard.trained]
         slots = tuple(seen.index(id(x)) for x in executable.externals)
         # Those of this call may have a history, which would stay as long as the program.
-        made = cls(number, signature, guard, replace(executable, externals=()), slots)
-        made.collect(model)
-        return made
+        entry = cls(number, signature, guard, replace(executable, externals=()), slots)
+        entry.collect(model)
+        return entry
 
     def collect(self, model: nn.Module) -> None:
         """From now on the program takes what the model has now."""
@@ -254,12 +254,12 @@ class ProgramEntry:
         """What the program takes as parameters in a call."""
         if not self.others:
             return self.params
-        found = dict(self.params)
+        params = dict(self.params)
         for name in self.others:
-            x, place = found[name], self.executable.places.get(name)
+            x, place = params[name], self.executable.places.get(name)
             compare_beside(f"{name}, which forward reads", [x])
-            found[name] = whole_external(x, device) if place is None else at_place(x, name, *place)
-        return found
+            params[name] = whole_external(x, device) if place is None else at_place(x, name, *place)
+        return params
 
 
 def _buffers(executable: Executable) -> list[str]:
@@ -277,10 +277,10 @@ def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 def tensor_of(model: nn.Module, name: str) -> Tensor:
     """A parameter or a buffer. AutoparError if it is gone."""
     module, leaf = owner_of(model, name)
-    found = getattr(module, leaf, None)
-    if not isinstance(found, Tensor):
+    tensor = getattr(module, leaf, None)
+    if not isinstance(tensor, Tensor):
         raise AutoparError(f"{name} was a tensor of the model when it was planned, and is none")
-    return found
+    return tensor
 
 
 def external_tensors(

@@ -37,8 +37,8 @@ class _Superseded(nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> NoReturn:
-        found = [x for x in flatten((args, kwargs))[0] if isinstance(x, _Superseded)]
-        name = vars(found[0])[_NAME] if found else "of the model"
+        stale = [x for x in flatten((args, kwargs))[0] if isinstance(x, _Superseded)]
+        name = vars(stale[0])[_NAME] if stale else "of the model"
         raise AutoparError(_STALE.format(name=name))
 
 

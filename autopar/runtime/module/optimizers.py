@@ -165,8 +165,8 @@ def _adopt(optimizer: Optimizer) -> None:
             elif value.device_mesh != mesh:
                 # Made before the parameter was sharded.
                 _check_values(optimizer, value)
-                piece = cut_shard(value.full_tensor(), mesh, placements).clone()
-                state[key] = _distributed(param, piece)
+                shard = cut_shard(value.full_tensor(), mesh, placements).clone()
+                state[key] = _distributed(param, shard)
 
 
 def _check_values(optimizer: Optimizer, state: Tensor) -> None:

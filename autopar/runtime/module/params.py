@@ -108,7 +108,7 @@ def added_params(
 ) -> dict[str, nn.Parameter]:
     """The parameters, by name, that are not where the programs so far have them (`places`): those
     that came to the model since, or took the place of others."""
-    found: dict[str, nn.Parameter] = {}
+    added: dict[str, nn.Parameter] = {}
     for name, param in model.named_parameters():
         if not isinstance(param, nn.Parameter):
             continue  # what a script has put there for a call
@@ -116,8 +116,8 @@ def added_params(
         if place is None and not places and world.device_mesh is not None:
             place = ParamPlace(world.device_mesh, (Replicate(),))
         if not isinstance(param, DTensor) or (param.device_mesh, param.placements) != place:
-            found[name] = param
-    return found
+            added[name] = param
+    return added
 
 
 def stored_name(name: str, param: Tensor) -> str:
@@ -206,13 +206,13 @@ def shard_parameters(
             continue
         whole = param.to_local().detach()
         if not is_of(place.mesh):
-            piece = shard_elsewhere(whole, place.mesh.device_type)
+            shard = shard_elsewhere(whole, place.mesh.device_type)
         elif not whole.is_meta:
             # A copy, so that the whole can be freed.
-            piece = cut_shard(whole, *place).clone(memory_format=torch.contiguous_format)
+            shard = cut_shard(whole, *place).clone(memory_format=torch.contiguous_format)
         else:
-            piece = sources.read(name, local_slices(param.shape, *place)).to(place.mesh.device_type)
-        new = _parameter(_stored(name, piece, param, place, params_on_host), param)
+            shard = sources.read(name, local_slices(param.shape, *place)).to(place.mesh.device_type)
+        new = _parameter(_stored(name, shard, param, place, params_on_host), param)
         if isinstance(param.grad, DTensor):
             grad = cut_shard(param.grad.to_local(), *place)
             grad = grad.clone(memory_format=torch.contiguous_format)
@@ -260,7 +260,7 @@ def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` by name, for `load_state_dict`: of whole tensors, what this rank stores of them. A
     parameter that has no values yet gets whole ones at once."""
     params = dict(model.named_parameters(remove_duplicate=False))
-    found: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     for name, value in values.items():
         param = params.get(name)
         plain = isinstance(value, Tensor) and not isinstance(value, DTensor)
@@ -271,11 +271,11 @@ def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
                     data, param.device_mesh, param.placements, run_check=False
                 )
                 _swap(name, param, _parameter(whole, param))
-            piece = cut_shard(value, param.device_mesh, param.placements)
-            piece = piece.to(param.to_local().device)
-            value = dtensor_of(piece, param, param.device_mesh, param.placements)
-        found[name] = value
-    return found
+            shard = cut_shard(value, param.device_mesh, param.placements)
+            shard = shard.to(param.to_local().device)
+            value = dtensor_of(shard, param, param.device_mesh, param.placements)
+        stored[name] = value
+    return stored
 
 
 def _swap(name: str, param: Tensor, new: Tensor) -> None:

@@ -94,8 +94,8 @@ def _taking(plain: Callable[..., Any], whole: _WholeOf) -> Callable[..., Any]:
 
 
 def _entire(x: Any, whole: _WholeOf) -> Any:
-    found = whole(x) if isinstance(x, DTensor) else None
-    return x if found is None else found.detach().contiguous()
+    entire = whole(x) if isinstance(x, DTensor) else None
+    return x if entire is None else entire.detach().contiguous()
 
 
 def know_readings(is_ours: Callable[[Any], bool]) -> None:
@@ -105,9 +105,9 @@ def know_readings(is_ours: Callable[[Any], bool]) -> None:
     def whole(x: DTensor) -> Tensor | None:
         if not is_ours(x):
             return None
-        found = whole_of(x)
+        tensor = whole_of(x)
         is_param = isinstance(x, nn.Parameter)
-        return nn.Parameter(found.detach(), x.requires_grad) if is_param else found
+        return nn.Parameter(tensor.detach(), x.requires_grad) if is_param else tensor
 
     def storage_of(shard: Tensor, x: DTensor) -> torch.UntypedStorage:
         return storage_of_shard(shard, in_shards=is_ours(x) and is_in_shards(x))

@@ -60,9 +60,9 @@ def rows_of_rank(value: Tensor, world: World, dim: int, counts: tuple[int, ...] 
     if world.size == 1:
         return value
     size = value.shape[dim]
-    handed = counts or (1,) * world.size
-    each = size // sum(handed)
-    return _Rows.apply(value, world, dim, tuple(each * count for count in handed))
+    shares = counts or (1,) * world.size
+    each = size // sum(shares)
+    return _Rows.apply(value, world, dim, tuple(each * count for count in shares))
 
 
 class _Rows(torch.autograd.Function):
@@ -173,22 +173,22 @@ class Runner:
         exact: bool = False,
     ) -> Any:
         self._leavings.enter()
-        leaves, made = self.prepare(args, kwargs, exact=exact)
-        executable = made.executable
-        step, params, others, random = ready = self._ready(made, leaves)
+        leaves, entry = self.prepare(args, kwargs, exact=exact)
+        executable = entry.executable
+        step, params, others, random = ready = self._ready(entry, leaves)
         past = None
         if step.cut and step.is_differentiated:
-            wider = self._leavings.rerun(executable.leavings, partial(self._wider, made, leaves))
+            wider = self._leavings.rerun(executable.leavings, partial(self._wider, entry, leaves))
             past = remember(ready, leaves, executable.names, wider)
         results: dict[str, Tensor] | None = None
         with suppress(RefrozenError), random.drawn_from() if random else nullcontext():
-            results = step(params, others, past, made.trained)
+            results = step(params, others, past, entry.trained)
         if results is None:
             return self._run(args, kwargs, lengths, exact=True)
         with torch.no_grad():
             for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
-                local(made.tensor(self.model, name.partition(":")[2])).copy_(results.pop(name))
-        remake(made.recreated)
+                local(entry.tensor(self.model, name.partition(":")[2])).copy_(results.pop(name))
+        remake(entry.recreated)
         if self._has_rows:
             for name, (dim, source) in executable.rows.items():
                 own = rows_of_rank(results[name], self.world, dim, leaves[source].counts)
@@ -205,8 +205,8 @@ class Runner:
         others = {name: x.to(self.world.device) for name, x in entry.buffers.items()}
         for name in executable.step.forward_inputs:
             if name.startswith("input:"):
-                piece: InputShard = leaves[int(name.removeprefix("input:"))]
-                others[name] = piece.local if name in executable.sharded_inputs else piece.whole()
+                shard: InputShard = leaves[int(name.removeprefix("input:"))]
+                others[name] = shard.local if name in executable.sharded_inputs else shard.whole()
         random = self.terms.random(executable.random) if self.terms else executable.random
         params = entry.ready_params(self.world.device)
         if is_forward_mode():
@@ -216,21 +216,21 @@ class Runner:
     def _wider(self, entry: ProgramEntry, leaves: list[Any], outputs: frozenset[str]) -> Ready:
         """A call that `entry` was run for, with a program that has gradients of `outputs`."""
         signature = self._signature(leaves, entry.executable.in_spec)
-        found = self._known(signature)
-        if found is None or found.executable.origin is not entry.executable.origin:
+        current = self._known(signature)
+        if current is None or current.executable.origin is not entry.executable.origin:
             raise impossible(outputs, "the model was changed since, as by train() or eval()")
-        names, cut = found.executable.names, found.executable.step.cut_positions
+        names, cut = current.executable.names, current.executable.step.cut_positions
         if any(names[position] in outputs for position in cut):
             self.differentiable |= outputs
-            self.entries[signature.inputs].remove(found)
-            found = self._new(leaves, signature, found)
-        return self._ready(found, leaves)
+            self.entries[signature.inputs].remove(current)
+            current = self._new(leaves, signature, current)
+        return self._ready(current, leaves)
 
     @property
     def programs(self) -> tuple[Executable, ...]:
         """The programs made so far, in their order."""
-        made = [each for same in self.entries.values() for each in same]
-        return tuple(each.executable for each in sorted(made, key=lambda each: each.number))
+        entries = [each for same in self.entries.values() for each in same]
+        return tuple(each.executable for each in sorted(entries, key=lambda each: each.number))
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False
@@ -241,15 +241,15 @@ class Runner:
         kwargs = dict(sorted(kwargs.items()))
         leaves, spec = take_inputs(self.model, self.results_in_order, self.world, args, kwargs)
         signature = self._signature(leaves, spec)
-        found = self._known(signature, exact=exact)
+        entry = self._known(signature, exact=exact)
         own_rows = given_rows(leaves) if self._has_rows else None
-        counts = self._meet(found, leaves, signature, own_rows)
+        counts = self._meet(entry, leaves, signature, own_rows)
         if counts:
             leaves = put_together(leaves, self.world, counts)
             signature = self._signature(leaves, spec)
-            found = self._known(signature, exact=exact)
-            self._meet(found, leaves, signature)
-        return leaves, self._new(leaves, signature) if found is None else found
+            entry = self._known(signature, exact=exact)
+            self._meet(entry, leaves, signature)
+        return leaves, self._new(leaves, signature) if entry is None else entry
 
     def _meet(
         self,
@@ -282,18 +282,20 @@ class Runner:
         parameters may have been frozen since, which leaves results right."""
         same = self.entries.setdefault(signature.inputs, [])
         suited = [each for each in same if each.signature == signature]
-        found = next((each for each in suited if not exact and each.guard.holds()), None)
-        if found is None:
-            kept = (p for p in suited if p.guard.holds_after_all(partial(p.is_stored, self.model)))
-            found = next(kept, None)
-            if found is not None:
-                found.collect(self.model)
-        if found is not None and found is not same[0]:
-            same.remove(found)
-            same.insert(0, found)
-        if found is None and len(suited) >= _MANY:
+        entry = next((each for each in suited if not exact and each.guard.holds()), None)
+        if entry is None:
+            entry = next(
+                (p for p in suited if p.guard.holds_after_all(partial(p.is_stored, self.model))),
+                None,
+            )
+            if entry is not None:
+                entry.collect(self.model)
+        if entry is not None and entry is not same[0]:
+            same.remove(entry)
+            same.insert(0, entry)
+        if entry is None and len(suited) >= _MANY:
             _tell_many(suited)
-        return found
+        return entry
 
     def _new(
         self, leaves: list[Any], signature: Signature, instead: ProgramEntry | None = None
@@ -313,9 +315,9 @@ class Runner:
             executable = replace(executable, origin=instead.executable.origin)
         self.groups = executable.groups
         number = next(_NUMBERS) if instead is None else instead.number
-        made = ProgramEntry.of(number, signature, self.model, executable)
-        self.entries[signature.inputs].insert(0, made)
-        return made
+        entry = ProgramEntry.of(number, signature, self.model, executable)
+        self.entries[signature.inputs].insert(0, entry)
+        return entry
 
     def _stand_in(self, shard: InputShard) -> Tensor:
         return shard.whole() if self.with_values else shard.stand_in()

@@ -150,14 +150,14 @@ def generate_tokens(
 
 def tensors_of(model: nn.Module, kind: str) -> Iterator[_Held]:
     """The `_parameters` or `_buffers` of all modules, each once."""
-    found: dict[int, _Held] = {}
+    by_id: dict[int, _Held] = {}
     for path, module in model.named_modules():
         table: dict[str, Any] = vars(module)[kind]
         for leaf, tensor in table.items():
             if tensor is not None:
                 name = f"{path}.{leaf}" if path else leaf
-                found.setdefault(id(tensor), _Held(name, tensor, [])).places.append((module, leaf))
-    yield from found.values()
+                by_id.setdefault(id(tensor), _Held(name, tensor, [])).places.append((module, leaf))
+    yield from by_id.values()
 
 
 @torch.no_grad()

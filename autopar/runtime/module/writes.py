@@ -146,9 +146,9 @@ def on_all_ranks(handler: Handler) -> Handler:
             if not joint:
                 args, kwargs = map_tensors(whole_alone, (args, kwargs))
                 return done(op(*args, **kwargs))
-            made = handler(plain, op, args, kwargs)
+            result = handler(plain, op, args, kwargs)
         count_changes(written)
-        return made
+        return result
 
     return handle
 
@@ -158,9 +158,9 @@ def written_by_element(
 ) -> Any:
     """An op that changes a tensor in place, element by element."""
     if is_simple(args, kwargs) and not is_thin(args[0]):
-        made = plain(*args, **kwargs)
+        result = plain(*args, **kwargs)
         count_changes(args[:1])
-        return made
+        return result
     return on_all_ranks(_written_by_element)(plain, op, args, kwargs)
 
 
@@ -198,13 +198,13 @@ def changed_shape(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mappin
     x, view = args[0], as_view(op)
     if not is_ours(x):
         return plain(*args, **kwargs)
-    made = view(x, *args[1:], **kwargs)
-    if not isinstance(made, DTensor) and is_thin(x) and not is_of_some_ranks(x.device_mesh):
+    viewed = view(x, *args[1:], **kwargs)
+    if not isinstance(viewed, DTensor) and is_thin(x) and not is_of_some_ranks(x.device_mesh):
         # A dim that goes was cut: all of it is on one rank.
-        made = everywhere(view(whole_of(x), *args[1:], **kwargs), x.device_mesh)
-    if isinstance(x, nn.Parameter) or not isinstance(made, DTensor):
+        viewed = everywhere(view(whole_of(x), *args[1:], **kwargs), x.device_mesh)
+    if isinstance(x, nn.Parameter) or not isinstance(viewed, DTensor):
         raise AutoparError(_GIVEN_A_SHAPE.format(op=op, view=view))
-    become(x, made)
+    become(x, viewed)
     reshape_wrapper(op, args, kwargs)
     return x
 
@@ -231,19 +231,19 @@ def drawn_whole(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[
             return whole_of(x).clone()
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=shard_of(x).device)
 
-    def kept(whole: Tensor) -> Tensor:
+    def sharded(whole: Tensor) -> Tensor:
         same = whole.shape == like.shape
         placements = like.placements if same else [Replicate()] * mesh.ndim
-        piece = cut_shard(values_of_rank_0(whole, mesh), mesh, placements).clone()
-        return dtensor_of(piece, whole, mesh, placements)
+        shard = cut_shard(values_of_rank_0(whole, mesh), mesh, placements).clone()
+        return dtensor_of(shard, whole, mesh, placements)
 
-    wholes, made = _on_wholes(op, args, kwargs, blank, mesh)
+    wholes, outputs = _on_wholes(op, args, kwargs, blank, mesh)
     for x, whole in wholes:
         shard_of(x).copy_(
             cut_shard(values_of_rank_0(whole, x.device_mesh), x.device_mesh, x.placements)
         )
     back = {id(whole): x for x, whole in wholes}
-    return map_tensors(lambda x: back[id(x)] if id(x) in back else kept(x), made)
+    return map_tensors(lambda x: back[id(x)] if id(x) in back else sharded(x), outputs)
 
 
 def computed_into(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -251,13 +251,13 @@ def computed_into(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mappin
     like = first_stored(written_by(op, args, kwargs))
     if like is None:
         return _written_elsewhere(plain, op, args, kwargs)
-    wholes, made = _on_wholes(op, args, kwargs, lambda x: whole_of(x).clone(), like.device_mesh)
+    wholes, outputs = _on_wholes(op, args, kwargs, lambda x: whole_of(x).clone(), like.device_mesh)
     for x, whole in wholes:
         if whole.shape != x.shape:
             raise AutoparError(RESIZED.format(now=tuple(whole.shape), was=tuple(x.shape)))
         shard_of(x).copy_(cut_shard(whole, x.device_mesh, x.placements))
     back = {id(whole): x for x, whole in wholes}
-    return map_tensors(lambda x: back.get(id(x), x), made)
+    return map_tensors(lambda x: back.get(id(x), x), outputs)
 
 
 def _on_wholes(
@@ -279,5 +279,5 @@ def _on_wholes(
             return x
         return whole_of(x) if isinstance(x, DTensor) else equal_everywhere(whole_of(x), mesh)
 
-    made = done(op(*map_tensors(entire, args), **map_tensors(entire, kwargs)))
-    return list(wholes.values()), made
+    outputs = done(op(*map_tensors(entire, args), **map_tensors(entire, kwargs)))
+    return list(wholes.values()), outputs

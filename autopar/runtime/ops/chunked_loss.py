@@ -90,12 +90,12 @@ class _Head:
         own = parts.gather(1, places).mul_(scale).sub_(taken).to(scores.dtype)
         if parts.dtype == scores.dtype:
             return parts.mul_(scale).scatter_(1, places, own)
-        found = scores if self.is_fresh else torch.empty_like(scores)
+        of_scores = scores if self.is_fresh else torch.empty_like(scores)
         if parts.device.type == "cpu":
-            found.copy_(parts.mul_(scale))
+            of_scores.copy_(parts.mul_(scale))
         else:
-            torch.mul(parts, scale, out=found)
-        return found.scatter_(1, places, own)
+            torch.mul(parts, scale, out=of_scores)
+        return of_scores.scatter_(1, places, own)
 
 
 def _linear(x: Tensor, w: Tensor) -> _Head:

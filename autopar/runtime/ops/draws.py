@@ -38,8 +38,8 @@ def drawing(op: Any) -> Any:
     def fake(*args: Any, **kwargs: Any) -> Any:
         return (*_several(op(*args, **kwargs)), _fake_state(_device(args, kwargs)))
 
-    given, made = signature_of(op)
-    schema = f"({given}) -> ({', '.join([*made, 'Tensor'])})"
+    given, result_types = signature_of(op)
+    schema = f"({given}) -> ({', '.join([*result_types, 'Tensor'])})"
     return _defined(f"draw_{_name(op)}", schema, run, fake, (torch.Tag.nondeterministic_seeded,))
 
 
@@ -54,8 +54,8 @@ def redrawing(op: Any) -> Any:
     def fake(_: Tensor, *args: Any, **kwargs: Any) -> Any:
         return op(*args, **kwargs)
 
-    given, made = signature_of(op)
-    returns = made[0] if len(made) == 1 else f"({', '.join(made)})"
+    given, result_types = signature_of(op)
+    returns = result_types[0] if len(result_types) == 1 else f"({', '.join(result_types)})"
     schema = f"({', '.join(filter(None, ('Tensor state', given)))}) -> {returns}"
     return _defined(f"redraw_{_name(op)}", schema, run, fake, ())
 
@@ -69,9 +69,9 @@ def _defined(
 ) -> Any:
     """The op `autopar::name`. What is drawn has no gradient, and no kernel is told apart by where
     its tensors are: a GPU's state is on the host."""
-    made = Operator(f"{name}{schema}", run, tags)
-    made.register_fake(fake)
-    return made.op
+    operator = Operator(f"{name}{schema}", run, tags)
+    operator.register_fake(fake)
+    return operator.op
 
 
 def _name(op: Any) -> str:

@@ -55,14 +55,14 @@ class _Post:
 
 def _post(chosen: Tensor, here: int, num_ranks: int) -> Generator[RaggedMessage, Tensor, _Post]:
     """Of `num_ranks` ranks with `here` experts each."""
-    way = route(chosen, here * num_ranks, may_skip=False)
-    counts = torch.diff(way.ends, prepend=way.ends.new_zeros(1))
+    routing = route(chosen, here * num_ranks, may_skip=False)
+    counts = torch.diff(routing.ends, prepend=routing.ends.new_zeros(1))
     theirs = yield RaggedMessage(counts, [here] * num_ranks, [here] * num_ranks)
     sent, received = torch.stack((counts, theirs)).view(2, num_ranks, here).sum(-1).tolist()
     expert = torch.arange(here, device=chosen.device).repeat(num_ranks)
     of_row = expert.repeat_interleave(theirs, output_size=sum(received))
     ends = theirs.view(num_ranks, here).sum(0).cumsum(0).to(torch.int32)
-    return _Post(way, sent, received, torch.sort(of_row, stable=True)[1], ends)
+    return _Post(routing, sent, received, torch.sort(of_row, stable=True)[1], ends)
 
 
 def _forward(
@@ -109,8 +109,8 @@ def _unpacked(packed: Tensor, *like: Tensor) -> list[Tensor]:
     """The tensors in `packed`, in dtypes and widths like those of `like`."""
     widths = [prod(t.shape[1:]) * t.element_size() for t in like]
     return [
-        piece.contiguous().view(t.dtype).view(len(packed), *t.shape[1:])
-        for piece, t in zip(packed.split(widths, 1), like, strict=True)
+        columns.contiguous().view(t.dtype).view(len(packed), *t.shape[1:])
+        for columns, t in zip(packed.split(widths, 1), like, strict=True)
     ]
 
 

@@ -63,7 +63,7 @@ class Gate:
         name, *options = text.split()
         try:
             given = {key: float(value) for key, value in (o.split("=") for o in options)}
-            found = Gate(name, **given)
+            gate = Gate(name, **given)
             _activation(name)
         except (TypeError, KeyError, ValueError):
             known = ", ".join(sorted(ACTIVATIONS))
@@ -71,7 +71,7 @@ class Gate:
                 f"no gate {text!r}: write one of {known}, swish:FACTOR, and if need be limit=X and "
                 "plus=X behind it"
             ) from None
-        return found
+        return gate
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[R, I] of `hidden` [R, G, I]."""

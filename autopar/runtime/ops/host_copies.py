@@ -38,11 +38,11 @@ def near_device(device: torch.device) -> Generator[None, None, None]:
     """Inside, this thread runs on processors of the node that a CUDA `device` is on, as far as it
     may; where nothing is known of nodes, where it did."""
     before = os.sched_getaffinity(0) if device.type == "cuda" else frozenset[int]()
-    wanted = before & cpus_near(device) if before else before
-    if not wanted or wanted == before:
+    near = before & cpus_near(device) if before else before
+    if not near or near == before:
         yield
         return
-    os.sched_setaffinity(0, wanted)
+    os.sched_setaffinity(0, near)
     try:
         yield
     finally:
@@ -52,8 +52,8 @@ def near_device(device: torch.device) -> Generator[None, None, None]:
 @cache
 def cpus_near(device: torch.device) -> frozenset[int]:
     """The processors on the node of a CUDA `device`; none if that is not known."""
-    found = torch.cuda.get_device_properties(device)
-    place = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+    gpu = torch.cuda.get_device_properties(device)
+    place = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     try:
         node = int((SYSTEM / "bus/pci/devices" / place / "numa_node").read_text())
         # -1: the machine has one node.

@@ -68,6 +68,6 @@ def function_of(op: Any) -> Callable[..., Any] | None:
     """What computes an op of autopar's; None for other ops, for those that change what they are
     given, which the dispatcher has to know, and for those that draw, which graphs are searched
     for."""
-    found = _FUNCTIONS.get(op)
-    is_left = found is None or op._schema.is_mutable
-    return None if is_left or torch.Tag.nondeterministic_seeded in op.tags else found
+    function = _FUNCTIONS.get(op)
+    is_left = function is None or op._schema.is_mutable
+    return None if is_left or torch.Tag.nondeterministic_seeded in op.tags else function

@@ -58,8 +58,8 @@ def together(programs: Sequence[RaggedSteps]) -> list[Any]:
 
 def exchanged(messages: Sequence[RaggedMessage]) -> list[Tensor]:
     """What each rank gets, of the messages of all ranks of a group."""
-    pieces = [message.rows.split(list(message.sent)) for message in messages]
-    return [torch.cat([sent[rank] for sent in pieces]) for rank in range(len(messages))]
+    parts = [message.rows.split(list(message.sent)) for message in messages]
+    return [torch.cat([sent[rank] for sent in parts]) for rank in range(len(messages))]
 
 
 def _next(program: RaggedSteps, answer: Tensor | None) -> Any:

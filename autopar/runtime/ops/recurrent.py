@@ -76,10 +76,10 @@ def recurrent_backward(
     inputs = [tensor.detach().requires_grad_() for tensor in (x, h, c, *weights)]
     with differentiating():
         first, hidden, cell, *rest = inputs
-        made = _computed(kind, first, hidden, cell, rest, biased, train=True)
+        outputs = _computed(kind, first, hidden, cell, rest, biased, train=True)
     ends = 3 if kind == "lstm" else 2
     grads = torch.autograd.grad(
-        made[:ends], inputs, (grad_y, grad_h, grad_c)[:ends], allow_unused=True
+        outputs[:ends], inputs, (grad_y, grad_h, grad_c)[:ends], allow_unused=True
     )
     return [
         torch.zeros_like(x) if grad is None else grad.contiguous()
@@ -108,8 +108,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     x, h, c, *weights = ctx.saved_tensors
-    found = recurrent_backward(ctx.kind, *grads, x, h, c, weights, ctx.biased)
-    return None, *found[:3], found[3:], None
+    input_grads = recurrent_backward(ctx.kind, *grads, x, h, c, weights, ctx.biased)
+    return None, *input_grads[:3], input_grads[3:], None
 
 
 recurrent.register_autograd(_differentiate, setup_context=_save)

@@ -261,13 +261,13 @@ def at_line() -> str:
 
 def _lost_text(missing: Sequence[RankLocation], to_do: str, timeout_s: float | None) -> str:
     """Who does not come `to_do` something, and where they are; `timeout_s` if that is up."""
-    who, told = ranks_text([place.rank for place in missing if place.rank >= 0]), guilty(missing)
+    who, reason = ranks_text([place.rank for place in missing if place.rank >= 0]), guilty(missing)
     line = script_line(of_stack(sys._getframe()))
     others = f" (who has come waits at {line})" if line else ""
     if timeout_s is None:
-        return f"{who} cannot come {to_do}: {told}{others}"
+        return f"{who} cannot come {to_do}: {reason}{others}"
     return (
-        f"{who} did not come {to_do} within {timeout_s:g} s: {told}{others}; every rank must run "
+        f"{who} did not come {to_do} within {timeout_s:g} s: {reason}{others}; every rank must run "
         "the same script and make the same calls"
     )
 

@@ -177,13 +177,13 @@ def _whole(x: Tensor | None) -> Tensor:
     if not is_in_shards(x):
         return shard_of(x) if isinstance(x, DTensor) else getattr(x, "shard", x)
     reader = _here[-1].reader
-    found = reader.whole(reader.name_of(x), x)
-    return found.to(shard_of(x).device if isinstance(x, DTensor) else x.device)
+    whole = reader.whole(reader.name_of(x), x)
+    return whole.to(shard_of(x).device if isinstance(x, DTensor) else x.device)
 
 
 def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
     """Whether all ranks are here."""
-    site, spot = _place_of(op)
+    site, location = _place_of(op)
     if site in here.trusted:
         here.pre_step_check.read_unasked(here.trusted[site])
         return True
@@ -194,22 +194,22 @@ def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
     is_apart = is_elsewhere or not dist.is_initialized()
     if can_alone and (is_apart or site in here.alone):
         return False
-    line = f"{Path(spot[0].co_filename).name}:{spot[1]}" if spot else ""
-    found = (
+    line = f"{Path(location[0].co_filename).name}:{location[1]}" if location else ""
+    answer = (
         here.pre_step_check.reads(_digest(op, texts, line), can_alone=can_alone)
         if not is_apart
         else ALONE
     )
-    if found == ALL:
+    if answer == ALL:
         here.joint[site] += 1
         if here.joint[site] == _TRUSTED:
             here.trusted[site] = _digest(op, (), line)
         return True
     if not can_alone:
         text = _BACKWARD if in_backward() else _UNKNOWN if reads else _CHANGES
-        told = f", at {line} in {spot[0].co_name}" if spot else ""
-        raise AutoparError(text.format(op=op, rank=here.pre_step_check.rank, line=told))
-    if found == ALONE:
+        where = f", at {line} in {location[0].co_name}" if location else ""
+        raise AutoparError(text.format(op=op, rank=here.pre_step_check.rank, line=where))
+    if answer == ALONE:
         here.alone.add(site)
     return False
 
@@ -218,11 +218,11 @@ def _text(source: Leaf | Origin, reader: Reader) -> str:
     """The same text on all ranks for tensors that are made alike; with a `?` if one is not known,
     or is gone."""
     if isinstance(source, Leaf):
-        found = source.now()
-        if found is None:
+        tensor = source.now()
+        if tensor is None:
             return "?"
-        kind = f"{str(found.dtype)[6:]}{list(found.shape)}"
-        return (reader.name_of(found) or f"?{kind}") if is_in_shards(found) else kind
+        kind = f"{str(tensor.dtype)[6:]}{list(tensor.shape)}"
+        return (reader.name_of(tensor) or f"?{kind}") if is_in_shards(tensor) else kind
     given = (*source.args, *source.kwargs.values())
     texts = (
         _text(x, reader)
@@ -243,14 +243,14 @@ def _place_of(op: Any) -> tuple[int, tuple[CodeType, int] | None]:
     """A number for the place of the script where `op` is called, in this process alone, and the
     innermost line of the script there."""
     frame: FrameType | None = sys._getframe(1)
-    key, spot = hash((id(op), 0)), None
+    key, location = hash((id(op), 0)), None
     while frame is not None:
         code = frame.f_code
         key = hash((key, id(code), frame.f_lasti))
-        if spot is None and _is_of_script(code):
-            spot = code, frame.f_lineno
+        if location is None and _is_of_script(code):
+            location = code, frame.f_lineno
         frame = frame.f_back
-    return key, spot
+    return key, location
 
 
 _is_of_script = cache(is_of_script)

@@ -97,7 +97,7 @@ class Beside:
 
     def describe(self) -> dict[str, str]:
         """What was taken, in words."""
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         times: Counter[str] = Counter()
         for where, kind, sums in self._compared:
             what = "a number" if kind is None else f"{str(kind[0])[6:]}{list(kind[1])}"
@@ -105,8 +105,8 @@ class Beside:
             times[name] += 1
             name = name if times[name] == 1 else f"{name} ({times[name]})"
             floats, digest = sums.tolist() if isinstance(sums, Tensor) else sums
-            found[name] = f"sum {floats:.9g}" if floats else f"digest {digest:.0f}"
-        return found
+            texts[name] = f"sum {floats:.9g}" if floats else f"digest {digest:.0f}"
+        return texts
 
 
 def differ(floats: Sequence[float], digests: Sequence[float]) -> bool:
@@ -146,9 +146,9 @@ def _of_floats(x: Tensor) -> tuple[Tensor, Tensor]:
     """How long it is as a vector, and in which direction: each changes by one where values are
     others. Of numbers that are not finite there is a digest alone."""
     length = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
-    found = (signed_sum(x) / length + length.log()).double() * (0.1 if x.itemsize == 2 else 1)
+    value = (signed_sum(x) / length + length.log()).double() * (0.1 if x.itemsize == 2 else 1)
     is_finite = length.isfinite()
-    return torch.where(is_finite & (length > 0), found, 0.0), (~is_finite).double()
+    return torch.where(is_finite & (length > 0), value, 0.0), (~is_finite).double()
 
 
 def _of_integers(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -149,8 +149,8 @@ def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
 def _weights(device: torch.device) -> Tensor:
     """Random odd numbers, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
-    made = torch.randint(-(2**62), 2**62, (_ROW,), generator=generator, device="cpu")
-    return (2 * made + 1).to(device)
+    numbers = torch.randint(-(2**62), 2**62, (_ROW,), generator=generator, device="cpu")
+    return (2 * numbers + 1).to(device)
 
 
 @cache

@@ -72,10 +72,10 @@ def process_state(process: RankHost) -> str:
         process.pid_namespace,
     ):
         return ""
-    found = _stat(process.pid)
-    if found is None or found[1] != process.started or found[0] in "ZX":
+    stat = _stat(process.pid)
+    if stat is None or stat[1] != process.started or stat[0] in "ZX":
         return "gone"
-    return "stopped" if found[0] in "Tt" else ""
+    return "stopped" if stat[0] in "Tt" else ""
 
 
 def ranks_per_node(hosts: Sequence[RankHost]) -> int:
@@ -85,14 +85,14 @@ def ranks_per_node(hosts: Sequence[RankHost]) -> int:
     kernel; where it says nothing, a node is a host. ClusterError if nodes have unequal numbers of
     ranks, if ranks of a host do not follow each other, or if torchrun's word cannot be.
     """
-    said = {each.local_size for each in hosts}
-    size = next(iter(said))
-    if len(said) > 1 and None not in said:
+    local_sizes = {each.local_size for each in hosts}
+    size = next(iter(local_sizes))
+    if len(local_sizes) > 1 and None not in local_sizes:
         raise ClusterError(
             f"nodes have unequal numbers of ranks: LOCAL_WORLD_SIZE is {_local_sizes(hosts)} "
             f"({_hosts_text(hosts)}): {_EQUAL}"
         )
-    if len(said) > 1 or size is None:
+    if len(local_sizes) > 1 or size is None:
         return _by_hosts(hosts)
     if size < 1 or len(hosts) % size:
         raise ClusterError(
@@ -128,11 +128,11 @@ def check_blocks(hosts: Sequence[RankHost], size: int, cluster: str) -> None:
 def local_size_from(environment: Mapping[str, str], world_size: int) -> int | None:
     """How many ranks are on each node, as the launcher says; None if it says nothing, or speaks of
     another number of ranks. ClusterError if it says that nodes have unequal numbers."""
-    said = _number(environment, "LOCAL_WORLD_SIZE")
-    if said is None and world_size in {_number(environment, name) for name in _SIZES}:
-        said = next(filter(None, (_number(environment, name) for name in _LOCAL_SIZES)), None)
-    if said is not None:
-        return said
+    local_size = _number(environment, "LOCAL_WORLD_SIZE")
+    if local_size is None and world_size in {_number(environment, name) for name in _SIZES}:
+        local_size = next(filter(None, (_number(environment, name) for name in _LOCAL_SIZES)), None)
+    if local_size is not None:
+        return local_size
     if _number(environment, "SLURM_NTASKS") != world_size:
         return None
     for name in _SLURM_TASKS:
@@ -149,14 +149,14 @@ def local_size_from(environment: Mapping[str, str], world_size: int) -> int | No
 def local_rank(environment: Mapping[str, str], rank: int, num_devices: int) -> int:
     """Which of its node's ranks this is, and so its device. torchrun's word is taken as it is; by
     other launchers, which may show each rank its own devices alone, it is below `num_devices`."""
-    said = _number(environment, "LOCAL_RANK")
-    if said is not None:
-        return said
+    own_rank = _number(environment, "LOCAL_RANK")
+    if own_rank is not None:
+        return own_rank
     if _number(environment, "SLURM_PROCID") == rank:
-        said = _number(environment, "SLURM_LOCALID")
+        own_rank = _number(environment, "SLURM_LOCALID")
     names = (_number(environment, name) for name in _LOCAL_RANKS)
-    found = next((each for each in (said, *names) if each is not None), rank)
-    return found % num_devices
+    number = next((each for each in (own_rank, *names) if each is not None), rank)
+    return number % num_devices
 
 
 _EQUAL = (
@@ -186,13 +186,13 @@ def _by_host(hosts: Sequence[RankHost]) -> dict[str, list[int]]:
 
 def _hosts_text(hosts: Sequence[RankHost]) -> str:
     """`a has 3 ranks (0, 1, 2), b has 1 rank (3)`."""
-    found = [
+    texts = [
         f"{hosts[ranks[0]].name} has {len(ranks)} rank{'s' if len(ranks) > 1 else ''} "
         f"({listed(ranks, _SHOWN_RANKS)})"
         for ranks in _by_host(hosts).values()
     ]
-    more = len(found) - _SHOWN_HOSTS
-    return ", ".join(found[:_SHOWN_HOSTS]) + (f", and {more} more hosts" if more > 0 else "")
+    more = len(texts) - _SHOWN_HOSTS
+    return ", ".join(texts[:_SHOWN_HOSTS]) + (f", and {more} more hosts" if more > 0 else "")
 
 
 def _local_sizes(hosts: Sequence[RankHost]) -> str:

@@ -104,11 +104,11 @@ def take_inputs(
         is_local: Iterable[bool] = repeat(inputs == "local", len(leaves))
     else:
         is_local = _which_are_local(inputs, _names(model), args, kwargs)
-    found = [
+    input_leaves = [
         _take(leaf, local, world) if isinstance(leaf, Tensor) else leaf
         for leaf, local in zip(leaves, is_local, strict=True)
     ]
-    return found, spec
+    return input_leaves, spec
 
 
 def _which_are_local(
@@ -136,13 +136,13 @@ def put_together(leaves: Sequence[Any], world: World, counts: Sequence[Sequence[
     def together(leaf: Any) -> Any:
         if not isinstance(leaf, InputShard) or leaf.counts is None:
             return leaf
-        found = tuple(next(given))
-        if len(set(found)) == 1:
+        rank_counts = tuple(next(given))
+        if len(set(rank_counts)) == 1:
             return leaf
-        whole = gather_own_rows(leaf.local, found)
+        whole = gather_own_rows(leaf.local, rank_counts)
         if whole.shape[0] % world.size:
-            return InputShard(whole, None, leaf.input_sharding, found)
-        return _rows(whole.chunk(world.size)[world.rank].clone(), world, found)
+            return InputShard(whole, None, leaf.input_sharding, rank_counts)
+        return _rows(whole.chunk(world.size)[world.rank].clone(), world, rank_counts)
 
     return [together(leaf) for leaf in leaves]
 

@@ -29,8 +29,8 @@ class Leaf(NamedTuple):
 
     def now(self) -> Tensor | None:
         """The tensor, if it is there and as it was."""
-        found = self.tensor()
-        return found if found is not None and _version(found) == self.version else None
+        tensor = self.tensor()
+        return tensor if tensor is not None and _version(tensor) == self.version else None
 
 
 class Origin(NamedTuple):
@@ -135,15 +135,15 @@ def numbers_in(x: Any) -> list[float]:
     noted: _Noted | None = vars(x).get(_ORIGIN) if isinstance(x, Tensor) else None
     waiting: list[Any] = [] if noted is None else [noted.origin]
     seen: set[int] = set()
-    found: list[float] = []
+    numbers: list[float] = []
     while waiting:
         source = waiting.pop()
         if type(source) in (int, float):
-            found.append(float(source))
+            numbers.append(float(source))
         elif isinstance(source, Origin) and id(source) not in seen:
             seen.add(id(source))
             waiting += [*source.args, *source.kwargs.values()]
-    return found
+    return numbers
 
 
 def count_changes(written: Iterable[Tensor]) -> None:

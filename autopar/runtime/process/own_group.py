@@ -30,9 +30,9 @@ def own_group() -> dist.ProcessGroup | None:
 
 def make_own_group() -> None:
     """Make one like the default process group. A collective call."""
-    world, made = dist.group.WORLD, dist.new_group(timeout=timeout_of_world())
-    assert world is not None and isinstance(made, dist.ProcessGroup)
-    _own[world] = made
+    world, group = dist.group.WORLD, dist.new_group(timeout=timeout_of_world())
+    assert world is not None and isinstance(group, dist.ProcessGroup)
+    _own[world] = group
 
 
 def mesh_of(kind: str, ranks: torch.Tensor, names: tuple[str, ...]) -> DeviceMesh:

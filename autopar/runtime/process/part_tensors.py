@@ -65,7 +65,7 @@ def _is_known(tensor: Tensor) -> bool:
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
 _NORMS = torch.ops.aten._foreach_norm.Scalar
 _NUMBER = "aten::_local_scalar_dense"
-_FOUND_INF = "aten::_amp_foreach_non_finite_check_and_unscale_"
+_UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
 
 @cache
@@ -79,7 +79,7 @@ def _handler_of(op: Any) -> Handler | None:
     name: str = op.name()
     if name.startswith(_ON_LISTS):
         return _by_mesh
-    return {_FOUND_INF: _found_inf, _NUMBER: _number}.get(name)
+    return {_UNSCALE: _unscale, _NUMBER: _number}.get(name)
 
 
 def _number(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -100,7 +100,7 @@ def _by_mesh(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str
     tensors: Sequence[Tensor] = args[0]
     if op is _NORMS and not adds_up(op, args) and is_any_uneven(tensors):
         return [torch.linalg.vector_norm(x, *args[1:], **kwargs) for x in tensors]
-    made: list[Any] = [None] * len(tensors)
+    results: list[Any] = [None] * len(tensors)
     for places in _places_by_mesh(tensors):
         given: Sequence[Any] = [
             [each[k] for k in places]
@@ -111,27 +111,27 @@ def _by_mesh(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str
         if not isinstance(tensors[places[0]], DTensor):
             given = map_tensors(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, given)
         for place, result in zip(places, plain(*given, **kwargs) or (), strict=False):
-            made[place] = result
+            results[place] = result
     changed = {id(x): x for x in written_by(op, args, kwargs) if isinstance(x, DTensor)}
     if changed:
         count_changes(changed.values())
         torch.autograd.graph.increment_version(list(changed.values()))
-    return None if all(each is None for each in made) else made
+    return None if all(each is None for each in results) else results
 
 
-def _found_inf(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _unscale(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """What scaled gradients of any rank have is found on all."""
-    tensors, found, scale = args
+    tensors, has_inf, scale = args
     for places in _places_by_mesh(tensors):
-        own = torch.zeros_like(found)
+        own = torch.zeros_like(has_inf)
         plain([tensors[k] for k in places], own, scale, **kwargs)
-        found.copy_(torch.maximum(found, own))
+        has_inf.copy_(torch.maximum(has_inf, own))
     if any(isinstance(x, DTensor) for x in tensors):
         # torch looks at how the first gradient is stored: of one that ranks have whole, each has
         # found what its shards of the others have.
-        everywhere = found.full_tensor() if isinstance(found, DTensor) else found.clone()
+        everywhere = has_inf.full_tensor() if isinstance(has_inf, DTensor) else has_inf.clone()
         dist.all_reduce(everywhere, dist.ReduceOp.MAX, group=own_group())
-        found.copy_(everywhere)
+        has_inf.copy_(everywhere)
 
 
 def of_rank_0(x: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class _Everywhere(torch.autograd.Function):
 def _total_norm(norm: Callable[..., Tensor], tensors: Sequence[Tensor], norm_type: float) -> Tensor:
     """The norm of what is on each mesh, put together; a plain tensor, equal on all ranks."""
     by_mesh = (norm([tensors[k] for k in places], norm_type) for places in _places_by_mesh(tensors))
-    found = [each.full_tensor() if isinstance(each, DTensor) else each for each in by_mesh]
-    norms = torch.stack([each.to(found[0].device) for each in found])
+    mesh_norms = [each.full_tensor() if isinstance(each, DTensor) else each for each in by_mesh]
+    norms = torch.stack([each.to(mesh_norms[0].device) for each in mesh_norms])
     # The "norm" of order 0 counts: what is counted on one mesh is a number already.
     return torch.linalg.vector_norm(norms, norm_type) if norm_type else norms.sum()

@@ -175,10 +175,10 @@ def _into(op: Any) -> Any:
     """`op` with `out=`: what it makes, copied."""
 
     def run(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
-        made = op(*args, **kwargs)
-        if out.shape != made.shape:
-            out.resize_(made.shape)
-        return out.copy_(made)
+        result = op(*args, **kwargs)
+        if out.shape != result.shape:
+            out.resize_(result.shape)
+        return out.copy_(result)
 
     return run
 

@@ -135,12 +135,12 @@ class RankRegistry:
         """Where the other ranks are, by rank. If the Store is silent or gone, what can be told of
         its keeper alone."""
         try:
-            roll = self._store.add("called", 1, ANSWER_S)
-            self._post(self.here(roll))
+            number = self._store.add("called", 1, ANSWER_S)
+            self._post(self.here(number))
             deadline = time.monotonic() + ANSWER_S
             while True:
                 places = self._places()
-                silent = [p for p in places if p.number < roll and not p.ended]
+                silent = [p for p in places if p.number < number and not p.ended]
                 if not any(map(self._may_answer, silent)) or time.monotonic() > deadline:
                     break
                 time.sleep(0.05)
@@ -148,7 +148,9 @@ class RankRegistry:
             return [self._keeper_place(is_gone=False)]
         except RuntimeError:
             return [self._keeper_place(is_gone=True)]
-        answered = [p if p.ended or p.number >= roll else self._unanswered(p.rank) for p in places]
+        answered = [
+            p if p.ended or p.number >= number else self._unanswered(p.rank) for p in places
+        ]
         return [p for p in answered if p.rank != self.rank]
 
     def _may_answer(self, place: RankLocation) -> bool:
@@ -209,11 +211,11 @@ class RankRegistry:
         frames = of_error(error)
         waited = waiting_collective(frames) or "a collective"
         phase = " of the optimizer" if in_optimizer(frames) else ""
-        told = guilty(self.call())
+        reason = guilty(self.call())
         line = script_line(frames)
         sys.stderr.write(
             f"autopar: rank {self.rank} waited in {waited}{phase} after call {self.calls}, at "
-            f"{line}, and {told}\n"
+            f"{line}, and {reason}\n"
         )
 
     def _linger(self) -> None:
@@ -226,8 +228,8 @@ class RankRegistry:
             if rank not in self._here and self._store.check([self._keys[rank]], ANSWER_S):
                 self._here.add(rank)
         raw = self._store.multi_get([self._keys[rank] for rank in sorted(self._here)], ANSWER_S)
-        found = {p.rank: p for p in (msgspec.json.decode(r, type=RankLocation) for r in raw)}
-        return [found.get(rank, RankLocation(rank)) for rank in range(self.size)]
+        by_rank = {p.rank: p for p in (msgspec.json.decode(r, type=RankLocation) for r in raw)}
+        return [by_rank.get(rank, RankLocation(rank)) for rank in range(self.size)]
 
     def _post(self, place: RankLocation) -> None:
         self._store.set(self._keys[self.rank], msgspec.json.encode(place).decode(), ANSWER_S)
@@ -258,9 +260,9 @@ def guilty(places: Sequence[RankLocation]) -> str:
         lambda p: not p.waits_in,
         lambda _: True,
     )
-    found = next(found for sign in signs if (found := [p for p in places if sign(p)]))
-    more = f", as are {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(map(str, found[:_SHOWN])) + more
+    suspects = next(filter(None, ([p for p in places if sign(p)] for sign in signs)))
+    more = f", as are {len(suspects) - _SHOWN} more" if len(suspects) > _SHOWN else ""
+    return ", ".join(map(str, suspects[:_SHOWN])) + more
 
 
 def _farewell(rank: int, calls: int, error: BaseException | None) -> RankLocation:

@@ -104,8 +104,8 @@ class Reader:
 
     def _known(self) -> Iterator[tuple[str, Any]]:
         for k, model in enumerate(self.models):
-            found = model()
-            for path, param in found.named_parameters() if found is not None else ():
+            module = model()
+            for path, param in module.named_parameters() if module is not None else ():
                 yield f"{k}.{path}", param
                 if param.grad is not None and not moves.has_stepped:
                     yield f"{_GRAD}{k}.{path}", param.grad
@@ -123,13 +123,13 @@ class Reader:
         yet. AutoparError if it is no more."""
         if name.startswith(_OUTPUT):
             number = int(name.removeprefix(_OUTPUT))
-            found, is_past = self.outputs.get(number), number < self.num_outputs
+            tensor, is_past = self.outputs.get(number), number < self.num_outputs
         else:
-            found = next((x for known, x in self._known() if known == name), None)
+            tensor = next((x for known, x in self._known() if known == name), None)
             is_past = moves.count >= count
-        if found is None and is_past:
+        if tensor is None and is_past:
             raise AutoparError(f"it has no {name} any more{_AT_THE_SAME}")
-        return found
+        return tensor
 
     def whole(self, name: str, tensor: Any) -> Tensor:
         """All of `tensor`, which has this name, on the CPU. AutoparError if another rank's piece is
@@ -143,8 +143,8 @@ class Reader:
             if rank == self.world.rank:
                 out[_place(tensor)] = _shard(tensor).detach().cpu()
             else:
-                place, piece = self._ask(rank, [name, _version(name, tensor)])
-                out[place] = piece
+                place, shard = self._ask(rank, [name, _version(name, tensor)])
+                out[place] = shard
         return out
 
     def _ask(self, rank: int, request: list[Any]) -> tuple[tuple[slice, ...], Tensor]:
@@ -207,19 +207,19 @@ class Reader:
     def _serve(self, peer: Connection) -> None:
         while True:
             try:
-                name, wanted = json.loads(peer.recv_bytes())
+                name, positions = json.loads(peer.recv_bytes())
             except (EOFError, OSError):
                 return
             self._last_s = time.monotonic()
             try:
-                tensor, piece = self._answer(name, wanted)
+                tensor, shard = self._answer(name, positions)
             except Exception as error:
                 peer.send_bytes(json.dumps({"error": str(error)}).encode())
                 continue
             place = [[part.start, part.stop] for part in _place(tensor)]
-            dtype = str(piece.dtype).removeprefix("torch.")
+            dtype = str(shard.dtype).removeprefix("torch.")
             peer.send_bytes(json.dumps({"place": place, "dtype": dtype}).encode())
-            peer.send_bytes(piece.flatten().view(torch.uint8).numpy().tobytes())
+            peer.send_bytes(shard.flatten().view(torch.uint8).numpy().tobytes())
             self._last_s = time.monotonic()
 
     def _answer(self, name: str, positions: list[int]) -> tuple[Any, Tensor]:
@@ -232,9 +232,9 @@ class Reader:
         else:
             raise AutoparError(f"it has not come to where {name} is there{_AT_THE_SAME}")
         if _version(name, tensor) == positions:
-            piece = moves.copy(_shard(tensor).detach())
+            shard = moves.copy(_shard(tensor).detach())
             if _version(name, tensor) == positions:
-                return tensor, piece
+                return tensor, shard
         now, then = (".".join(map(str, each)) for each in (_version(name, tensor), positions))
         raise AutoparError(
             f"it is at change {now} of {name}, where {then} was wanted{_AT_THE_SAME}"

@@ -73,17 +73,17 @@ def of_error(error: BaseException) -> list[tuple[CodeType, int]]:
 def waiting_collective(frames: list[tuple[CodeType, int]], gm: fx.GraphModule | None = None) -> str:
     """Which collective the innermost frames are in: one of the local graph `gm`, with its mesh axis
     and the tensor it is for, or one of torch.distributed; empty if they are in none."""
-    found = ""
+    collective = ""
     for code, line in frames:
         name = code.co_filename
         sends = _SENDS.search(linecache.getline(name, line)) if _is_written(name) else None
         if sends is not None:
             return _described(sends[1], sends[2], gm)
         if not name.startswith(_TORCH):
-            found = ""
-        elif not found and name.startswith(f"{_TORCH}/distributed") and _is_named(code):
-            found = code.co_name
-    return found
+            collective = ""
+        elif not collective and name.startswith(f"{_TORCH}/distributed") and _is_named(code):
+            collective = code.co_name
+    return collective
 
 
 def in_optimizer(frames: list[tuple[CodeType, int]]) -> bool:

@@ -125,21 +125,21 @@ def storage_in_stages(stages: Sequence[Stage]) -> dict[str, tuple[tuple[int, ...
     """Of each parameter the first ranks of the stages that have it, and how they store it.
     PlanError if they do so in several ways, or some on the host and some on the device."""
     ranks: dict[str, set[int]] = {}
-    found: dict[str, ParamChoice] = {}
+    choices: dict[str, ParamChoice] = {}
     for stage in stages:
         for name, param in stage.params.items():
             if param.residency == "external":
                 continue
             ranks.setdefault(name, set()).add(stage.first_rank)
             choice = param.choice
-            known = found.setdefault(name, choice)
+            known = choices.setdefault(name, choice)
             if (known.storage, known.num_on_host) != (choice.storage, choice.num_on_host):
                 raise PlanError(
                     f"parameter {name} is tied across stages, which store it as "
                     f"{_described(known)} and as {_described(choice)}: its copies must be "
                     "stored alike; plan again"
                 )
-    return {name: (tuple(sorted(ranks[name])), each.storage) for name, each in found.items()}
+    return {name: (tuple(sorted(ranks[name])), each.storage) for name, each in choices.items()}
 
 
 def _described(choice: ParamChoice) -> str:
@@ -176,14 +176,14 @@ def _mesh_of_copies(
     extra = next(name for k in range(len(taken) + 1) if (name := COPY_AXIS + "s" * k) not in taken)
     names = (*reversed(mesh.names), extra)
     assert world.pre_step_check is not None
-    made = world.pre_step_check.within(
+    device_mesh = world.pre_step_check.within(
         "the process groups of tied weights",
         DeviceMesh,
         world.device.type,
         ordered,
         mesh_dim_names=names,
     )
-    if is_of(made):
+    if is_of(device_mesh):
         for name in names:
-            limit_waiting(made.get_group(name))
-    return made
+            limit_waiting(device_mesh.get_group(name))
+    return device_mesh

@@ -100,8 +100,8 @@ class World:
         """How many ranks share a node: as learned, if they have met, or as the launcher says; None
         if nothing does. ClusterError if they are no nodes of equal size."""
         group = dist.group.WORLD if dist.is_initialized() else None
-        if group is not None and group in _meetings:
-            return ranks_per_node(_meetings[group].registry.hosts)
+        if group is not None and group in _pre_step_checks:
+            return ranks_per_node(_pre_step_checks[group].registry.hosts)
         return local_size_from(os.environ, self.size) if self.size > 1 else 1
 
     def check_nodes(self, cluster: Cluster) -> None:
@@ -162,7 +162,7 @@ def join(model_device: torch.device, kind: str | None = None) -> World:
 
 
 _SERIAL = itertools.count()
-_meetings: WeakKeyDictionary[dist.ProcessGroup, PreStepCheck] = WeakKeyDictionary()
+_pre_step_checks: WeakKeyDictionary[dist.ProcessGroup, PreStepCheck] = WeakKeyDictionary()
 """By the default process group that they were made for."""
 
 
@@ -170,9 +170,9 @@ def _pre_step_check(world: World) -> PreStepCheck:
     """That of the default process group. A collective call."""
     group = dist.group.WORLD
     assert group is not None
-    if group not in _meetings:
-        _meetings[group] = _first_pre_step_check(world.rank, world.size, world.device)
-    return _meetings[group]
+    if group not in _pre_step_checks:
+        _pre_step_checks[group] = _first_pre_step_check(world.rank, world.size, world.device)
+    return _pre_step_checks[group]
 
 
 def _first_pre_step_check(rank: int, size: int, device: torch.device) -> PreStepCheck:
@@ -180,28 +180,28 @@ def _first_pre_step_check(rank: int, size: int, device: torch.device) -> PreStep
     timeout_s = timeout_of_world().total_seconds()
     keeper = keeper_of(default_store())
     name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/start{next(_SERIAL)}"
-    roll: RankRegistry | None = None
+    registry: RankRegistry | None = None
     awaited = "the Store"
     try:
         # Of a Store that is gone this is told at once; connections are tried until time is up.
         BoundedStore(default_store(), timeout_s).check([name])
         # Connections of their own, since a wait over one holds up all who use it.
-        store, rolled = (in_time(timeout_s + SLACK_S, awaited, store_of_its_own) for _ in range(2))
+        store, second = (in_time(timeout_s + SLACK_S, awaited, store_of_its_own) for _ in range(2))
         bounded = BoundedStore(store, timeout_s)
-        rolls = BoundedStore(PrefixStore(f"autopar/roll/{name}", rolled), timeout_s)
-        roll = RankRegistry(rolls, rank, size, keeper=keeper)
-        agreement = Agreement(bounded, roll, name=name)
+        registry_store = BoundedStore(PrefixStore(f"autopar/roll/{name}", second), timeout_s)
+        registry = RankRegistry(registry_store, rank, size, keeper=keeper)
+        agreement = Agreement(bounded, registry, name=name)
         agreement.agree("the first compiled model", {})
-        hosts = agreement.share("hosts", lambda: msgspec.json.encode(roll.all_hosts()))
-        roll.hosts = msgspec.json.decode(hosts, type=list[RankHost])
+        hosts = agreement.share("hosts", lambda: msgspec.json.encode(registry.all_hosts()))
+        registry.hosts = msgspec.json.decode(hosts, type=list[RankHost])
         awaited = "a process group of all ranks"
         group = in_time(timeout_s + SLACK_S, awaited, gloo_of_world)
         in_time(timeout_s + SLACK_S, awaited, make_own_group)
     except RuntimeError as error:
         keeper_silent = [RankLocation(0, who=keeper.name or "the Store")]
-        told = guilty(keeper_silent if roll is None else roll.call())
-        raise RankError(f"rank {rank} waited for {awaited}, and {told}") from error
-    return PreStepCheck(group, bounded, roll, device, name)
+        reason = guilty(keeper_silent if registry is None else registry.call())
+        raise RankError(f"rank {rank} waited for {awaited}, and {reason}") from error
+    return PreStepCheck(group, bounded, registry, device, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def _together(gradients: Sequence[Tensor | None]) -> Tensor | None:
     first = there[0]
     if not isinstance(first, DTensor):
         return as_batch(torch.stack(there))
-    pieces = torch.stack([shard_of(x) for x in there if isinstance(x, DTensor)])
+    shards = torch.stack([shard_of(x) for x in there if isinstance(x, DTensor)])
     like = torch.empty((len(there), *first.shape), dtype=first.dtype, device="meta")
     places = [Shard(p.dim + 1) if isinstance(p, Shard) else p for p in first.placements]
-    return as_batch(dtensor_of(pieces, like, first.device_mesh, places))
+    return as_batch(dtensor_of(shards, like, first.device_mesh, places))

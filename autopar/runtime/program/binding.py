@@ -49,13 +49,13 @@ def runnable(
     """The graphs of a program that is bound, as `backend` runs them; `where` says of which part of
     the model they are. With a `pre_step_check`, an error of a collective says which it was and
     where the other ranks are."""
-    found = program.graphs
+    modules = program.graphs
     # Forward gets nothing from the host but parameters that live there.
-    has_hosted = any(node.target is RELOAD for node in program.forward.graph.nodes)
+    reads_host = any(node.target is RELOAD for node in program.forward.graph.nodes)
 
-    def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
+    def make(phase: str, gm: fx.GraphModule) -> LocalGraph:
         graph = prepare(gm, backend)
-        if has_hosted:
+        if reads_host:
             graph = _waiting(graph, meter.device)
         return (
             graph
@@ -64,8 +64,8 @@ def runnable(
         )
 
     if backend == "eager":
-        meter.count_waits(*found.values())
-    return {at: made(at[1], gm) for at, gm in found.items()}
+        meter.count_waits(*modules.values())
+    return {at: make(at[1], gm) for at, gm in modules.items()}
 
 
 def make_step(program: Program, graphs: Graphs, meter: Meter, **shown: Any) -> Step:
@@ -100,9 +100,9 @@ def _waiting(graph: LocalGraph, device: torch.device) -> LocalGraph:
     """`graph`, at whose end parameters that it copied from the host may change there."""
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        found = graph(inputs)
+        outputs = graph(inputs)
         wait_for_loads(device)
-        return found
+        return outputs
 
     return run
 
@@ -128,7 +128,7 @@ def detached_places(
     """
     if groups is None:
         return {}
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for node in graph.with_role(Role.DETACHED):
         if int(node.target) not in program.detached_shardings:
             continue
@@ -143,8 +143,10 @@ def detached_places(
             place = Place(groups.others, dtensor_placements(sharding))
         else:
             raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
-        found[f"detached:{node.target}"] = place._replace(shape=tensor.shape) if of_stage else place
-    return found
+        places[f"detached:{node.target}"] = (
+            place._replace(shape=tensor.shape) if of_stage else place
+        )
+    return places
 
 
 def _cut_order(
@@ -172,14 +174,14 @@ def row_results(graph: Graph) -> dict[str, RowResult]:
     for node in graph.with_role(Role.INPUT):
         if node.input_sharding and node.outputs[0].parts[0]:
             sources.setdefault(node.outputs[0].parts[0][0], int(node.target))
-    found: dict[str, RowResult] = {}
+    by_name: dict[str, RowResult] = {}
     for role in (Role.VALUE, Role.DETACHED):
         for node in graph.with_role(role):
             for dim, parts in enumerate(graph.type_of(node.inputs[0]).parts):
                 if parts and parts[0] in sources:
-                    found[f"{role.value}:{node.target}"] = RowResult(dim, sources[parts[0]])
+                    by_name[f"{role.value}:{node.target}"] = RowResult(dim, sources[parts[0]])
                     break
-    return found
+    return by_name
 
 
 def sequence_results(graph: Graph) -> dict[str, tuple[int, ...]]:

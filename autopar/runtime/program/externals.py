@@ -91,9 +91,9 @@ class Substitutes(TorchFunctionMode):
             return kind(map(self._other, x))
         if not isinstance(x, Tensor):
             return x
-        found = self._others.get(id(x))
-        if found is not None:
-            return found
+        other = self._others.get(id(x))
+        if other is not None:
+            return other
         if self._met is not None and kind in _KINDS and x.requires_grad and not is_transformed(x):
             self._met(x)
         return x

@@ -186,14 +186,14 @@ class Step:
         """Which of `params` that are DTensors are saved as this rank has them. Ops on a DTensor
         count in its own version, and not in that of the piece: that is to be watched."""
         if self._saved_params is None:
-            kept = {_memory(tensor) for tensor in saved} - {0}
-            found = [
+            addresses = {_memory(tensor) for tensor in saved} - {0}
+            positions = [
                 k
                 for k, leaf in enumerate(leaves)
-                if isinstance(leaf, DTensor) and _memory(shard_of(leaf)) in kept
+                if isinstance(leaf, DTensor) and _memory(shard_of(leaf)) in addresses
             ]
             # A frozen dataclass, in which this is remembered: each call saves the same.
-            object.__setattr__(self, "_saved_params", tuple(found))
+            object.__setattr__(self, "_saved_params", tuple(positions))
         assert self._saved_params is not None
         return self._saved_params
 
@@ -293,8 +293,8 @@ class _Differentiable(torch.autograd.Function):
             assert ctx.past is not None
             _save(ctx, *ctx.past.rerun(cut))
         several = any(map(is_batched, given.values()))
-        found = one_by_one(_repeatable_gradients(ctx), given) if several else _gradients(ctx, given)
-        return (None, None, None, None, *found)
+        grads = one_by_one(_repeatable_gradients(ctx), given) if several else _gradients(ctx, given)
+        return (None, None, None, None, *grads)
 
 
 def _repeatable_gradients(ctx: _Context) -> Callable[[Mapping[str, Tensor]], list[Tensor | None]]:

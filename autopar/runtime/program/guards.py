@@ -162,8 +162,8 @@ class _Looking(Freezer):
             self.container(entries, list(entries.items()))
             return tuple((key, self._state(entries, key)) for key in entries)
         if name in table:
-            found = table[name]
-            is_input = is_state(found) or is_external(found)
+            value = table[name]
+            is_input = is_state(value) or is_external(value)
             return self._state(table, name) if is_input else self._entry(table, name, label)
         for inner in TABLES:
             if name in table[inner]:

@@ -96,9 +96,9 @@ class LeftTensor(Tensor):
 
     @staticmethod
     def __new__(cls, what: str) -> LeftTensor:
-        made: LeftTensor = torch.empty(0, device="meta").as_subclass(cls)
-        made.what = what
-        return made
+        tensor: LeftTensor = torch.empty(0, device="meta").as_subclass(cls)
+        tensor.what = what
+        return tensor
 
     def __init__(self, what: str) -> None:
         """All is done where it is made."""
@@ -113,8 +113,8 @@ class LeftTensor(Tensor):
     ) -> Any:
         given = [*args, *(kwargs or {}).values()]
         flat = [y for x in given for y in (x if isinstance(x, (list, tuple)) else (x,))]
-        found = next((x for x in flat if isinstance(x, LeftTensor)), None)
-        what = vars(found)["what"] if found is not None else "this"
+        left = next((x for x in flat if isinstance(x, LeftTensor)), None)
+        what = vars(left)["what"] if left is not None else "this"
         raise AutoparError(_LEFT.format(what=what))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:

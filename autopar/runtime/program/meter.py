@@ -94,9 +94,9 @@ class Meter:
 
         def run(inputs: list[Any]) -> Sequence[Any]:
             start, before_ns = self._mark(), _waits.whole_ns
-            found = graph(inputs)
+            outputs = graph(inputs)
             self._note(phase, _Pass(start, self._mark(), _waits.whole_ns - before_ns))
-            return found
+            return outputs
 
         return run
 

@@ -99,8 +99,8 @@ class MicrobatchRun:
         self.given = {**given, **(tangents or {})}
         self.has_backward = program.backward is not None and tangents is not None
         needed = [s for s in program.sums if tangents is not None or s.phase == "forward"]
-        self.sums = {found.name: values.zeros(found) for found in needed}
-        self.collected = {found.name for found in needed if found.is_collected}
+        self.sums = {total.name: values.zeros(total) for total in needed}
+        self.collected = {total.name for total in needed if total.is_collected}
         self.results: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
         self.saved: dict[int, dict[str, Any]] = {}
@@ -148,10 +148,10 @@ class MicrobatchRun:
         taken = [self._take(name, received, saved) for name in names]
         received.clear()
         with self.around(is_last):
-            found = self.graphs[is_last, phase](taken)
+            computed = self.graphs[is_last, phase](taken)
         sent: dict[str, Any] = {}
         places = {"saved": saved, "sum": self.sums, "grad": self.gradients, "sent": sent}
-        for name, value in zip(outputs, found, strict=True):
+        for name, value in zip(outputs, computed, strict=True):
             if name in self.collected:
                 self.values.put(self.sums[name], microbatch, value)
             else:
@@ -200,7 +200,7 @@ class MicrobatchNames:
     def of(program: Program) -> MicrobatchNames:
         """Those of a program in microbatches."""
         names = (name for part in program.parts for name in part.forward_inputs)
-        own = {MICROBATCH_INPUT, *(found.name for found in program.sums)}
+        own = {MICROBATCH_INPUT, *(total.name for total in program.sums)}
         return MicrobatchNames(
             tuple(name for name in dict.fromkeys(names) if name not in own),
             tuple(n for n in program.forward_outputs if not n.startswith("saved:")),
@@ -274,8 +274,8 @@ class MicrobatchedStep:
         self._next = tuple(tangent.detach().clone() for tangent in given)
         random = DefaultRandom(self.device)
         with random.replayed(state) if self.names.draws else nullcontext():
-            _, found = self._run(values, self._next)
-        return [found[name] for name in self.names.gradients]
+            _, gradients = self._run(values, self._next)
+        return [gradients[name] for name in self.names.gradients]
 
     def _first(self) -> tuple[Tensor, ...]:
         """One for the first loss, zero for others, which are mostly looked at alone."""
@@ -298,12 +298,12 @@ def _scaled(grads: list[Tensor], given: Tensor) -> list[Tensor]:
     """Gradients of a loss whose own is `given`, from those of one whose own is 1."""
     if not keeps_graph() and given.device.type == "cpu" and given.item() == 1:
         return grads
-    found = list[Tensor]()
+    scaled = list[Tensor]()
     factors = {device: given.to(device) for device in {grad.device for grad in grads}}
     for k, grad in enumerate(grads):
-        found.append(grad * factors[grad.device])
-        grads[k] = found[k]
-    return found
+        scaled.append(grad * factors[grad.device])
+        grads[k] = scaled[k]
+    return scaled
 
 
 def replaying(random: DefaultRandom) -> Around:

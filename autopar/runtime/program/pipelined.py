@@ -158,24 +158,24 @@ class _Pass:
         once graphs are compiled and if it can come by then: on a GPU it is a kernel that waits on
         the device, and whoever waits for all of the device, as a compiler does that tries kernels,
         waits for it."""
-        line = self.schedule
-        is_first = tuple(kinds) not in line.done
+        schedule = self.schedule
+        is_first = tuple(kinds) not in schedule.done
         self.draws = Pass.FORWARD in kinds
-        exchanges = line.exchanges(kinds)
-        mail = StageMessages(exchanges, line.channels, line.device, self._awaiting)
+        exchanges = schedule.exchanges(kinds)
+        messages = StageMessages(exchanges, schedule.channels, schedule.device, self._awaiting)
         own = exchanges.own
         try:
             for place, action in enumerate(own):
-                mail.expect(action)
+                messages.expect(action)
                 for later in own[place + 1 : place + 2]:
                     if not is_first and later not in exchanges.answers:
-                        mail.expect(later)
-                self._act(mail, action)
-            mail.finish()
-            line.done.add(tuple(kinds))
+                        messages.expect(later)
+                self._act(messages, action)
+            messages.finish()
+            schedule.done.add(tuple(kinds))
         except BaseException:
-            if line.channels is not None:
-                line.channels.break_off()
+            if schedule.channels is not None:
+                schedule.channels.break_off()
             raise
 
     def _act(self, messages: StageMessages, action: Action) -> None:
@@ -193,13 +193,13 @@ class _Pass:
         does = {Pass.FORWARD: run.forward, Pass.BACKWARD: run.backward}[kind]
         sent = does(microbatch, named) if kind is Pass.FORWARD or run.has_backward else {}
         links = (send_plan.link for send_plan in messages.exchanges.sends[action])
-        pieces = {
+        shards = {
             link: self.states[link.target].to(self.schedule.device)
             if link.name == RANDOM
             else sent[f"sent:{link.target}:{link.name}"]
             for link in links
         }
-        messages.give(action, pieces)
+        messages.give(action, shards)
 
     def _around(self, stage: int) -> Around:
         """What is around the graphs of a stage: each turn draws what the whole batch would, from
@@ -237,35 +237,35 @@ class _Pass:
     def results(self) -> dict[str, Any]:
         """Those of all stages, and random numbers go on from where the last of them is. A
         collective call."""
-        made = {name: x for run in self.runs.values() for name, x in run.results.items()}
+        own = {name: x for run in self.runs.values() for name, x in run.results.items()}
         with self._sharing():
-            found = {each.name: self._shared(each, made.get(each.name))
+            shared = {each.name: self._shared(each, own.get(each.name))
                      for each in self.schedule.results}  # fmt: skip
             if self.schedule.random is not None:
                 state = self.states.get(-1, self.random.now()).to(self.schedule.device)
                 self._broadcast(state, self.schedule.random.source)
                 self.random.go_on_from(state.cpu())
-        return found
+        return shared
 
     def gradients(self) -> dict[str, Any]:
         """Those of this rank's parameters. A collective call."""
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         for run in self.runs.values():
             for name, gradient in run.gradients.items():
-                found[name] = found[name] + gradient if name in found else gradient
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
         with self._sharing():
             for each in self.schedule.gradients:
                 copied = self.schedule.copies.get(each.name)
                 if copied is not None:
                     zeros = torch.zeros(copied.shape, dtype=each.dtype, device=each.device)
-                    own = found.setdefault(each.name, zeros) if copied.counts else zeros
-                    found[each.name] = own
+                    own = gradients.setdefault(each.name, zeros) if copied.counts else zeros
+                    gradients[each.name] = own
                     # A parameter may live on the host.
                     on_device = own.to(self.schedule.device)
                     dist.all_reduce(on_device, group=copied.group)
                     own.copy_(on_device)
         return {
-            each.name: found[each.name] if each.name in found else each.empty()
+            each.name: gradients[each.name] if each.name in gradients else each.empty()
             for each in self.schedule.gradients
         }
 
@@ -312,9 +312,9 @@ def run_rank_schedule(
     schedule: RankSchedule, given: Mapping[str, Any], tangents: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(results, gradients) of a step in microbatches."""
-    found = _Pass(schedule, given, tangents)
-    found.do([Pass.FORWARD] if tangents is None else list(Pass))
-    return found.results(), {} if tangents is None else found.gradients()
+    step_pass = _Pass(schedule, given, tangents)
+    step_pass.do([Pass.FORWARD] if tangents is None else list(Pass))
+    return step_pass.results(), {} if tangents is None else step_pass.gradients()
 
 
 class _Once:
@@ -342,10 +342,10 @@ class _Once:
         given = dict(zip(self.schedule.inputs, inputs, strict=True))
         inputs.clear()
         # Backward has gradients of its own: these say that there is to be one.
-        found = _Pass(self.schedule, given, {})
-        found.do([Pass.FORWARD])
-        results = found.results()
-        saved = [found.runs[stage].saved[0][name] for stage, name in self._saved]
+        step_pass = _Pass(self.schedule, given, {})
+        step_pass.do([Pass.FORWARD])
+        results = step_pass.results()
+        saved = [step_pass.runs[stage].saved[0][name] for stage, name in self._saved]
         return [*(results[each.name] for each in self.schedule.results), *saved]
 
     def backward(self, inputs: list[Any]) -> list[Tensor]:
@@ -354,12 +354,12 @@ class _Once:
         saved, given = inputs[:num], inputs[num:]
         inputs.clear()
         tangents = dict(zip(self.schedule.tangent_dtypes, given, strict=True))
-        found = _Pass(self.schedule, {}, tangents)
-        for run in found.runs.values():
+        step_pass = _Pass(self.schedule, {}, tangents)
+        for run in step_pass.runs.values():
             run.saved[0] = {}
         for (stage, name), value in zip(self._saved, saved, strict=True):
-            found.runs[stage].saved[0][name] = value
+            step_pass.runs[stage].saved[0][name] = value
         saved.clear()
-        found.do([Pass.BACKWARD, Pass.WEIGHTS])
-        gradients = found.gradients()
+        step_pass.do([Pass.BACKWARD, Pass.WEIGHTS])
+        gradients = step_pass.gradients()
         return [gradients[each.name] for each in self.schedule.gradients]

@@ -70,8 +70,8 @@ class ReadsWhole:
         return self.full_tensor().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        found = memo[id(self)] = self.full_tensor().__deepcopy__(memo)
-        return found
+        copy = memo[id(self)] = self.full_tensor().__deepcopy__(memo)
+        return copy
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return storage_of_shard(self.shard, in_shards=self.in_shards)

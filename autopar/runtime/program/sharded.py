@@ -106,19 +106,19 @@ class ShardedOutput(ReadsWhole, Tensor):
         leaves = flatten((args, given))[0]
         reads = not (func._schema.is_mutable or draws_numbers(func))
         if reads and needs_no_other(func, args, leaves):
-            made = _on_shards(func, args, given)
-            if made is not NotImplemented and (not is_view(func) or _shares(made, args[0])):
-                note(made, func, args, given, view=is_view(func))
-                return made
+            result = _on_shards(func, args, given)
+            if result is not NotImplemented and (not is_view(func) or _shares(result, args[0])):
+                note(result, func, args, given, view=is_view(func))
+                return result
         with jointly(func, leaves, reads=reads or not changes_shards(func, args, given)) as joint:
             if joint:
-                made = _done_together(func, args, given)
+                result = _done_together(func, args, given)
             elif is_view(func):
-                made = view_of_whole(func, args, given)  # of which no change may be lost
+                result = view_of_whole(func, args, given)  # of which no change may be lost
             else:
                 return func(*map_tensors(whole_alone, args), **map_tensors(whole_alone, given))
-        note(made, func, args, given, view=is_view(func))
-        return made
+        note(result, func, args, given, view=is_view(func))
+        return result
 
     @property
     def in_shards(self) -> bool:
@@ -158,9 +158,9 @@ class ShardedOutput(ReadsWhole, Tensor):
         whole = whole if isinstance(value, ShardedOutput | DTensor) else of_rank_0(whole)
         mesh = self.place.mesh
         # Memory of its own, as in eager: what shared that of before keeps its values.
-        piece = whole if mesh is None else cut_shard(whole, mesh, self.placements)
+        shard = whole if mesh is None else cut_shard(whole, mesh, self.placements)
         self.shard, self.view_of = (
-            _physical(piece).clone(memory_format=torch.contiguous_format),
+            _physical(shard).clone(memory_format=torch.contiguous_format),
             None,
         )
 
@@ -192,9 +192,9 @@ def output(shard: Tensor, place: Place | None) -> Tensor:
     for size, placement in zip(place.mesh.shape, place.placements, strict=True):
         if isinstance(placement, Shard) and place.shape is None:
             shape[placement.dim] *= size
-    made = ShardedOutput(shard, place, torch.empty(shape, dtype=shard.dtype, device="meta"))
-    know_output(made)
-    return made
+    sharded = ShardedOutput(shard, place, torch.empty(shape, dtype=shard.dtype, device="meta"))
+    know_output(sharded)
+    return sharded
 
 
 def whole_of(tensor: Tensor) -> Tensor:
@@ -221,11 +221,11 @@ def _done_together(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return _written(func, args, kwargs)
     if is_view(func):
         return _view(func, args, kwargs)
-    found = _on_shards(func, args, kwargs)
-    if found is not NotImplemented:
-        return found
-    made = func(*map_tensors(whole_of, args), **map_tensors(whole_of, kwargs))
-    return map_tensors(of_rank_0, made) if draws_numbers(func) else made
+    result = _on_shards(func, args, kwargs)
+    if result is not NotImplemented:
+        return result
+    result = func(*map_tensors(whole_of, args), **map_tensors(whole_of, kwargs))
+    return map_tensors(of_rank_0, result) if draws_numbers(func) else result
 
 
 def _root(x: Tensor) -> ShardedOutput | DTensor:
@@ -310,22 +310,22 @@ def _view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A view of shards, or else one of a copy that is whole."""
     source = args[0]
     if func in VIEWS and isinstance(source, ShardedOutput) and not takes_a_part(func, args):
-        found = _on_shards(func, args, kwargs)
-        if _shares(found, source):
-            return found
+        view = _on_shards(func, args, kwargs)
+        if _shares(view, source):
+            return view
     return view_of_whole(func, args, kwargs)
 
 
 def view_of_whole(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A view of a whole copy of its first argument, a ShardedOutput or a DTensor, where what is
     written to the view is to be found as well. A collective call."""
-    made = func(whole_of(args[0]), *args[1:], **kwargs)
+    view = func(whole_of(args[0]), *args[1:], **kwargs)
     shape = args[0].shape
-    if isinstance(made, Tensor):
-        return ShardedOutput(made, NOWHERE, made, Copied(func, args, kwargs, None, shape))
+    if isinstance(view, Tensor):
+        return ShardedOutput(view, NOWHERE, view, Copied(func, args, kwargs, None, shape))
     return [
         ShardedOutput(x, NOWHERE, x, Copied(func, args, kwargs, index, shape))
-        for index, x in enumerate(made)
+        for index, x in enumerate(view)
     ]
 
 
@@ -334,8 +334,8 @@ def _become(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     x, *rest = args
     before = ShardedOutput(x.shard, x.place, torch.empty_like(x, device="meta"), x.view_of)
     before.writes, before.seen = x.writes, x.seen
-    made = _view(as_view(func), (before, *rest), kwargs)
-    x.shard, x.place, x.view_of, x.seen = made.shard, made.place, made.view_of, made.seen
+    view = _view(as_view(func), (before, *rest), kwargs)
+    x.shard, x.place, x.view_of, x.seen = view.shard, view.place, view.view_of, view.seen
     reshape_wrapper(func, args, kwargs)
     return x
 
@@ -386,7 +386,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _keep(x: ShardedOutput | DTensor, whole: Tensor) -> None:
     if whole.shape != x.shape:
         raise AutoparError(RESIZED.format(now=tuple(whole.shape), was=tuple(x.shape)))
-    mesh, piece = x.device_mesh, shard_of(x) if isinstance(x, DTensor) else x.shard
+    mesh, shard = x.device_mesh, shard_of(x) if isinstance(x, DTensor) else x.shard
     if isinstance(x, ShardedOutput):
         x.writes += 1
-    piece.copy_(whole if mesh is None else cut_shard(whole, mesh, x.placements))
+    shard.copy_(whole if mesh is None else cut_shard(whole, mesh, x.placements))

@@ -65,8 +65,8 @@ class Copied(NamedTuple):
         """The view of another one."""
         if source.shape != self.shape:
             raise AutoparError(RESHAPED.format(op=self.func, was=tuple(self.shape)))
-        made = self.func(source, *self.args[1:], **self.kwargs)
-        return made if self.index is None else made[self.index]
+        result = self.func(source, *self.args[1:], **self.kwargs)
+        return result if self.index is None else result[self.index]
 
 
 RESIZED = (

@@ -192,20 +192,20 @@ class StageMessages:
 
     def take(self, action: Action) -> dict[str, Tensor]:
         """What an action needs of other stages, which is expected, by name, once it has come."""
-        found: dict[str, Tensor] = {}
+        received: dict[str, Tensor] = {}
         for send_plan in self.exchanges.reads[action]:
-            piece: Tensor | None = None
+            shard: Tensor | None = None
             for leg in send_plan.legs:
                 part = self._received(send_plan, leg, action.microbatch)
                 if send_plan.is_all(leg):
-                    piece = part.reshape(send_plan.shape)
+                    shard = part.reshape(send_plan.shape)
                     break
-                if piece is None:
-                    piece = torch.empty(send_plan.shape, dtype=send_plan.dtype, device=self.device)
-                piece.view(send_plan.split)[leg.slices] = part
-            assert piece is not None
-            found[send_plan.link.name] = piece
-        return found
+                if shard is None:
+                    shard = torch.empty(send_plan.shape, dtype=send_plan.dtype, device=self.device)
+                shard.view(send_plan.split)[leg.slices] = part
+            assert shard is not None
+            received[send_plan.link.name] = shard
+        return received
 
     def _received(self, send_plan: SendPlan, leg: PeerPart, microbatch: int) -> Tensor:
         link, exchanges = send_plan.link, self.exchanges

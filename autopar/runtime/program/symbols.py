@@ -85,8 +85,8 @@ def attention_shard_backward(index: Mapping[str, int], *args: Any) -> Resolved:
 @_symbol
 def own_rows(index: Mapping[str, int], dim: int, size: int, cuts: Cuts) -> Resolved:
     """The rows of this rank along `dim` of `x`, which has those left by all `cuts` but the last."""
-    axis, ways = cuts[-1]
-    start, length = held(_length(index, size, cuts[:-1]), [(ways, index[axis])])
+    axis, num_parts = cuts[-1]
+    start, length = held(_length(index, size, cuts[:-1]), [(num_parts, index[axis])])
     return aten.slice.Tensor, (dim, start, start + length)
 
 
@@ -107,8 +107,8 @@ def padded_shard(index: Mapping[str, int], num_dims: int, size: int, cuts: Cuts)
 def padded_whole(index: Mapping[str, int], num_dims: int, size: int, cuts: Cuts) -> Resolved:
     """`x`, of `num_dims` dims, which along dim 0 has the rows left by all `cuts` but the last, with
     zeros behind them: the last one cuts it in pieces as long as those of `padded_shard`."""
-    have, (_, ways) = _length(index, size, cuts[:-1]), cuts[-1]
-    return _padded(num_dims, have, ways * _chunk(index, size, cuts))
+    have, (_, num_parts) = _length(index, size, cuts[:-1]), cuts[-1]
+    return _padded(num_dims, have, num_parts * _chunk(index, size, cuts))
 
 
 SYMBOLS = frozenset(_ON_A_RANK)
@@ -124,8 +124,8 @@ def _start(index: Mapping[str, int], shard: CutShard) -> int:
     """Where a piece begins."""
     length, cuts, back = shard
     at, count = 0, 1
-    for axis, ways in cuts:
-        at, count = at * ways + index[axis], count * ways
+    for axis, num_parts in cuts:
+        at, count = at * num_parts + index[axis], count * num_parts
     return (at - back) % count * length
 
 
@@ -142,7 +142,7 @@ def _padded(num_dims: int, have: int, want: int) -> Resolved:
 
 def _length(index: Mapping[str, int], size: int, cuts: Cuts) -> int:
     """Rows of this rank after `cuts`."""
-    return held(size, [(ways, index[axis]) for axis, ways in cuts])[1]
+    return held(size, [(num_parts, index[axis]) for axis, num_parts in cuts])[1]
 
 
 def _chunk(index: Mapping[str, int], size: int, cuts: Cuts) -> int:

@@ -67,9 +67,9 @@ def differences(
     here, there = simulated.named(), eager.named()
     gradients = {_gradient(name) for step in (simulated, eager) for name in step.gradients}
     compared: list[Unequal] = []
-    kept = {name for name in eager.states() if name.partition(" ")[2] not in eager.changed}
+    unchanged = {name for name in eager.states() if name.partition(" ")[2] not in eager.changed}
     for name in dict.fromkeys([*there, *here]):
-        if name in kept and name not in here:
+        if name in unchanged and name not in here:
             continue
         floor = NEGLIGIBLE * largest if name in gradients else 0.0
         floor = max(floor, (noise or {}).get(name, 0.0) * ROUNDED / EXACT_TOLERANCE)
@@ -85,8 +85,8 @@ def differences(
 def tensor_distances(a: SimulatedStep, b: SimulatedStep) -> dict[str, float]:
     """The largest difference of the elements of each tensor that both have; 0 if not finite."""
     here, there = a.named(), b.named()
-    found = {name: _distance(here[name], there[name]) for name in here if name in there}
-    return {name: distance if isfinite(distance) else 0.0 for name, distance in found.items()}
+    distances = {name: _distance(here[name], there[name]) for name in here if name in there}
+    return {name: distance if isfinite(distance) else 0.0 for name, distance in distances.items()}
 
 
 def with_exact(measured: tuple[Unequal, ...], exact: tuple[Unequal, ...]) -> tuple[Unequal, ...]:

@@ -107,14 +107,14 @@ def whole_tensors(
 def tangents(graph: Graph, seed: int, device: torch.device | None) -> dict[int, Tensor]:
     """What is to be differentiated: losses as they are, other outputs in a random direction."""
     generator = torch.Generator().manual_seed(seed)
-    found: dict[int, Tensor] = {}
+    directions: dict[int, Tensor] = {}
     for node in graph.with_role(Role.LOSS, Role.VALUE):
         kind = graph.type_of(node.inputs[0])
         direction = torch.ones(kind.shape, dtype=torch.float64)
         if node.role is Role.VALUE:
             direction = torch.randn(kind.shape, generator=generator, dtype=torch.float64)
-        found[int(node.target)] = direction.to(device, getattr(torch, kind.dtype))
-    return found
+        directions[int(node.target)] = direction.to(device, getattr(torch, kind.dtype))
+    return directions
 
 
 @contextmanager

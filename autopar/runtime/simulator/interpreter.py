@@ -146,12 +146,12 @@ def _reduce_scatter(shards: list[Tensor]) -> list[Tensor]:
 
 
 def _all_to_all(shards: list[Tensor]) -> list[Tensor]:
-    sent = [piece.chunk(len(shards)) for piece in shards]
+    sent = [shard.chunk(len(shards)) for shard in shards]
     return [torch.cat([chunks[k] for chunks in sent]) for k in range(len(shards))]
 
 
 def _permute(shards: list[Tensor]) -> list[Tensor]:
-    return [piece.clone() for piece in (shards[-1], *shards[:-1])]
+    return [shard.clone() for shard in (shards[-1], *shards[:-1])]
 
 
 _COLLECTIVES: Mapping[Any, Callable[[list[Tensor]], list[Tensor]]] = {

@@ -36,11 +36,11 @@ def shard(
         return tensor
     split, place = _place(kind, atoms, sharding, mesh, coordinate)
     shape = tuple(map(prod, local_part_sizes(kind, atoms, sharding, mesh.sizes)))
-    piece = tensor.reshape(split)[_slices(place)].reshape(shape)
+    local = tensor.reshape(split)[_slices(place)].reshape(shape)
     dim = chunked_dim(sharding)
     if dim is not None:
-        piece = piece.narrow(dim, *_rows(shape[dim], sharding, mesh, coordinate))
-    return piece.clone(memory_format=torch.contiguous_format)
+        local = local.narrow(dim, *_rows(shape[dim], sharding, mesh, coordinate))
+    return local.clone(memory_format=torch.contiguous_format)
 
 
 def unshard(
@@ -58,7 +58,7 @@ def unshard(
     VerificationError if ranks that hold the same piece differ by more than `tolerance`, relative to
     the largest magnitude in it; `name` says what then.
     """
-    held = {mesh.coordinate(rank): piece for rank, piece in enumerate(shards)}
+    held = {mesh.coordinate(rank): local for rank, local in enumerate(shards)}
     for axis, placement in enumerate(sharding):
         if placement.kind == "P":
             size = mesh.sizes[axis]
@@ -72,18 +72,18 @@ def unshard(
     expected = tuple(map(prod, sizes))
     split: tuple[int, ...] = ()
     first: dict[_Place, Tensor] = {}
-    for coordinate, piece in held.items():
+    for coordinate, local in held.items():
         split, place = _place(kind, atoms, summed, mesh, coordinate)
-        if tuple(piece.shape) != expected:
+        if tuple(local.shape) != expected:
             raise VerificationError(
-                f"{name} has shape {tuple(piece.shape)} at {coordinate}, not {expected}"
+                f"{name} has shape {tuple(local.shape)} at {coordinate}, not {expected}"
             )
-        seen = first.setdefault(place, piece)
-        if seen is not piece and not _equal(seen, piece, tolerance):
+        seen = first.setdefault(place, local)
+        if seen is not local and not _equal(seen, local, tolerance):
             raise VerificationError(f"{name}, in {sharding}, differs between ranks: {coordinate}")
     result = shards[0].new_empty(split)
-    for place, piece in first.items():
-        result[_slices(place)] = piece.reshape([size for parts in sizes for size in parts])
+    for place, local in first.items():
+        result[_slices(place)] = local.reshape([size for parts in sizes for size in parts])
     return result.reshape(kind.shape)
 
 
@@ -101,23 +101,23 @@ def _join(
     name: str,
 ) -> dict[tuple[int, ...], Tensor]:
     """Every rank with the chunks of all put together."""
-    found, dim = dict(shards), chunked_dim(sharding)
+    joined, dim = dict(shards), chunked_dim(sharding)
     if dim is None:
-        return found
+        return joined
     shape = list(local_shape(kind, atoms, without_chunks(sharding), mesh.sizes))
     size = shape[dim]
-    for coordinate, piece in found.items():
+    for coordinate, local in joined.items():
         shape[dim] = _rows(size, sharding, mesh, coordinate)[1]
-        if list(piece.shape) != shape:
+        if list(local.shape) != shape:
             raise VerificationError(
-                f"{name} has shape {tuple(piece.shape)} at {coordinate}, not {tuple(shape)}"
+                f"{name} has shape {tuple(local.shape)} at {coordinate}, not {tuple(shape)}"
             )
     for axis in reversed(chunked_axes(sharding)):
-        found = {
-            at: torch.cat([found[peer] for peer in _peers(at, axis, mesh.sizes[axis])], dim)
-            for at in found
+        joined = {
+            at: torch.cat([joined[peer] for peer in _peers(at, axis, mesh.sizes[axis])], dim)
+            for at in joined
         }
-    return found
+    return joined
 
 
 _Place = tuple[tuple[int, int], ...]

@@ -58,9 +58,9 @@ def train_step(
     if program.microbatches > 1:
         random = DefaultRandom(torch.device("cpu"))
         around = replaying(random) if draws(program.forward) else at_once
-        found = rank_run(program, step, tensors, tangents or {}, around)
-        run_microbatches(found)
-        return step.joined(found)
+        step_run = rank_run(program, step, tensors, tangents or {}, around)
+        run_microbatches(step_run)
+        return step.joined(step_run)
     with torch.no_grad():
         forward = step.split(program.forward_inputs, tensors)
         results = run(program.forward, mesh, forward)
@@ -126,11 +126,11 @@ def rank_run(
     ranks = mesh.num_devices
 
     def runs(gm: fx.GraphModule) -> Callable[[list[Any]], list[list[Tensor]]]:
-        def made(inputs: list[Any]) -> list[list[Tensor]]:
+        def run_graph(inputs: list[Any]) -> list[list[Tensor]]:
             per_rank = [[values[rank] for values in inputs] for rank in range(ranks)]
             return [list(each) for each in zip(*run(gm, mesh, per_rank), strict=True)]
 
-        return made
+        return run_graph
 
     graphs = {where: runs(gm) for where, gm in program.graphs.items()}
     arriving = {
@@ -176,7 +176,7 @@ class RankStep:
     def split(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """Per rank, the inputs called `names`: shards of parameters and of inputs that are handed
         out in pieces, everything else whole. Ranks that hold the same shard share the tensor."""
-        found: list[list[Tensor]] = [[] for _ in range(self.mesh.num_devices)]
+        per_rank: list[list[Tensor]] = [[] for _ in range(self.mesh.num_devices)]
         for name in names:
             kind, _, target = name.partition(":")
             shards: Iterable[Tensor] = [tensors[name]] * self.mesh.num_devices
@@ -186,9 +186,9 @@ class RankStep:
                 node = self.inputs[target]
                 state = input_state(node, self.graph.atoms, self.mesh.sizes)
                 shards = self._shards(node, state, tensors[name])
-            for inputs, piece in zip(found, shards, strict=True):
-                inputs.append(piece)
-        return found
+            for inputs, local in zip(per_rank, shards, strict=True):
+                inputs.append(local)
+        return per_rank
 
     def _shards(self, node: Node, sharding: Sharding, tensor: Tensor) -> Iterator[Tensor]:
         cut: dict[tuple[int, ...], Tensor] = {}

@@ -136,9 +136,9 @@ class _Pipeline:
         outputs: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
         for step, run in zip(self.steps, self.runs, strict=True):
-            found = step.joined(run)
-            outputs |= found.outputs
-            for name, gradient in found.gradients.items():
+            result = step.joined(run)
+            outputs |= result.outputs
+            for name, gradient in result.gradients.items():
                 gradients[name] = gradients[name] + gradient if name in gradients else gradient
         return StepResult(outputs, gradients)
 
