@@ -28,8 +28,8 @@ def bind(
     coordinate: Sequence[int],
     device: torch.device | None = None,
 ) -> Program:
-    """`program` for the rank at `coordinate` of `mesh`, whose process group on each axis
-    `groups` names. Graphs are traced on the CPU: what they make there is made on `device`.
+    """`program` for the rank at `coordinate` of `mesh`. `groups` names its process group on each
+    axis. Graphs are traced on the CPU: tensors that they create there are created on `device`.
 
     The given program is left as it is. PlanMismatchError for an axis without a group.
     """

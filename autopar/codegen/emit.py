@@ -1,7 +1,6 @@
 """A plan, applied: the joint graph of a model to the local forward and backward graphs of a rank.
 
-Both graphs are the schedule's events, written down one by one; views are taken again wherever they
-are used.
+Both graphs are the schedule's events, one by one. Views are written where they are used.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ aten = torch.ops.aten
 
 @collection_paused()
 def generate(gm: fx.GraphModule, graph: Graph, layout: Layout) -> Program:
-    """The local graphs of a stage that is laid out so, for the joint graph `gm`, of which `graph`
-    is the snapshot.
+    """The local graphs of a stage by its `layout`, for the joint graph `gm`, whose snapshot is
+    `graph`.
 
     PlanMismatchError, naming the tensor, if the plan's decisions do not fit the graph.
     """
@@ -89,8 +88,8 @@ def generate(gm: fx.GraphModule, graph: Graph, layout: Layout) -> Program:
 
 
 class _Generator:
-    """Writes the graphs of `scheduled`, which is the last turn of a step or one before it; `traced`
-    is what `gm` is, `layout` has what is made of it."""
+    """Writes the graphs of `scheduled`, the last microbatch of a step or one before it. `traced` is
+    the snapshot of `gm`, and `layout` has the graph after passes."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class _Generator:
         }
         self.own = OwnOps(graph, self.sizes, is_last=is_last)
         self.left: set[Ref] = set()
-        """What left as the gradient of a parameter."""
+        """The tensors that were returned as the gradient of a parameter."""
         self.shapes: dict[tuple[str, tuple[Sharding, ...], tuple[Sharding, ...]], Shapes] = {}
 
     def run(self) -> Program:
@@ -149,7 +148,7 @@ class _Generator:
         return self._program(forward, backward, weights)
 
     def _second_part(self) -> LocalGraph:
-        """The second part of backward, which has what is carried from the first."""
+        """The second part of backward, which takes what the first carries over as inputs."""
         first = self.local[Phase.BACKWARD]
         second = self.local[Phase.BACKWARD] = LocalGraph(self.layout, self._spoken)
         for node in self.graph.with_role(Role.TANGENT):
@@ -169,14 +168,14 @@ class _Generator:
         return second
 
     def sums(self) -> tuple[Sum, ...]:
-        """What turns hand on."""
+        """The sums that microbatches pass on to the next."""
         return tuple(
             self.own.sum_of(node, self.layout.output_state(Ref(node.index)))
             for node in filter(is_result, self.graph.nodes)
         )
 
     def _output(self, node: Node) -> Value:
-        """What a node makes, as it is laid out."""
+        """The output of a node, in its sharding."""
         state = self.layout.output_state(Ref(node.index))
         return Value(node.phase, Ref(node.index), state, self._is_on_host(node))
 
@@ -279,7 +278,7 @@ class _Generator:
     def _results(
         self, graph: LeanGraph, node: Node, source: fx.Node, arguments: Sequence[fx.Node]
     ) -> Sequence[fx.Node]:
-        """The local tensors that an op makes."""
+        """The local outputs of an op."""
         choice, (inputs, outputs) = self.layout.choice(node), self.layout.pair(node)
         if exchange_axes(node, choice):
             given = iter(arguments)
@@ -334,7 +333,7 @@ class _Generator:
         return self.shapes[known]
 
     def _local_shape(self, tensor: TensorType, sharding: Sharding) -> tuple[int, ...]:
-        """As a view is told it: of a dim in chunks, each rank knows its own size."""
+        """The local shape, with -1 for a dim in chunks, whose size depends on the rank."""
         shape = list(local_shape(tensor, self.graph.atoms, sharding, self.sizes))
         dim = chunked_dim(sharding)
         if dim is not None:
@@ -342,8 +341,8 @@ class _Generator:
         return tuple(shape)
 
     def _averaged_over(self, node: Node, output: int) -> int:
-        """Over how many pieces an output was averaged one by one. The mean of each is partial once
-        it is divided by their number: the mean of the whole is the sum."""
+        """Over how many shards and microbatches an output was averaged, each by itself. Divided by
+        their number the means are partial: they sum up to the mean of the whole."""
         if not node.mean:
             return 1
         reduced = {f.name for f in node.factors if f.outputs[output] is None}

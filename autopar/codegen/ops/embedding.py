@@ -1,4 +1,4 @@
-"""Lookups in a table of which a rank has some rows or columns."""
+"""Embeddings of whose weight a rank has some rows or columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def _embedding(p: Peers) -> list[fx.Node]:
-    """Rows of other ranks are zero: the sum over ranks is the lookup."""
+    """Rows of other ranks are zero: the sum over ranks is the embedding."""
     weight, indices = p.args[:2]
     rows = p.shapes.local_inputs[0][0]
     at, inside = p.local(indices, rows)
@@ -21,7 +21,8 @@ def _embedding(p: Peers) -> list[fx.Node]:
 
 
 def _embedding_backward(p: Peers) -> list[fx.Node]:
-    """What is not of this rank goes into one more row, which the kernel leaves out as padding."""
+    """Gradients of other ranks' rows go into an extra row, which the kernel leaves out as
+    padding."""
     grad, indices, _, padding, by_frequency = p.args
     rows = p.shapes.local_outputs[0][0]
     at, inside = p.local(indices, rows)

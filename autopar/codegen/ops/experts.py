@@ -1,5 +1,5 @@
-"""A layer of experts among peers: of which a rank has some of the experts, and all of the tokens or
-some of them."""
+"""A layer of experts of which a rank has some of the experts, and all of the tokens or some of
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MESSAGES = 3
 
 
 def _experts(p: Peers) -> list[fx.Node]:
-    """All tokens are here: those of other ranks' experts are skipped, and add nothing."""
+    """Every rank has all tokens. It skips those of other ranks' experts, which add nothing."""
     at = first_input(p.node)
     here, _ = p.local(p.args[at + 1], p.shapes.local_inputs[at + 3][0])
     *args, _ = p.args

@@ -1,4 +1,4 @@
-"""Norms over dims of which a rank has a part."""
+"""Norms over dims that are sharded."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def _norm_gradients(
     p: Peers, grad: fx.Node, normal: fx.Node, rstd: fx.Node, weight: Any, mask: Sequence[bool],
     *, centred: bool,
 ) -> list[fx.Node]:  # fmt: skip
-    """Of a normalised `normal` = (x - mean) rstd: with g = grad weight, the gradient of x is
-    rstd (g - mean(g) - normal mean(g normal)), without mean(g) where no mean was taken off."""
+    """The gradients of x, weight and bias that `mask` asks for, with `normal` = (x - mean) rstd.
+    With g = grad weight, that of x is rstd (g - mean(g) - normal mean(g normal)), without mean(g)
+    unless `centred`."""
     grad, dims = p.cast(grad, p.sums_in), _row_dims(p)
     scaled = grad if weight is None else p(aten.mul.Tensor, grad, weight)
     along = _mean(p, p(aten.mul.Tensor, scaled, normal), dims)

@@ -1,4 +1,4 @@
-"""Softmax and its kin, of whose dim a rank has a part."""
+"""Softmax, log-softmax and logsumexp over a sharded dim."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ aten = torch.ops.aten
 
 
 def _log_normalizer(p: Peers, x: fx.Node, dims: list[int]) -> fx.Node:
-    """The log of the sum of exponentials along `dims` of all ranks, kept as dims of size 1. Each
-    rank's own sum is taken first, so that the ranks exchange one value per row twice."""
+    """The log of the sum of exponentials along `dims` over all ranks; the dims stay, with size 1.
+    Each rank sums its own elements first, so that ranks exchange one value per row, twice."""
     return shared_normalizer(p, p(aten.logsumexp.default, x, dims, True))
 
 
 def shared_normalizer(p: Peers, own: fx.Node) -> fx.Node:
-    """That of all ranks, of each rank's `own`."""
+    """The log-normalizer over all ranks, from each rank's `own`."""
     largest = p.reduced(own, "max")
     # All of a row may be -inf, on one rank or on all.
     base = p(aten.masked_fill.Scalar, largest, p(aten.eq.Scalar, largest, float("-inf")), 0.0)

@@ -15,11 +15,9 @@ from autopar.runtime.process.world import World
 
 
 def gather_on_rank_0(tensors: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Each DTensor as the whole tensor, on the CPU of rank 0; the others, by their `rank`, end with
-    nothing.
+    """Each DTensor as the whole tensor, on the CPU, on rank 0; an empty dict on every other `rank`.
 
-    Tensors of several names stay one. One whole tensor at a time is on the device. A collective
-    call.
+    Tied tensors stay one. One whole tensor at a time is on the device. A collective call.
     """
     gathered: dict[str, Any] = {}
     wholes: dict[int, Any] = {}
@@ -35,7 +33,7 @@ def gather_on_rank_0(tensors: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 class Library:
-    """The parameters of a model, for every rank to read them whole without the others."""
+    """The parameters of a model, which each rank can read whole without the others."""
 
     def __init__(self, model: nn.Module, world: World) -> None:
         self._model = model
@@ -44,8 +42,8 @@ class Library:
             self._reader.saves = True
 
     def whole(self, state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-        """A `state_dict()` of the model with whole tensors, on the CPU, for DTensors. Tensors of
-        several names stay one."""
+        """A `state_dict()` of the model with whole tensors, on the CPU, for DTensors. Tied tensors
+        stay one."""
         if self._reader is None:
             return state
         params = dict(self._model.named_parameters(remove_duplicate=False))

@@ -1,6 +1,6 @@
 """Where the values of a model's tensors come from: a checkpoint, initialisation, or the model.
 
-A `Source` hands out rectangles of tensors by name, so that a rank reads or makes no more than it
+A `Source` gives rectangles of tensors by name, so that a rank reads or makes no more than it
 stores. Everything about a checkpoint is checked before the model is touched.
 """
 
@@ -32,7 +32,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors that are read piece by piece, and converted to the dtype of the model."""
+    """Tensors that are read shard by shard, and converted to the dtype of the model."""
 
     tensors: Mapping[str, Lazy]
     dtypes: Mapping[str, torch.dtype]
@@ -44,7 +44,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Sources:
-    """Per tensor of the model that has no values, or is to get others, where they come from."""
+    """The source of each tensor of the model that has no values, or is to get others."""
 
     by_name: Mapping[str, Source] = field(default_factory=dict[str, Source])
     digest: str = "the model"
@@ -67,8 +67,8 @@ def find_sources(
     """Where each tensor of `model` has its values from.
 
     With `weights`, parameters and persistent buffers are read from there, whatever the model holds.
-    With `seed`, what is on the meta device is initialised. Buffers that no checkpoint has are made
-    as the model's modules make them. Nothing is read or changed yet.
+    With `seed`, tensors on the meta device are initialised. Buffers that no checkpoint has are
+    initialised by the model's modules. Nothing is read or changed yet.
 
     WeightsError if the checkpoint lacks a tensor, has one more, or one of another shape; if a
     parameter on meta has neither.

@@ -1,5 +1,5 @@
-"""What the kernels of one device take whose operands are not in its caches, as most of a step's are
-not. A GPU's caches are cleared before each run; on a CPU runs take turns with many operands.
+"""Times of one device's kernels on operands that are not in its caches, as most of a step's are
+not. A GPU's caches are cleared before each run; on a CPU runs cycle through many operands.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _LAUNCHES = 200
 _ROUNDS, OPS_PER_ROUND = 8, 24
 
 _CYCLE_BYTES = 64 * 2**20
-"""On a CPU the operands of a run are read again after about so many bytes of others: more than a
-core has caches, and about what the step of a small model goes through."""
+"""On a CPU the operands of a run are read again after about so many bytes of others. That is more
+than a core's caches hold, and about what the step of a small model reads."""
 _MAX_COPIES = 1024
 _FREE_PART = 4
-"""They take one part in this many of the memory that is free, if there is little."""
+"""If little memory is free, operands take one part in this many of it."""
 
 
 def launch_ns(watch: Stopwatch) -> int:
-    """The host's time for one op on few elements: of a GPU to launch a kernel, of a CPU the mean
-    over ops of many kinds, since the code of one that is called again and again is in a core's
-    caches, and that of a step's is not. ClusterError if not even that can be done."""
+    """The host's time for one op on few elements. For a GPU it is the time to launch a kernel. For
+    a CPU it is the mean over ops of many kinds, since the code of a repeated op stays in a core's
+    caches, unlike that of a step. ClusterError if no op runs."""
 
     def same() -> tuple[Timed]:
         value = torch.zeros(1, device=watch.device)
@@ -61,8 +61,8 @@ def launch_ns(watch: Stopwatch) -> int:
 
 
 def ops_of_a_layer(x: Tensor, weight: Tensor) -> Tensor:
-    """`OPS_PER_ROUND` ops, views among them, as a layer of a model has: `x` is [a, b, c], of which
-    there are as many when they are done, `weight` [c, c]."""
+    """`OPS_PER_ROUND` ops, views among them, as in a layer of a model. `x` and the result are [a,
+    b, c], `weight` is [c, c]."""
     a, b, c = x.shape
     rows = torch.reshape(x, (a * b, c))
     projected = torch.reshape(torch.matmul(rows, torch.t(weight)), (a, b, c))
@@ -132,8 +132,9 @@ def pointwise_ops(watch: Stopwatch) -> Iterator[Pointwise]:
 def _time(
     watch: Stopwatch, name: str, num_bytes: int, make: Callable[[], tuple[Timed, ...]]
 ) -> tuple[int, ...] | None:
-    """Nanoseconds of each of the runs that `make` gives, which take `num_bytes`: on a CPU each time
-    of others of those that it gives when it is called again. None as `Stopwatch.attempt` has it."""
+    """Nanoseconds of each of the runs that `make` returns, whose operands take `num_bytes`. On a
+    CPU runs cycle through those of several calls of `make`. None where `Stopwatch.attempt` gives
+    None."""
     copies = 1
     if not watch.on_cuda:
         room = stopwatch.free_bytes(watch.device) // (_FREE_PART * num_bytes)
@@ -147,7 +148,7 @@ def _time(
 
 
 def _in_turn(runs: tuple[Timed, ...]) -> Timed:
-    """Each call is one of them, one after the other."""
+    """A run that cycles through `runs`, one per call."""
     if len(runs) == 1:
         return runs[0]
     following = cycle(runs)

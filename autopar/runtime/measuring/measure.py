@@ -1,4 +1,4 @@
-"""`autopar.profile`: the devices at hand and their links, as one profile."""
+"""`autopar.profile`: this run's devices and their links, as one profile."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ def profile(
     progress: Callable[[str], None] | None = None,
     unfinished: str | os.PathLike[str] | None = None,
 ) -> Profile:
-    """Measure `device` (a CUDA device if there is one, else the CPU with the threads torch uses);
-    under torchrun all devices at once, each rank its own, and the links between them.
+    """Measure `device`: a CUDA device if there is one, else the CPU with the threads torch uses.
+    Under torchrun each rank measures its own, all at once, and the links between them.
 
     `cluster` says how they are joined ("2x8xH100"); without it nodes are those of torchrun. The
     list of sizes is fixed (`cases`); `quick` measures few of them. What does not fit in half of the
     free memory, runs out of it all the same, or does not run on this device is named in `left_out`.
-    `progress` is told of each entry. What was measured so far is kept in the file `unfinished`,
-    from which a run that was cut off goes on.
-    ClusterError if there is no such device, if the cluster is another, or if not even one matmul
-    and one pointwise op could be measured.
+    `progress` gets the name of each entry. What was measured so far is written to the file
+    `unfinished`, from which an interrupted run goes on. ClusterError if there is no such device, if
+    the cluster is another, or if not even one matmul and one pointwise op could be measured.
     """
     world = _world(device)
     described = _described(cluster, world)

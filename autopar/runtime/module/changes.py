@@ -1,8 +1,6 @@
-"""What a script computes from parameters and gradients that ranks hold pieces of, and what it does
-to them, as on one device.
+"""Ops of a script on parameters and gradients in shards, with the results of one device.
 
-DTensor has the arithmetic. Here is what it refuses, or does otherwise than a script of one device
-means it:
+DTensor has the arithmetic. Here are the ops that it refuses, or that differ from one device:
 
 - Plain tensors beside (`loss + weight.square().sum()`, `grad.mul_(mask)`) are taken to be the same
   on every rank in a loss and its backward; elsewhere the values are those of rank 0.
@@ -15,7 +13,7 @@ means it:
 - `weight.data = values`, `weight.grad = values` and `weight.grad.data = values` are what ops read
   from then on.
 
-All are collective calls, which every rank makes, as every rank runs the same script.
+All are collective calls: every rank makes them, since every rank runs the same script.
 """
 
 from __future__ import annotations
@@ -108,7 +106,7 @@ _ops: set[str] = set()
 
 
 def know_changes(meshes: Iterable[DeviceMesh]) -> None:
-    """From now on DTensors on `meshes` behave as said above, to all ops that there are by now."""
+    """From now on DTensors on `meshes` behave as said above, in all ops that exist by now."""
     take_over_ops(_handler_of, _ops)
     know_metrics()
     _know_methods()
@@ -166,17 +164,18 @@ _CREATED = frozenset(
         aten.new_zeros.default,
     }
 )  # fmt: skip
-"""Ops that make a tensor of any shape where another one is."""
+"""Ops that create a tensor of any shape on the device of another one."""
 
 
 def _detached(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
-    """Autograd has done it. To DTensor the op is unknown in torch 2.11, where autograd calls it for
-    what a function of its own hands on."""
+    """Autograd has done it already. DTensor does not know the op in torch 2.11, where autograd
+    calls it on a tensor that a custom function returns unchanged."""
     return args[0]
 
 
 def _is_set_to(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> bool:
-    """Two DTensors are the same memory if their pieces are, and are of the same whole."""
+    """Two DTensors are the same memory if their shards are, and if mesh, placements and shape
+    agree."""
     a, b = args
     if not (isinstance(a, DTensor) and isinstance(b, DTensor)):
         return False
@@ -185,8 +184,8 @@ def _is_set_to(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any
 
 
 def _created(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A tensor made like another one is in shards as that is, if it has its shape (what is staged
-    for `dcp.async_save` is made so), and plain if it has a shape of its own."""
+    """A tensor created like another one is sharded as that is if it has its shape, as
+    `dcp.async_save` stages tensors. It is plain if it has another shape."""
     like, shape, *rest = args
     if not is_ours(like) or tuple(shape) == tuple(like.shape):
         return plain(*args, **kwargs)
@@ -194,8 +193,8 @@ def _created(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str
 
 
 def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an op makes that changes nothing. What torch makes of DTensors of which this rank has
-    nothing is not to be relied on but where each element is by itself."""
+    """The result of an op that changes nothing. On a rank that has nothing of a DTensor, torch's
+    results can be relied on for elementwise ops alone."""
     check_derivatives_of(op)
     if is_by_element(op) and is_simple(args, kwargs):
         result = added_up(plain(*args, **kwargs))
@@ -248,18 +247,18 @@ def _is_on_shards(
 
 
 def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A view, through which one may write where autograd has nothing against it."""
+    """A view, through which a script may write where autograd allows it."""
     source = args[0]
     if is_ours(source) and op in _OF_DUALS:
         return dtensor_like(shard_of(source), source)
     if is_ours(source) and op in _SAME and is_of(source.device_mesh):
-        # Autograd does one for each gradient: in DTensor's own way it takes three times as long.
-        # To ranks that are not of the mesh that gives what fits a parameter without elements here.
+        # Autograd does one for each gradient; through DTensor it takes 3 times as long. On ranks
+        # outside of the mesh the result fits a parameter without elements.
         view = dtensor_like(op(shard_of(source)), source)
         note(view, op, args, kwargs, view=True, is_here=not is_in_shards(view))
         return view
     if is_ours(source) and op in _FLAGS:
-        # A flag of a view is not sent with it.
+        # The conjugate and negative flags of a view are not sent with its bytes.
         return dtensor_like(op(shard_of(source)).resolve_conj().resolve_neg(), source)
     if is_ours(source) and not is_stored(source) and op not in _VIEWS_OF_SHARDS:
         # Of strided shards, as flatten() makes some, DTensor has but few views.
@@ -304,7 +303,7 @@ def _view_of_shards(
 
 
 def is_fixed(source: Tensor) -> bool:
-    """Whether autograd has something against writing to it, or to its views."""
+    """Whether autograd forbids writing to it, or to its views."""
     return torch.is_grad_enabled() and source.requires_grad and source.is_leaf
 
 
@@ -312,7 +311,7 @@ _NO_SUCH_VIEW = RuntimeError, AssertionError
 """What DTensor raises where it has no such view of shards."""
 
 _OF_DUALS = frozenset({aten._fw_primal.default, aten._make_dual.default})
-"""What takes a value and its derivative apart, or together: below autograd both are the value."""
+"""Ops that split a value and its derivative, or join them: below autograd both are the value."""
 
 _SAME = frozenset({aten.alias.default, aten.detach.default})
 """Views of what their source is."""
@@ -328,7 +327,7 @@ _VIEWS_OF_SHARDS = frozenset(
 
 
 def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
-    """What becomes the data of `tensor`, or its gradient, as this rank's piece."""
+    """This rank's shard of `value`, as the data of `tensor` or its gradient."""
     if not is_ours(tensor):
         return None
     if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):

@@ -1,17 +1,17 @@
 """A layer of experts as one op: `autopar::experts` and its backward, the same for every device.
 
-`x` [N, D] are tokens; each goes to the K experts that `chosen` [N, K] (int64) names, and comes back
-as the sum of what they make of it, by `weights` [N, K]:
+`x` [N, D] are tokens. Each goes to the K experts that `chosen` [N, K] (int64) names. The result is
+the sum of their outputs, weighted by `weights` [N, K]:
 
     y[n] = sum over k of weights[n, k] * expert(chosen[n, k], x[n])
     expert(e, x) = down[e] @ gate(up[e] @ x + up_bias[e])
 
-with `up` [E, G, I, D], `down` [E, D, I], `up_bias` [E, G, I] or None, and a gate as in `gates`: G
-is 2 where it has something to let through, otherwise 1. With `may_skip`, what is chosen may lie
-outside of 0..E-1 and adds nothing; without, the host need not ask how many rows there are.
+with `up` [E, G, I, D], `down` [E, D, I], `up_bias` [E, G, I] or None, and a gate as in `gates`. G
+is 2 for a gated product, otherwise 1. With `may_skip`, choices outside of 0..E-1 are allowed and
+add nothing. Without it, the host need not synchronise to get the number of rows.
 
 No token is dropped. A *slot* is one of the N * K choices; the rows of slots are sorted by expert.
-Backward computes up and the gate again: what they make, K * G * I values a token, is not kept.
+Backward recomputes up and the gate: their results, K * G * I values a token, are not saved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autopar.runtime.ops.gates import Gate
 from autopar.runtime.ops.operators import operator
 
 _ONES = 8
-"""Columns of ones that sum rows: whole 16 bytes in bfloat16, as the grouped kernel asks."""
+"""Columns of ones that sum rows: whole 16 bytes in bfloat16, as the grouped kernel requires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def experts_backward(
 
 @experts_op.register_fake
 def empty_tokens(x: Tensor, *_rest: Any) -> Tensor:
-    """Room for y."""
+    """An empty y."""
     return x.new_empty(x.shape)
 
 
@@ -194,7 +194,7 @@ def empty_expert_gradients(
     _grad: Tensor, x: Tensor, _chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
     up_bias: Tensor | None, *_rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Room for the gradients of x, weights, up, down and up_bias."""
+    """Empty gradients of x, weights, up, down and up_bias."""
     count, gates, inner, width = up.shape
     of_up = (
         up.new_empty(count, inner, gates, width).transpose(1, 2)
@@ -226,8 +226,8 @@ _ALIGNED_BYTES = 16
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """[R, O] of `rows` [R, C], each times its group's part of `weight` [E, O, C], transposed. Rows
-    that stand after the last end must not be there."""
+    """[R, O] of `rows` [R, C], each times its group's part of `weight` [E, O, C], transposed. There
+    must be no rows after the last end."""
     if _has_kernel(rows, weight):
         return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
     out = rows.new_empty(rows.shape[0], weight.shape[1])

@@ -1,12 +1,12 @@
 """A recurrent layer as one op: `autopar::recurrent` and its backward, the same for every device.
 
-`x` [T, N, I] is a sequence of T steps, `h` [D, N, P] and, of an LSTM, `c` [D, N, H] the states that
-each of D directions starts from (`c` is empty otherwise). `weights` are torch's, for each direction
-in turn: [G * H, I], [G * H, P], two biases if there are any, the projection if there is one. What
-comes out is y [T, N, D * P] and the last states.
+`x` [T, N, I] is a sequence of T steps. `h` [D, N, P] and, for an LSTM, `c` [D, N, H] are the
+initial states of each of D directions (`c` is empty otherwise). `weights` are torch's, one
+direction after the other: [G * H, I], [G * H, P], two biases if there are any, the projection if
+there is one. The results are y [T, N, D * P] and the last states.
 
-Each device's own kernel runs forward. Backward computes forward again and differentiates that, so
-that nothing but the op's inputs is kept.
+Each device's own kernel runs forward. Backward recomputes forward and differentiates that, so that
+only the op's inputs are saved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _computed(
     *,
     train: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, h, c) of one layer; `train` where cuDNN is to keep what its backward needs."""
+    """(y, h, c) of one layer; with `train`, cuDNN saves what its backward needs."""
     state: Any = [h, c] if kind == "lstm" else h
     both = h.shape[0] == 2
     y, last, *cell = RECURRENT_KINDS[kind](x, state, weights, biased, 1, 0.0, train, both, False)

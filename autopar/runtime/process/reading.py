@@ -1,12 +1,11 @@
-"""Whole tensors for one rank alone: the others' pieces, without their taking part.
+"""Whole tensors for one rank alone, from the shards of the others, without a collective.
 
-Scripts for one device and for DDP print, log and save on one rank: what they read must not need a
-collective. Each rank answers requests for its pieces from a thread, over sockets whose addresses
-are in the c10d Store. A piece is read in one state: `moves` counts the times that parameters,
-gradients and states changed; a rank that has gone on, past what the reader wants, says so, and the
-reader raises.
+Scripts for one device and for DDP print, log and save on one rank: their reads must not need a
+collective. A thread of each rank answers requests for its shards, over sockets whose addresses are
+in the c10d Store. All shards are read in one state: `moves` counts the changes of parameters,
+gradients and states. If a rank has gone past the requested state, the reader raises.
 
-Ranks that end wait until nobody reads any more. No wait is longer than the process group's timeout.
+A rank that ends waits until no other reads. No wait is longer than the process group's timeout.
 """
 
 from __future__ import annotations
@@ -67,12 +66,12 @@ class Reader:
         self.outputs: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.num_outputs = 0
         self.saves = False
-        """Whether what single ranks save is to be whole without their asking."""
+        """Whether single ranks save whole tensors by default."""
         self.retained: dict[int, Any] = {}
-        """Models and optimizers that ran, and outputs of the call before, though the script may
-        have let go of them here: others may not be as far."""
+        """Models and optimizers that ran, and outputs of the previous call. The script may have
+        released them here while other ranks still read them."""
         self._patience_s = min(_PATIENCE_S, self.store.timeout_s / 2)
-        """How long a rank that is asked waits until it is at the same step: less than who asks."""
+        """How long an asked rank waits until it is at the same step: less than the asking one."""
         self._peers: dict[int, Connection] = {}
         self._last_s = 0.0
         if world.rank == 0:
@@ -85,14 +84,14 @@ class Reader:
         atexit.register(self._leave)
 
     def add_output(self, output: Any) -> None:
-        """An output in shards, of which every rank has one at this place of the script."""
+        """Register an output in shards: every rank does so at this place of the script."""
         output.number = self.num_outputs
         self.outputs[self.num_outputs] = output
         self.num_outputs += 1
 
     def name_of(self, tensor: Any) -> str:
-        """Under which name all ranks find a tensor; empty if they may not, as gradients after an
-        optimizer's step, which ranks that have gone on drop."""
+        """The name by which all ranks find a tensor. Empty if they may not have it, such as
+        gradients after an optimizer's step, which ranks further on may drop."""
         if not isinstance(tensor, DTensor):
             number = getattr(tensor, "number", None)
             return f"{_OUTPUT}{number}" if number in self.outputs else ""
@@ -119,8 +118,8 @@ class Reader:
             )
 
     def _tensor_named(self, name: str, count: int) -> Any:
-        """The tensor of this rank that `name_of` gave this name on another; None if it is not there
-        yet. AutoparError if it is no more."""
+        """This rank's tensor of a name that `name_of` gave on another; None if it does not exist
+        yet. AutoparError if it is gone."""
         if name.startswith(_OUTPUT):
             number = int(name.removeprefix(_OUTPUT))
             tensor, is_past = self.outputs.get(number), number < self.num_outputs
@@ -132,8 +131,8 @@ class Reader:
         return tensor
 
     def whole(self, name: str, tensor: Any) -> Tensor:
-        """All of `tensor`, which has this name, on the CPU. AutoparError if another rank's piece is
-        of another state by now."""
+        """All of `tensor`, which has this name, on the CPU. AutoparError if another rank's shard
+        has changed by now."""
         if isinstance(tensor, DTensor) and tensor.is_meta:
             raise AutoparError(
                 f"{name} has no values before the model's first call, or model.prepare(...)"
@@ -194,7 +193,7 @@ class Reader:
             threading.Thread(target=self._welcome, args=(peer,), daemon=True).start()
 
     def _welcome(self, peer: Connection) -> None:
-        """Serve who knows the secret. A stranger who says nothing keeps nobody else waiting."""
+        """Serve a peer that knows the secret. A silent stranger does not block the others."""
         try:
             deliver_challenge(peer, self._secret)
             answer_challenge(peer, self._secret)
@@ -241,7 +240,7 @@ class Reader:
         )
 
     def _leave(self) -> None:
-        """Wait for those who may still want to read, unless this process ends by an error."""
+        """Wait for ranks that may still read, unless this process ends by an error."""
         check = self.world.pre_step_check
         if getattr(sys, "last_value", None) is not None or (check and check.has_parted):
             return
@@ -258,7 +257,7 @@ class Reader:
                 time.sleep(0.02)
                 left = self.store.add(f"{_KEY}/left", 0)
                 if check and time.monotonic() > look_s:
-                    # Others may have ended otherwise than by leaving.
+                    # Others may have ended without leaving.
                     left += sum(bool(place.ended) for place in check.registry.call())
                     look_s = time.monotonic() + _LOOK_S
         except RuntimeError:
@@ -281,7 +280,7 @@ def running() -> Reader | None:
 
 
 def _send_at_once(peer: Connection) -> None:
-    """What is short is sent without waiting for more: an answer is two messages."""
+    """Send short messages without delay: an answer is two messages."""
     with socket.socket(fileno=os.dup(peer.fileno())) as other:
         other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -293,8 +292,8 @@ def _states(optimizer: Optimizer) -> Iterator[Mapping[str, Any]]:
 
 
 def _version(name: str, tensor: Any) -> list[int]:
-    """How often a tensor of this name was changed. What autograd adds to a gradient outside of a
-    program is counted by the gradient alone."""
+    """How often a tensor of this name was changed. Only a gradient's own version counts what
+    autograd adds to it outside of a program."""
     if not isinstance(tensor, DTensor):
         return [tensor.writes]
     return [moves.count, tensor._version] if name.startswith(_GRAD) else [moves.count]
@@ -309,7 +308,7 @@ def _place(tensor: Any) -> tuple[slice, ...]:
 
 
 def _holders(tensor: Any) -> list[int]:
-    """The ranks that have the tensor between them, those nearest this one if it is one of them."""
+    """Ranks that together have the whole tensor, as near this one as possible."""
     mesh = tensor.device_mesh
     here = mesh.get_coordinate() or [0] * mesh.ndim
     index = tuple(

@@ -1,13 +1,12 @@
 """Which processes there are, which device this one runs on, and the groups of a mesh.
 
-The device of a run: that of the cluster or plan if one is given; else CUDA if the model lies there,
-or if there is a CUDA device at all (a model that was left on the CPU is moved, so that one script
-serves every machine; `cluster="1xcpu"` keeps it on the CPU); else the CPU. Under torchrun each
-process takes the device of its LOCAL_RANK. A process group that exists already is used as it is:
-one without NCCL runs on the CPU.
+The device of a run is that of the cluster or plan if one is given. Otherwise it is CUDA if there is
+a CUDA device, and else the CPU. A model on the CPU is moved, so that one script serves every
+machine; `cluster="1xcpu"` keeps it on the CPU. Under torchrun each process takes the device of its
+LOCAL_RANK. A process group that exists already is used as it is: one without NCCL runs on the CPU.
 
-Which ranks share a node is learned from the ranks as they meet for the first time (`hosts`); who
-only looks takes the launcher's word.
+Ranks exchange which of them share a node as they join (`hosts`). `look`, which does not join, uses
+the launcher's figures.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ class World:
     device_mesh: DeviceMesh | None = None
     """All ranks in one axis; None for a world of one."""
     pre_step_check: PreStepCheck | None = None
-    """Where all ranks come at the start of each call; None for a world of one."""
+    """The check of all ranks at the start of each call; None for a world of one."""
 
     @property
     def cluster(self) -> str:
-        """The devices at hand as `cluster.parsing.parse_cluster` reads them: `4xcpu`, `2x8xH100`.
-        ClusterError if the device is none that autopar knows, or nodes are not known."""
+        """The devices of all ranks as `cluster.parsing.parse_cluster` reads them: `4xcpu`,
+        `2x8xH100`. ClusterError if autopar does not know the device, or nodes are not known."""
         preset, local_size = self.preset, self.local_size
         if local_size is None:
             raise ClusterError(
@@ -92,13 +91,13 @@ class World:
 
     @property
     def preset(self) -> str:
-        """What `cluster.devices` has of this rank's device. ClusterError if it has nothing."""
+        """The preset of this rank's device in `cluster.devices`. ClusterError if there is none."""
         return "cpu" if self.device.type == "cpu" else _cuda_preset(self.device)
 
     @property
     def local_size(self) -> int | None:
-        """How many ranks share a node: as learned, if they have met, or as the launcher says; None
-        if nothing does. ClusterError if they are no nodes of equal size."""
+        """How many ranks share a node, by the ranks' hosts once they have joined, or by the
+        launcher; None if neither is known. ClusterError if nodes differ in size."""
         group = dist.group.WORLD if dist.is_initialized() else None
         if group is not None and group in _pre_step_checks:
             return ranks_per_node(_pre_step_checks[group].registry.hosts)
@@ -130,9 +129,9 @@ def place_of_process() -> tuple[int, int]:
 
 
 def look(model_device: torch.device, kind: str | None = None) -> World:
-    """The world as the environment tells it, without joining it.
+    """The world by the environment, without joining it.
 
-    `kind` is "cpu" or "cuda" if a cluster or a plan says so. ClusterError if there is no such
+    `kind` is "cpu" or "cuda" if a cluster or a plan names it. ClusterError if there is no such
     device here.
     """
     rank, size = place_of_process()
@@ -176,16 +175,16 @@ def _pre_step_check(world: World) -> PreStepCheck:
 
 
 def _first_pre_step_check(rank: int, size: int, device: torch.device) -> PreStepCheck:
-    """All ranks come together, and learn where each of them runs."""
+    """The check of all ranks, which join the registry and exchange their hosts."""
     timeout_s = timeout_of_world().total_seconds()
     keeper = keeper_of(default_store())
     name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/start{next(_SERIAL)}"
     registry: RankRegistry | None = None
     awaited = "the Store"
     try:
-        # Of a Store that is gone this is told at once; connections are tried until time is up.
+        # This fails at once if the Store is gone; connections are tried until time is up.
         BoundedStore(default_store(), timeout_s).check([name])
-        # Connections of their own, since a wait over one holds up all who use it.
+        # Connections of their own, since a wait over one delays all its users.
         store, second = (in_time(timeout_s + SLACK_S, awaited, store_of_its_own) for _ in range(2))
         bounded = BoundedStore(store, timeout_s)
         registry_store = BoundedStore(PrefixStore(f"autopar/roll/{name}", second), timeout_s)

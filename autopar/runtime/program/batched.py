@@ -17,7 +17,7 @@ Backward = Callable[[Mapping[str, Tensor]], Sequence[Tensor | None]]
 
 
 def one_by_one(backward: Backward, given: Mapping[str, Tensor]) -> list[Tensor | None]:
-    """What `backward` makes of gradients some of which are batched, as it would be for a batch."""
+    """The results of `backward` for gradients some of which are batched, as a batch."""
     rows = {name: rows_of_batch(x) for name, x in given.items() if is_batched(x)}
     (size,) = {len(x) for x in rows.values()}
     each = [backward({**given, **{name: x[k] for name, x in rows.items()}}) for k in range(size)]

@@ -46,11 +46,11 @@ def runnable(
     pre_step_check: PreStepCheck | None,
     where: str = "",
 ) -> Graphs:
-    """The graphs of a program that is bound, as `backend` runs them; `where` says of which part of
-    the model they are. With a `pre_step_check`, an error of a collective says which it was and
-    where the other ranks are."""
+    """The graphs of a bound program, as `backend` runs them; `where` names the part of the model
+    that they are. With a `pre_step_check`, an error of a collective says which it was and where the
+    other ranks are."""
     modules = program.graphs
-    # Forward gets nothing from the host but parameters that live there.
+    # Forward reloads nothing but parameters that are on the host.
     reads_host = any(node.target is RELOAD for node in program.forward.graph.nodes)
 
     def make(phase: str, gm: fx.GraphModule) -> LocalGraph:
@@ -69,8 +69,8 @@ def runnable(
 
 
 def make_step(program: Program, graphs: Graphs, meter: Meter, **shown: Any) -> Step:
-    """A program that is bound, whose `graphs` run; `meter` measures it, and `shown` is what `Step`
-    says of results."""
+    """The step of a bound program, which runs `graphs`; `meter` measures it, and `shown` are
+    further arguments of `Step`."""
     if program.microbatches > 1:
         names, device = MicrobatchNames.of(program), meter.device
         microbatches = MicrobatchedStep(names, microbatch_runner(program, graphs, device), device)
@@ -97,7 +97,7 @@ def make_step(program: Program, graphs: Graphs, meter: Meter, **shown: Any) -> S
 
 
 def _waiting(graph: LocalGraph, device: torch.device) -> LocalGraph:
-    """`graph`, at whose end parameters that it copied from the host may change there."""
+    """`graph`, after which parameters on the host may change: their copies are complete."""
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         outputs = graph(inputs)
@@ -108,8 +108,8 @@ def _waiting(graph: LocalGraph, device: torch.device) -> LocalGraph:
 
 
 def sharded_inputs(graph: Graph, mesh: Mesh) -> frozenset[str]:
-    """The inputs, by their names in `Program.forward_inputs`, that a program on `mesh` takes in
-    the pieces that ranks are handed."""
+    """The inputs, by their names in `Program.forward_inputs`, that a program on `mesh` takes as
+    local shards."""
     return frozenset(
         f"input:{node.target}"
         for node in graph.with_role(Role.INPUT)
@@ -120,11 +120,11 @@ def sharded_inputs(graph: Graph, mesh: Mesh) -> frozenset[str]:
 def detached_places(
     graph: Graph, program: Program, groups: Groups | None, *, of_stage: bool = False
 ) -> dict[str, Place]:
-    """Where the pieces of each detached output of a program, or of that `of_stage`, by its name,
-    are; nowhere with one device.
+    """The place of each sharded detached output, by its name, of a program or of that `of_stage`;
+    none on one device.
 
-    DTensor cuts a dim by the axes of its mesh from left to right: which of the two meshes of
-    `groups` does that as the atoms of the output were cut, is taken.
+    DTensor shards a dim by the axes of its mesh from left to right. Of the two meshes of `groups`,
+    the one is used that shards the atoms of the output in that order.
     """
     if groups is None:
         return {}
@@ -161,15 +161,15 @@ def _cut_order(
 
 
 class RowResult(NamedTuple):
-    """A result whose dim `dim` has the rows of the batch, outermost; ranks were handed those of the
-    input at position `source`."""
+    """A result whose dim `dim` has the rows of the batch, outermost: those of the local input at
+    position `source`."""
 
     dim: int
     source: int
 
 
 def row_results(graph: Graph) -> dict[str, RowResult]:
-    """The results, by name, that have rows of the batch that ranks are handed pieces of."""
+    """The results, by name, that have rows of a local input."""
     sources: dict[int, int] = {}
     for node in graph.with_role(Role.INPUT):
         if node.input_sharding and node.outputs[0].parts[0]:

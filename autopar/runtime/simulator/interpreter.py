@@ -96,7 +96,7 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
 
 
 def _talked(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
-    """An op whose ranks along an axis talk to one another."""
+    """An op whose ranks along an axis communicate."""
     *args, axis = node.args
 
     def run(ranks: list[tuple[Any, ...]]) -> list[Any]:

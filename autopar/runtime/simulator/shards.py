@@ -1,4 +1,4 @@
-"""Whole tensors to the pieces that ranks hold of them, and back."""
+"""Whole tensors to the shards of ranks, and back."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def shard(
     mesh: Mesh,
     coordinate: Sequence[int],
 ) -> Tensor:
-    """The piece of `tensor`, whole and of type `kind`, that the rank at `coordinate` holds.
+    """The shard of `tensor`, whole and of type `kind`, on the rank at `coordinate`.
 
-    Contiguous and of its own storage, but for a piece that is the whole, which is `tensor` itself.
-    ValueError if the sharding is partial: a whole has no such pieces.
+    Contiguous, with a storage of its own; `tensor` itself if it is replicated. ValueError if the
+    sharding is partial: a whole tensor has no partial shards.
     """
     if sharding.has_partial:
         raise ValueError(f"{sharding}: a whole tensor has no partial pieces")
@@ -53,10 +53,10 @@ def unshard(
     tolerance: float = 0.0,
     name: str = "a tensor",
 ) -> Tensor:
-    """The whole tensor from the piece of every rank, in order of rank; partial ones are added up.
+    """The whole tensor from the shard of every rank, in order of rank; partial ones are added up.
 
-    VerificationError if ranks that hold the same piece differ by more than `tolerance`, relative to
-    the largest magnitude in it; `name` says what then.
+    VerificationError, with `name`, if ranks that hold the same shard differ by more than
+    `tolerance`, relative to the largest magnitude in it.
     """
     held = {mesh.coordinate(rank): local for rank, local in enumerate(shards)}
     for axis, placement in enumerate(sharding):
@@ -100,7 +100,7 @@ def _join(
     mesh: Mesh,
     name: str,
 ) -> dict[tuple[int, ...], Tensor]:
-    """Every rank with the chunks of all put together."""
+    """The tensors of every rank, with the chunks of all ranks joined."""
     joined, dim = dict(shards), chunked_dim(sharding)
     if dim is None:
         return joined
@@ -121,7 +121,7 @@ def _join(
 
 
 _Place = tuple[tuple[int, int], ...]
-"""Per part of a tensor, where a piece begins and ends in it."""
+"""Per part of a tensor, where a shard begins and ends in it."""
 
 
 def _place(
@@ -131,7 +131,7 @@ def _place(
     mesh: Mesh,
     coordinate: Sequence[int],
 ) -> tuple[tuple[int, ...], _Place]:
-    """The shape with one dim per part, and where in it the piece lies."""
+    """The shape with one dim per part, and the place of the shard in it."""
     split = tuple(atoms[atom].size for _, atom in kind.slots())
     place: list[tuple[int, int]] = []
     for (slot, _), size in zip(kind.slots(), split, strict=True):

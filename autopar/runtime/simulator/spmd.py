@@ -116,8 +116,8 @@ def rank_run(
     around: Around,
     last_microbatches: tuple[int, int] | None = None,
 ) -> MicrobatchRun:
-    """A step of `program` in turns on all ranks, to be run: each of its values is a list, of one
-    tensor per rank. The `last_microbatches` are those of `MicrobatchRun`."""
+    """A run, not yet started, of `program` in microbatches on all ranks: each of its values is a
+    list of one tensor per rank. The `last_microbatches` are those of `MicrobatchRun`."""
     mesh, given = step.mesh, dict[str, Any]()
     for part in reversed(program.parts):
         names = [name for name in part.forward_inputs if name in tensors]
@@ -154,7 +154,8 @@ def _tangent(given: dict[int, Tensor], name: str, outputs: Mapping[str, Tensor])
 
 
 class RankStep:
-    """How whole tensors and those of ranks relate, for the inputs and outputs of a program."""
+    """Converts between whole tensors and those of ranks, for the inputs and outputs of a
+    program."""
 
     def __init__(
         self,
@@ -174,8 +175,8 @@ class RankStep:
         }
 
     def split(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> list[list[Tensor]]:
-        """Per rank, the inputs called `names`: shards of parameters and of inputs that are handed
-        out in pieces, everything else whole. Ranks that hold the same shard share the tensor."""
+        """Per rank, the inputs called `names`: shards of parameters and of sharded inputs, all
+        others whole. Ranks that hold the same shard share the tensor."""
         per_rank: list[list[Tensor]] = [[] for _ in range(self.mesh.num_devices)]
         for name in names:
             kind, _, target = name.partition(":")
@@ -202,7 +203,7 @@ class RankStep:
             yield cut[key]
 
     def joined(self, run: MicrobatchRun) -> StepResult:
-        """What turns have made, whole."""
+        """The results of all microbatches, as whole tensors."""
         outputs = {name: self.join(name, each) for name, each in run.results.items()}
         gradients = {
             name.partition(":")[2]: self.join(name, each) for name, each in run.gradients.items()
