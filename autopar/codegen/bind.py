@@ -1,4 +1,4 @@
-"""From the graphs that all ranks share to those of one rank."""
+"""Binds the graphs that all ranks share to one rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bind(
     """`program` for the rank at `coordinate` of `mesh`. `groups` names its process group on each
     axis. Graphs are traced on the CPU: tensors that they create there are created on `device`.
 
-    The given program is left as it is. PlanMismatchError for an axis without a group.
+    The given program is not changed. PlanMismatchError for an axis without a group.
     """
     index = {axis.name: at for axis, at in zip(mesh, coordinate, strict=True)}
     missing = [name for name in index if name not in groups]

@@ -352,7 +352,7 @@ class _Generator:
         return microbatches * self.layout.choice(node).num_parts(reduced, self.sizes)
 
     def _spoken(self, transfer: Transfer) -> str:
-        """What a transfer brings, in words."""
+        """The tensor of a transfer, in words."""
         root = self.graph.nodes[transfer.source.ref.node]
         if root.role is not Role.OP:
             return f"{root.role.value} {root.target}"

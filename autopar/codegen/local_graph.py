@@ -97,7 +97,7 @@ class Messages:
         return self._packing(transfer).unpack(landed)
 
     def _copy(self, message: Message, x: fx.Node) -> None:
-        """A tensor on its way to the host, or back to where graphs run (`bind`)."""
+        """Start a copy of `x` to the host, or back to the device of graphs (`bind`)."""
         is_reload = message.kind == "reload"
         target, device = (RELOAD, (torch.device("cpu"),)) if is_reload else (OFFLOAD, ())
         self._issued[message] = self.graph.call(target, x, *device)
@@ -141,7 +141,7 @@ class Messages:
 
 
 class _BufferSlice(NamedTuple):
-    """Columns of what a bucket brought, and the shape they make."""
+    """Columns of a bucket's result, and the shape of their tensor."""
 
     landed: fx.Node
     start: int

@@ -141,8 +141,8 @@ def _microbatch_slot(whole: Sequence[Sequence[int]], cut: Sequence[Sequence[int]
 
 
 def _cast(graph: LeanGraph, node: Node, x: fx.Node) -> fx.Node:
-    """`x` in the dtype of what `node` makes. What is beyond the range of float16 becomes the
-    largest number in it, and not infinity: gradients stay finite."""
+    """`x` in the dtype of what `node` makes. Values beyond the range of float16 become its largest
+    number, not infinity, so that gradients stay finite."""
     dtype = getattr(torch, node.outputs[0].dtype)
     cast = graph.call(aten._to_copy.default, x, dtype=dtype)
     if dtype is torch.float16:

@@ -33,7 +33,7 @@ def adds_bias(node: Node, shapes: Shapes, inputs: Sequence[TensorType]) -> bool:
 
 
 def fuse_bias(graph: fx.Graph) -> fx.Graph:
-    """mm and the addition of a bias, which planning tells apart, as one addmm."""
+    """mm and the addition of a bias, which are separate in planning, as one addmm."""
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not node.meta.get(BIAS):
             continue

@@ -1,6 +1,6 @@
 """All private APIs of DTensor that the training process uses.
 
-`tests/runtime/test_torch_private.py` holds each one's signature against the torch installed.
+`tests/runtime/test_torch_private.py` compares each one's signature with the torch installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_flatten
 
 _DTENSOR: Any = DTensor
-"""The class, of which methods are replaced."""
+"""The class whose methods are replaced."""
 
 
 def mesh_of_others(kind: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:

@@ -1,6 +1,6 @@
 """All private torch APIs that the training process uses.
 
-`tests/runtime/test_torch_private.py` holds each one's signature against the torch installed.
+`tests/runtime/test_torch_private.py` compares each one's signature with the torch installed.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def is_transforming() -> bool:
 
 
 def is_transformed(x: Tensor) -> bool:
-    """Whether a tensor is what a function finds inside of a transform of `torch.func`."""
+    """Whether a tensor is wrapped by a transform of `torch.func`."""
     return is_functorch_wrapped_tensor(x)
 
 
@@ -271,8 +271,8 @@ def hand_hooks(old: Tensor, new: Tensor) -> None:
 
 
 def step_next_to(optimizer: Any, before: Any, after: Any) -> None:
-    """Of an optimizer's hooks, that of handle `before` is the last one before a step from now on,
-    and that of `after` the first one after it."""
+    """From now on the hook of handle `before` is the last of an optimizer's hooks before a step,
+    and that of `after` the first after it."""
     optimizer._optimizer_step_pre_hooks.move_to_end(before.id)
     optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
 

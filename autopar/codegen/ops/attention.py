@@ -64,11 +64,11 @@ def _cuts(p: Peers, axes: tuple[int, ...]) -> Cuts:
 def _ring(p: Peers) -> list[fx.Node]:
     """Attention of this rank's queries with the keys and values of all ranks of the axis."""
     q, k, v, _, _, scale = p.args
-    way = _Ring.of(p, 0)
+    ring = _Ring.of(p, 0)
     out: Any = None
     lse: Any = None
-    for step, keys, values in way.blocks(k, v):
-        more, more_lse = way.attend(step, q, keys, values, scale)
+    for step, keys, values in ring.blocks(k, v):
+        more, more_lse = ring.attend(step, q, keys, values, scale)
         if step == 0:
             out, lse = p.cast(more, p.sums_in), more_lse
         else:
@@ -89,24 +89,24 @@ def _ring(p: Peers) -> list[fx.Node]:
 def _ring_backward(p: Peers) -> list[fx.Node]:
     """The gradients of this rank's queries, keys and values."""
     grad, q, k, v, out, lse, _, _, scale = p.args
-    way = _Ring.of(p, 1)
+    ring = _Ring.of(p, 1)
     own: Any = None
     dq: Any = None
     behind: fx.Node | None = None
-    for step, keys, values in way.blocks(k, v):
-        more, dk, dv = way.differentiate(step, grad, q, keys, values, out, lse, scale)
+    for step, keys, values in ring.blocks(k, v):
+        more, dk, dv = ring.differentiate(step, grad, q, keys, values, out, lse, scale)
         dq = p.cast(more, p.sums_in) if dq is None else p(aten.add.Tensor, dq, more)
-        part = way.packed(dk, dv)
+        part = ring.packed(dk, dv)
         if step == 0:
             own = part
         else:
             if behind is not None:
                 part = p(aten.add.Tensor, part, p(c10d.wait_tensor.default, behind))
-            behind = way.passed_on(part)
+            behind = ring.passed_on(part)
     home = p(c10d.wait_tensor.default, behind)
     return [
         p.cast(dq, p.dtype, given=p.sums_in),
-        *way.unpacked(p(aten.add.Tensor, own, home)),
+        *ring.unpacked(p(aten.add.Tensor, own, home)),
     ]
 
 

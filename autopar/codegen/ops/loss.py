@@ -13,7 +13,7 @@ from autopar.runtime.ops.chunked_loss import ELSEWHERE
 aten = torch.ops.aten
 
 _IGNORED = -1
-"""What stands for a target that is not in this rank's classes: no local class has that number."""
+"""Stands for a target that is not in this rank's classes: no local class has that number."""
 
 
 def _own_targets(p: Peers, target: fx.Node, ignored: int, classes: int) -> fx.Node:
@@ -47,7 +47,7 @@ LOSS_EMITTERS: Emitters = {
 # Losses in chunks, with sharded classes.
 
 _IGNORED_HERE = -2
-"""What stands for a target that is ignored, which is none of this rank's."""
+"""Stands for an ignored target."""
 
 
 def _targets_or_elsewhere(p: Peers, target: fx.Node, ignored: int, classes: int) -> fx.Node:

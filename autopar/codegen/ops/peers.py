@@ -27,8 +27,8 @@ c10d = torch.ops._c10d_functional
 
 @dataclass
 class Peers:
-    """Appends to `graph` what `node` does under `choice`, with tensors of `shapes` and the first
-    input in `dtype`; `sent` is what it sends, in order."""
+    """Appends the nodes of `node` under `choice` to `graph`. Tensors have `shapes`, the first input
+    has `dtype`, and `sent` are the collectives that it was priced for, in order."""
 
     graph: LeanGraph
     node: Node

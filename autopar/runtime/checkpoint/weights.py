@@ -48,7 +48,7 @@ class Sources:
 
     by_name: Mapping[str, Source] = field(default_factory=dict[str, Source])
     digest: str = "the model"
-    """What ranks compare."""
+    """Ranks compare it."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.by_name

@@ -71,10 +71,10 @@ def remake(tensors: Iterable[RecreatedTensor]) -> None:
             setattr(module, name, new)
 
 
-# The leaves of a call's arguments as a program knows them: what it is made for.
+# The leaves of a call's arguments: a program is made for these.
 
 CONSTANTS = frozenset({*PLAIN, float})
-"""Types of arguments that are part of the program, and known by what they print."""
+"""Types of arguments that are constants of a program, known by their `repr`."""
 
 
 def describe_argument(leaf: Any) -> str:
@@ -154,8 +154,8 @@ class Executable:
     positions. `random` is the generator to draw from, if it draws. `in_spec` is the structure of
     (args, kwargs), and `names` are the user's names of the outputs, by position. `origin` is shared
     by all programs of a call, each of which has gradients of more outputs. `reads` are the values
-    that the program depends on beside its arguments, and `leavings` those that forward leaves on
-    the model. `externals` are the script's tensors that are inputs, by their numbers.
+    that the program depends on apart from its arguments, and `leavings` those that forward leaves
+    on the model. `externals` are the script's tensors that are inputs, by their numbers.
     """
 
     step: Step
@@ -217,7 +217,7 @@ class ProgramEntry:
         return entry
 
     def collect(self, model: nn.Module) -> None:
-        """From now on the program takes what the model has now."""
+        """Take parameters, buffers and recreated tensors from the model as it is now."""
         self.params = {name: self.tensor(model, name) for name in self.executable.step.params}
         self.recreated = tuple(recreated_by_hooks(model))
         self.trained = tuple(param.requires_grad for param in self.params.values())
@@ -251,7 +251,7 @@ class ProgramEntry:
         ) and not any(isinstance(tensor_of(model, n), DTensor) for n in _buffers(executable))
 
     def ready_params(self, device: torch.device) -> Mapping[str, Tensor]:
-        """What the program takes as parameters in a call."""
+        """The program's parameters for a call."""
         if not self.others:
             return self.params
         params = dict(self.params)

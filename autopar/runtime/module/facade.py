@@ -67,7 +67,8 @@ class Facade(nn.Module):
 
     @property
     def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """That of the model, for `isinstance` and for what is asked of a class; `type` tells."""
+        """That of the model, for `isinstance` and for class attributes; `type` gives
+        `CompiledModule`."""
         return type(self._model)
 
     @property
@@ -117,8 +118,8 @@ class Facade(nn.Module):
         return terms.library.whole(state, kwargs.get("prefix", "")) if terms else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """That of the model; of whole tensors, each rank takes what it stores. AutoparError if
-        `assign` would leave tied parameters that are two in one memory."""
+        """That of the model; each rank takes its shards of whole tensors. AutoparError if `assign`
+        would make two parameters in one memory of a tied one."""
         assigned = kwargs.get("assign", args[1] if len(args) > 1 else False)
         if assigned and self._runner.world.size > 1:
             check_ties(self._model, state_dict)

@@ -55,7 +55,7 @@ _MARK = "_autopar_sharded"
 
 
 def mark(param: Tensor) -> None:
-    """`param` is one of a compiled model: what the hooks act on."""
+    """Mark `param` as a compiled model's: the hooks act on these."""
     vars(param)[_MARK] = True
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before))
@@ -266,7 +266,7 @@ class _Stepping:
         return local
 
     def _stored(self, param: DTensor, plain: Tensor, value: Any) -> Any:
-        """A state as it is between steps."""
+        """A state in its form between steps."""
         if not isinstance(value, Tensor) or value.shape != plain.shape or value.dim() == 0:
             return value
         known = self.known.get(id(value))

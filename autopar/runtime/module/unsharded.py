@@ -67,7 +67,7 @@ class _Held(NamedTuple):
 
     @property
     def now(self) -> Any:
-        """What is in its place."""
+        """The tensor in its place now."""
         module, leaf = self.places[0]
         return getattr(module, leaf, None)
 

@@ -217,7 +217,7 @@ _FILLS = frozenset(
         "uniform",
     )
 )  # fmt: skip
-"""Ops that draw what they write, and read nothing that was there."""
+"""Ops that overwrite their argument with random numbers, and do not read it."""
 
 
 def drawn_whole(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -109,8 +109,8 @@ def sdpa_backward(
 
 
 def _flash_cpu(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Whether the CPU's fused kernel takes these. Under a mask it does not say what a row that
-    attends to nothing leaves in lse."""
+    """Whether the CPU's fused kernel takes these. Under a mask it does not define the lse of a row
+    that attends to nothing."""
     return (
         q.device.type == "cpu"
         and q.dtype in _FLASH_CPU

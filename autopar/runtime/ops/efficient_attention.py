@@ -22,7 +22,7 @@ _ALIGNED_BYTES = 16
 _LSE_BLOCK = 32
 """The kernel's rows of lse are filled up to a multiple of it."""
 _LOST = -(2.0**26)
-"""Float32 rounds what is added to it to multiples of 8."""
+"""Numbers added to it in float32 are rounded to multiples of 8."""
 
 
 def applies(q: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
@@ -94,7 +94,7 @@ def _without_lost_rows(q: Tensor, mask: Tensor) -> Tensor:
 
 
 def _bias(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """What is added to the scores [B, H, S, T], without an infinity, as the kernel asks for it."""
+    """The bias on scores [B, H, S, T], without infinities, as the kernel requires it."""
     lowest = torch.finfo(q.dtype).min
     if mask.dtype == torch.bool:
         bias = torch.zeros(mask.shape, dtype=q.dtype, device=mask.device)

@@ -66,8 +66,8 @@ class Feed:
     def backward(
         self, grad: Tensor, weights: Tensor, rows: Tensor, ends: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Where each row of the output is weighted by `weights` [R] and `grad` [R, D] is the
-        gradient of what is weighted: gradients of (rows, weights, up, down, up_bias)."""
+        """The gradients of (rows, weights, up, down, up_bias). `weights` [R] weight each row of the
+        output, and `grad` [R, D] is the gradient of the weighted rows."""
         hidden = self._hidden(rows, ends)
         active = self.gate(hidden)
         through = grouped_linear(grad, self.down.transpose(1, 2), ends)

@@ -142,7 +142,7 @@ def room_for(x: Tensor) -> Tensor:
 
 
 def _begun(copy: Tensor, x: Tensor, device: torch.device, direction: str) -> Tensor:
-    """`copy`, into which `x` is on its way."""
+    """Begin to copy `x` into `copy`, which is returned."""
     stream = _stream(device, direction)
     # A step that failed never runs `arrived` for its copies.
     for place in [place for place, (event, *_) in _under_way.items() if event.query()]:

@@ -21,8 +21,8 @@ c10d = torch.ops._c10d_functional
 
 @dataclass(frozen=True, slots=True)
 class RaggedMessage:
-    """`rows`, of which `sent[r]` rows go to rank r of the group, in order; `received[r]` rows come
-    from it."""
+    """An all-to-all of `rows`: `sent[r]` of them go to rank r of the group, in order, and
+    `received[r]` rows come from it."""
 
     rows: Tensor
     sent: Sequence[int]

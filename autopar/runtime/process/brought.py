@@ -57,7 +57,7 @@ _WIDTH = _COUNT + 1
 
 
 class Brought:
-    """The rows of all ranks, as they are gathered: `mine` into `rows`."""
+    """The rows of all ranks: `mine` is gathered into `rows`."""
 
     def __init__(self, size: int) -> None:
         rows = torch.zeros((size, _WIDTH), dtype=torch.int64, device="cpu")

@@ -24,8 +24,8 @@ def param_types(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def digest_params(model: nn.Module) -> str:
-    """How many numbers the parameters have, and a hash of names, shapes, dtypes, ties and of which
-    are trained; not of values."""
+    """The number of elements of all parameters, and a hash of names, shapes, dtypes, ties and of
+    which are trained; not of values."""
     lines = [
         f"{name} {param.dtype} {list(param.shape)} {param.requires_grad}"
         for name, param in model.named_parameters()

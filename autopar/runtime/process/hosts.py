@@ -112,8 +112,8 @@ def ranks_per_node(hosts: Sequence[RankHost]) -> int:
 
 
 def check_blocks(hosts: Sequence[RankHost], size: int, cluster: str) -> None:
-    """ClusterError if ranks, `size` of which follow each other on each node of `cluster`, lie
-    across the hosts. A node may be a part of a host, or several whole ones."""
+    """ClusterError if nodes of `cluster`, which have `size` consecutive ranks each, lie across
+    hosts. A node may be a part of a host, or several whole ones."""
     blocks = [frozenset(range(first, first + size)) for first in range(0, len(hosts), size)]
     for ranks in _by_host(hosts).values():
         here = frozenset(ranks)

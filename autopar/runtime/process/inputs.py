@@ -69,7 +69,7 @@ class InputShard:
     def describe(self) -> str:
         """`float32[8, 16]`, and its input sharding."""
         dtype = str(self.local.dtype).removeprefix("torch.")
-        # One that is to have a gradient is refused as it is traced.
+        # An input that requires a gradient is refused in tracing.
         graded = "with gradient" if self.local.requires_grad and torch.is_grad_enabled() else ""
         return " ".join(f"{dtype}{list(self.shape)} {self.input_sharding or ''} {graded}".split())
 

@@ -1,8 +1,8 @@
 """Which tensors a program can take: plain ones, with a place in memory for each element.
 
 Sparse, nested, quantized and MKL-DNN tensors have no such place, and a tensor class with ops of its
-own (`__torch_dispatch__`) computes what a program does not see. Each is refused by the name of the
-argument, parameter or buffer, with what to write instead.
+own (`__torch_dispatch__`) computes results that a program does not see. Each is refused by the name
+of the argument, parameter or buffer, with what to write instead.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ def check_states(model: nn.Module) -> None:
 
 
 def sparse_remedy(dense: str, parts: str) -> str:
-    """What to write instead of a sparse tensor: `dense`, or else `parts` and what is made of
-    them."""
+    """What to write instead of a sparse tensor: `dense`, or else `parts` and a matmul with them."""
     return (
         f"Where the dense tensor fits in memory, {dense}. Else {parts}, and write the product with "
         "a dense w of f columns as "

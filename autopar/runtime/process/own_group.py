@@ -20,7 +20,7 @@ from autopar.runtime.dtensor_private import redistribute_as_bytes
 from autopar.runtime.torch_private import take_over_collective, timeout_of_world
 
 _own: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-"""By the default process group that they were made beside."""
+"""By the default process group at the time."""
 
 
 def own_group() -> dist.ProcessGroup | None:

@@ -30,7 +30,8 @@ _BY_ELEMENT = frozenset(
         aten.zeros_like.default,
     }
 )  # fmt: skip
-"""Ops beside those that torch calls pointwise. It does so of losses, which are means as well."""
+"""Elementwise ops that torch does not tag as pointwise. It tags losses so, which are means as
+well."""
 
 _MATMULS = frozenset(
     {

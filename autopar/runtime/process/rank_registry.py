@@ -304,7 +304,7 @@ class StoreKeeper(NamedTuple):
 
 
 def keeper_of(store: Store) -> StoreKeeper:
-    """Who keeps `store`, as torch's rendezvous has it."""
+    """Who keeps `store`, by torch's rendezvous."""
     port = port_of(store)
     if port is None:
         return StoreKeeper("")

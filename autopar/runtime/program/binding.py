@@ -1,4 +1,4 @@
-"""From a program that is bound to this rank to what the compiled module runs."""
+"""From a program that is bound to this rank to the step that the compiled module runs."""
 
 from __future__ import annotations
 

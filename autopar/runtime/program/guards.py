@@ -1,7 +1,7 @@
 """Guards: checks before every call that the values that a trace read are unchanged.
 
 A trace reads more than tensors: attributes such as a temperature, hooks, submodules, globals. Its
-program is right while they are what they were. The check takes microseconds: a generated function
+program is right while these are unchanged. The check takes microseconds: a generated function
 compares identities (`table["p"] is value`) and nothing else. If one differs, values are compared.
 If they are equal after all, the function is generated anew.
 """
@@ -58,7 +58,7 @@ class Guard:
         each = {(id(read.owner), read.name): read for read in reads}.values()
         self._reads = tuple(sorted(each, key=lambda read: read.name != "training"))
         self.trained: tuple[Tensor, ...]
-        """The tensors with a gradient among what is read, beside those of modules."""
+        """The tensors among the reads that require a gradient, without those of modules."""
         self._state, self._check, self.trained = self._look()
 
     def holds(self) -> bool:
@@ -209,7 +209,7 @@ class _Looking(Freezer):
         if not isinstance(value, Tensor):
             return Same(value)
         if isinstance(value, nn.Parameter) and not value.requires_grad:
-            # Of those that require one, autograd tells (`function.RefrozenError`).
+            # Autograd checks parameters that require one (`function.RefrozenError`).
             self._term(f"{self._name(value)}.requires_grad is False")
         return self._ties.setdefault(id(value), len(self._ties)), *form(value)
 
@@ -289,7 +289,7 @@ def is_watchable(value: Any) -> bool:
 
 
 def form(tensor: Tensor) -> tuple[Hashable, ...]:
-    """What a program depends on of a tensor that is one of its inputs."""
+    """The properties of an input tensor that a program depends on."""
     return (
         tuple(tensor.shape),
         str(tensor.dtype),

@@ -339,7 +339,7 @@ class _Once:
         return [results[each.name] for each in self.schedule.results]
 
     def forward(self, inputs: list[Any]) -> list[Tensor]:
-        """The results, then what is `saved`."""
+        """The results, then the `saved` tensors."""
         given = dict(zip(self.schedule.inputs, inputs, strict=True))
         inputs.clear()
         # Empty tangents, not None: there will be a backward, with tangents of its own.

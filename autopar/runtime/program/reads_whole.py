@@ -38,7 +38,7 @@ def storage_of_shard(shard: Tensor, *, in_shards: bool) -> torch.UntypedStorage:
 
 
 class ReadsWhole:
-    """Text, arrays, lists, copies and files of a tensor of which this rank has a `shard`."""
+    """Text, arrays, lists, copies and files of a whole tensor, of which this rank has a `shard`."""
 
     shard: Tensor
     in_shards: bool

@@ -132,7 +132,7 @@ class Exchanges:
         )
 
     def action_of(self, link: StageLink, microbatch: int, *, sends: bool) -> Action:
-        """The action that sends what goes along a link, or the one that reads it."""
+        """The action that sends a message along a link, or the one that reads it."""
         kind = Pass.FORWARD if link.phase is Phase.FORWARD else Pass.BACKWARD
         stage = link.source if sends else link.target
         first = self.first.get((stage, kind), microbatch)

@@ -34,7 +34,7 @@ class SimulatedStep:
     changed: frozenset[str] = frozenset()
 
     def named(self) -> dict[str, Tensor]:
-        """All tensors, as they are called in a report."""
+        """All tensors, by their names in a report."""
         return (
             {f"output {name}{_kind(x)}": x for name, x in self.outputs.items()}
             | self.states()
@@ -42,7 +42,7 @@ class SimulatedStep:
         )
 
     def states(self) -> dict[str, Tensor]:
-        """Buffers and parameters, as they are called in a report."""
+        """Buffers and parameters, by their names in a report."""
         return {f"buffer {name}": x for name, x in self.buffers.items()} | {
             f"parameter {name}": x for name, x in self.parameters.items()
         }

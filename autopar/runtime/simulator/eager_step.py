@@ -1,4 +1,4 @@
-"""One training step the eager way, on the model itself, in its dtype or another."""
+"""One eager training step, on the model itself, in its dtype or another."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def seeded(seed: int) -> Generator[None, None, None]:
 @contextmanager
 def own_values(model: nn.Module, dtype: str | None = None) -> Generator[None, None, None]:
     """Inside, the tensors that the modules of `model` hold have copies of their values, floating
-    ones in `dtype` if one is given, and no gradients; outside, what they had.
+    ones in `dtype` if one is given, and no gradients. Outside, they have their own.
 
     They are the same tensors, so other references to them, such as from a function that the model
     holds, see these values. A copy of the model would miss those, and not every model can be

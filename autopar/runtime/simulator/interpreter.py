@@ -29,8 +29,8 @@ def run(
 ) -> list[list[Tensor]]:
     """The outputs of unbound graph `gm` on every rank of `mesh`, in order of rank.
 
-    Ranks whose arguments of an op are the same tensors share its result, so that what is replicated
-    is computed (and, for random ops, drawn) once. Values are freed at their last use.
+    Ranks whose arguments of an op are the same tensors share its result. So replicated values are
+    computed (and, for random ops, drawn) once. Values are freed at their last use.
     """
     ranks = range(mesh.num_devices)
     if len(inputs_per_rank) != len(ranks):
