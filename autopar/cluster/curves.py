@@ -63,7 +63,7 @@ def fit(points: Sequence[tuple[int, float]]) -> Fit:
     weights, more, errors = [1.0] * len(target), least, target
     for _ in range(_ROUNDS):
         more = _non_negative(relative, target, weights)
-        errors = [abs(_dot(row, more) - wanted) for row, wanted in zip(relative, target)]
+        errors = [abs(_dot(row, more) - value) for row, value in zip(relative, target)]
         weights = [1 / max(error, _EXACT) for error in errors]
     start_s, byte_s, root_s = (a + b for a, b in zip(least, more, strict=True))
     return Fit(start_s, 1 / byte_s, root_s, tuple(errors))
@@ -73,13 +73,13 @@ def _non_negative(rows: Sequence[_Terms], target: Sequence[float], weights: _Fig
     """The weighted least squares solution among those without a negative figure."""
     best, least = (0.0, 0.0, 0.0), inf
     for some in (c for n in range(4) for c in combinations(range(3), n)):
-        found = _least_squares([[row[k] for k in some] for row in rows], target, weights)
-        if found is None or min(found, default=0) < 0:
+        solution = _least_squares([[row[k] for k in some] for row in rows], target, weights)
+        if solution is None or min(solution, default=0) < 0:
             continue
         whole = [0.0] * 3
-        for k, figure in zip(some, found, strict=True):
+        for k, figure in zip(some, solution, strict=True):
             whole[k] = figure
-        errors = (_dot(row, whole) - wanted for row, wanted in zip(rows, target, strict=True))
+        errors = (_dot(row, whole) - value for row, value in zip(rows, target, strict=True))
         squares = sum(w * e * e for w, e in zip(weights, errors, strict=True))
         if squares < least:
             best, least = (whole[0], whole[1], whole[2]), squares

@@ -73,8 +73,8 @@ def _rates(
     float64: float, float32: float, half: float, float8: float | None = None
 ) -> dict[str, float]:
     """TFLOP/s per dtype; `half` is for both dtypes of two bytes, `float8` for both of one byte."""
-    found = {"float64": float64, "float32": float32, "bfloat16": half, "float16": half}
-    return found if float8 is None else found | {"float8_e4m3fn": float8, "float8_e5m2": float8}
+    rates = {"float64": float64, "float32": float32, "bfloat16": half, "float16": half}
+    return rates if float8 is None else rates | {"float8_e4m3fn": float8, "float8_e5m2": float8}
 
 
 _A100_RATES = _rates(19.5, 19.5, 312.0)
@@ -323,8 +323,8 @@ def preset_of(name: str, memory_bytes: int | None = None) -> str | None:
     in a preset's name is the memory's."""
     words = re.split(r"[\s-]+", name.upper())
     spoken = {"".join(words[i:j]) for j in range(len(words) + 1) for i in range(max(0, j - 3), j)}
-    said = [int(found[1]) for word in words if (found := re.fullmatch(r"(\d+)GB", word))]
-    size = memory_bytes or (said[0] * 10**9 if said else None)
+    sizes_gb = [int(match[1]) for word in words if (match := re.fullmatch(r"(\d+)GB", word))]
+    size = memory_bytes or (sizes_gb[0] * 10**9 if sizes_gb else None)
 
     def fits(preset: str) -> bool:
         has_size = size is None or abs(DEVICES[preset].memory_bytes - size) < 0.15 * size

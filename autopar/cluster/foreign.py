@@ -64,7 +64,7 @@ def cluster_from(given: str | Path) -> str | None:
         if hosts is not None:
             return f"is {hosts.what}. {hosts.remedy}"
     try:
-        found = look_into(given)
+        foreign = look_into(given)
     except (FileNotFoundError, NotADirectoryError):
         is_path = os.sep in str(given) or re.search(r"[^\d\W]\.\w+$", str(given))
         return f"is no cluster, and no file: write {EXAMPLES}" if is_path else None
@@ -72,11 +72,11 @@ def cluster_from(given: str | Path) -> str | None:
         return None
     except OSError as error:
         return f"is a file that cannot be read: {error.strerror}"
-    if found is None and isinstance(given, Path):
+    if foreign is None and isinstance(given, Path):
         return None
-    found = found or Foreign("a file of another kind", "")
-    remedy = found.remedy or f"Write a cluster, {EXAMPLES}"
-    return f"is {found.what}, and no cluster. {remedy}"
+    foreign = foreign or Foreign("a file of another kind", "")
+    remedy = foreign.remedy or f"Write a cluster, {EXAMPLES}"
+    return f"is {foreign.what}, and no cluster. {remedy}"
 
 
 def look_into(path: str | os.PathLike[str]) -> Foreign | None:
@@ -134,15 +134,15 @@ def _trace(text: str) -> Foreign | None:
     per_node = min(size, len(there))
     if size % per_node:
         return Foreign(what, f"It tells of {size} ranks on nodes of {len(there)} devices, {name}.")
-    told = f"It tells of {size} ranks on {size // per_node} nodes, with {name}"
-    return Foreign(what, f"{told}: {_write(size // per_node, per_node, device)}.")
+    summary = f"It tells of {size} ranks on {size // per_node} nodes, with {name}"
+    return Foreign(what, f"{summary}: {_write(size // per_node, per_node, device)}.")
 
 
 def _part(text: str, key: str, missing: Any) -> Any:
     """The value of a key of JSON that may be cut off behind it."""
-    found = re.search(rf'"{key}"\s*:\s*', text)
+    match = re.search(rf'"{key}"\s*:\s*', text)
     try:
-        value = json.JSONDecoder().raw_decode(text, found.end())[0] if found else missing
+        value = json.JSONDecoder().raw_decode(text, match.end())[0] if match else missing
     except ValueError:
         return missing
     return value if isinstance(value, type(missing)) else missing
@@ -152,8 +152,8 @@ def _plan(text: str) -> Foreign | None:
     if not text.startswith("{") or '"schema"' not in text or '"structure"' not in text:
         return None
     cluster: object = _part(text, "structure", {}).get("cluster")
-    told = f": its cluster is {cluster}, write that" if isinstance(cluster, str) else ""
-    return Foreign("a plan of autopar's", f"It was made for one cluster{told}.")
+    hint = f": its cluster is {cluster}, write that" if isinstance(cluster, str) else ""
+    return Foreign("a plan of autopar's", f"It was made for one cluster{hint}.")
 
 
 def _topology(text: str) -> Foreign | None:
@@ -175,7 +175,7 @@ def _joined(table: Sequence[Sequence[str]]) -> str:
     equally large and alike."""
     num = len(table)
     kinds = Counter(kind for k, row in enumerate(table) for kind in row[k + 1 :])
-    told = f"They are joined by {', '.join(sorted(kinds))}" if kinds else "There is one"
+    text = f"They are joined by {', '.join(sorted(kinds))}" if kinds else "There is one"
     nvlinks = {int(kind[2:]) for kind in kinds if re.fullmatch(r"NV\d+", kind)}
     groups = {
         frozenset(j for j, kind in enumerate(row) if kind[:2] in ("X", "NV")) for row in table
@@ -185,15 +185,15 @@ def _joined(table: Sequence[Sequence[str]]) -> str:
     if not is_even:
         plain = f'levels = [{{size = {num}, link = "PCIe 4 x16"}}]'
         slowest = "the slowest, taken for PCIe 4" if nvlinks else "taken for PCIe 4"
-        return _toml_of(f"{told}: {slowest}", _USUAL if nvlinks else "L40S", plain)
+        return _toml_of(f"{text}: {slowest}", _USUAL if nvlinks else "L40S", plain)
     (count,), (size,) = nvlinks, sizes
     link, device = _OF_LINKS.get(count, ("NVLink 3", "A100"))
     inner = f'"{link}"'
     if count not in _OF_LINKS:
         inner = f'{{preset = "{link}", bytes_per_s = "{count * _NVLINK_GB_PER_S}GB/s"}}'
     outer = f'{{size = {num // size}, link = "PCIe 4 x16"}}, ' if size < num else ""
-    told += f", {count} NVLinks each" + (' (of B200s that is "NVLink 5")' if count == 18 else "")
-    return _toml_of(told, device, f"levels = [{outer}{{size = {size}, link = {inner}}}]")
+    text += f", {count} NVLinks each" + (' (of B200s that is "NVLink 5")' if count == 18 else "")
+    return _toml_of(text, device, f"levels = [{outer}{{size = {size}, link = {inner}}}]")
 
 
 def _toml_of(text: str, device: str, levels: str) -> str:
@@ -256,9 +256,9 @@ def _of_hosts(num: int) -> str:
 
 def _hostfile(text: str) -> Foreign | None:
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    found = [_HOST.fullmatch(line) for line in lines if line]
-    hosts = [host for host in found if host is not None]
-    if not hosts or len(hosts) < len(found):
+    matches = [_HOST.fullmatch(line) for line in lines if line]
+    hosts = [host for host in matches if host is not None]
+    if not hosts or len(hosts) < len(matches):
         return None
     slots = [_slots(host) for host in hosts]
     if None in slots and not all(re.search(r"[\d.-]|^localhost$", host["host"]) for host in hosts):
@@ -279,5 +279,5 @@ def _hostfile(text: str) -> Foreign | None:
 
 
 def _slots(host: re.Match[str]) -> int | None:
-    said = re.search(r"(?<![_-])slots\s*=\s*(\d+)", host["slots"])
-    return int(host["count"] or (said[1] if said else 0)) or None
+    match = re.search(r"(?<![_-])slots\s*=\s*(\d+)", host["slots"])
+    return int(host["count"] or (match[1] if match else 0)) or None

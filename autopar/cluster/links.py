@@ -33,8 +33,8 @@ def _curves(gb_per_s: float, fits: _Fits) -> tuple[Curve, ...]:
             fitted / gb_per_s,
             root_us * _US / (start_us * _US * _MIB / (fitted * 1e9)) ** 0.5,
         )
-        for kind, found in fits.items()
-        for ranks, start_us, fitted, root_us in found
+        for kind, rows in fits.items()
+        for ranks, start_us, fitted, root_us in rows
     )
 
 

@@ -156,14 +156,14 @@ def _grid(profile: Profile, dtype: str) -> MatmulGrid | None:
 
 
 def _series(profile: Profile, backward: bool) -> Iterator[AttentionSeries]:
-    found = grouped(
+    series = grouped(
         (
             (e.batch * e.heads * e.sequence, e.head_dim, e.dtype),
             (e.sequence, (e.backward_ns if backward else e.forward_ns) * 1e-9),
         )
         for e in profile.attentions
     )
-    for place, points in sorted(found.items()):
+    for place, points in sorted(series.items()):
         yield AttentionSeries(backward, *place, _rising(sorted(points)))
 
 
@@ -203,11 +203,11 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
     )
     if not measured:
         return base
-    found = {
+    fits = {
         place: fit([(sent.num_bytes, sent.time_ns * 1e-9) for sent in measured[place]])
         for place in sorted(measured)
     }
-    adapter = {place: _adapter_bytes_per_s(place, each) for place, each in found.items()}
+    adapter = {place: _adapter_bytes_per_s(place, each) for place, each in fits.items()}
     rate = _rounded(min(most_bytes_per_s, max(adapter.values())))
     curves = tuple(
         Curve(
@@ -218,7 +218,7 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
             _rounded(each.root_s / (each.start_s * _link_byte_s(place, each)) ** 0.5),
             place.shared,
         )
-        for place, each in found.items()
+        for place, each in fits.items()
     )
     start_s, latency_s = _steps(curves)
     return Link(
@@ -227,7 +227,7 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
         latency_s=latency_s,
         start_s=start_s,
         source=f"profile with torch {profile.torch}, all {profile.num_devices} ranks at once; "
-        f"fits within {_percents([error for each in found.values() for error in each.errors])}",
+        f"fits within {_percents([error for each in fits.values() for error in each.errors])}",
         curves=curves,
         contention=_contention(level, profile, base),
     )

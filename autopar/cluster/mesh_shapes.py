@@ -59,10 +59,10 @@ def parse_mesh(text: str, cluster: Cluster) -> Mesh:
     multiply to the number of devices.
     """
     names, sizes = _axes(text)
-    wanted, present = prod(sizes), cluster.num_devices
-    if wanted != present:
+    size, present = prod(sizes), cluster.num_devices
+    if size != present:
         raise ClusterError(
-            f"mesh {text!r} has {wanted} device{'s' * (wanted != 1)}, but cluster {cluster.name} "
+            f"mesh {text!r} has {size} device{'s' * (size != 1)}, but cluster {cluster.name} "
             f"has {present}: choose sizes that multiply to {present}"
         )
     return _lay(names, sizes, cluster)
@@ -87,13 +87,13 @@ def candidate_meshes(
         raise ClusterError(f"a mesh search takes 1 to {len(_NAMES) - 1} axes, not {max_axes}")
     if cluster.num_devices == 1:
         return (Mesh(()),)
-    found: dict[tuple[_Signature, ...], Mesh] = {}
+    meshes: dict[tuple[_Signature, ...], Mesh] = {}
     for num_axes in range(1, max_axes + 1):
         for sizes in _factorizations(cluster.num_devices, num_axes):
             mesh = _lay(_NAMES[num_axes], sizes, cluster)
             signatures = map(_signature, mesh.axes)
-            found.setdefault(tuple(signatures if in_order else sorted(signatures)), mesh)
-    return tuple(found.values())
+            meshes.setdefault(tuple(signatures if in_order else sorted(signatures)), mesh)
+    return tuple(meshes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +127,15 @@ def kinds_of_axes(cluster: Cluster) -> tuple[KindOfAxis, ...]:
         replace(each, link=replace(each.link, name=str(depth - 1 - k), bytes_per_s=k + 1))
         for k, each in enumerate(cluster.levels)
     )
-    found: dict[tuple[int, int, int], KindOfAxis] = {}
+    kinds: dict[tuple[int, int, int], KindOfAxis] = {}
     for ranks in (size for size in range(2, n + 1) if n % size == 0):
         for stride in (s for s in range(1, n // ranks + 1) if n // ranks % s == 0):
             axis = axis_over("", ranks, stride, replace(cluster, levels=ordered))
             if axis.sides * axis.shared == ranks:
                 level = int(axis.crossed.name)
                 kind = KindOfAxis(level, ranks, stride, axis.sides, axis.shared)
-                found.setdefault((level, axis.shared, axis.sides), kind)
-    return tuple(found[key] for key in sorted(found))
+                kinds.setdefault((level, axis.shared, axis.sides), kind)
+    return tuple(kinds[key] for key in sorted(kinds))
 
 
 def _lay(names: tuple[str, ...], sizes: tuple[int, ...], cluster: Cluster) -> Mesh:
@@ -162,7 +162,7 @@ def axis_over(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
         extent, block = block, block // level.size
         if level.size > 1 and block % (stride * size) and stride % extent:
             crossed.append((level.link, max(1, block // stride)))
-    slowest = min(crossed, key=lambda found: (found[0].bytes_per_s, -found[0].latency_s))
+    slowest = min(crossed, key=lambda pair: (pair[0].bytes_per_s, -pair[0].latency_s))
     link, shared = slowest
     below = (other for other, _ in crossed[crossed.index(slowest) + 1 :])
     inner = min(below, key=lambda link: link.bytes_per_s, default=None)
@@ -200,7 +200,7 @@ def _axes(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return _sized(text)
     sizes: dict[str, int] = {}
     for part in text.split(","):
-        name, equals, size = (piece.strip() for piece in part.partition("="))
+        name, equals, size = (token.strip() for token in part.partition("="))
         if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)):
             raise ClusterError(f"mesh {text!r}: {part.strip()!r} is not name=size ({_EXAMPLES})")
         if name in sizes:

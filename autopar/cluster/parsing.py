@@ -87,10 +87,10 @@ def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
     try:
         return _of_presets(text)
     except ClusterError:
-        told = cluster_from(text)
-        if told is None:
+        message = cluster_from(text)
+        if message is None:
             raise
-    raise ClusterError(f"cluster {text!r} {told}")
+    raise ClusterError(f"cluster {text!r} {message}")
 
 
 def is_cluster_file(text: str) -> bool:
@@ -103,20 +103,20 @@ def _of_presets(text: str) -> Cluster:
     if match is None or not match[2]:
         raise ClusterError(f"cluster {text!r} names no device: write one, {EXAMPLES}")
     sizes = tuple(_size(token, text) for token in re.findall(r"\d+", match[1])) or (1,)
-    found = device(match[2], f"cluster {text!r}", sizes)
+    base = device(match[2], f"cluster {text!r}", sizes)
     if len(sizes) > 2:
         raise ClusterError(
             f"cluster {text!r} has {len(sizes)} levels: a text has nodes and devices per node; "
             "describe more in a .toml file"
         )
-    system = SYSTEMS[found.name]
+    system = SYSTEMS[base.name]
     names = (system.network_link, system.node_link)[-len(sizes) :]
     levels = tuple(
         Level(size, _preset_link(name, prod(sizes[k + 1 :]), f"cluster {text!r}"))
         for k, (size, name) in enumerate(zip(sizes, names, strict=True))
     )
-    name = "x".join([*map(str, sizes), found.name])
-    return checked(Cluster(name, found, levels, system.host), f"cluster {text!r}")
+    name = "x".join([*map(str, sizes), base.name])
+    return checked(Cluster(name, base, levels, system.host), f"cluster {text!r}")
 
 
 def _profiled(path: Path) -> Cluster:
@@ -201,8 +201,8 @@ def _read(path: Path) -> Cluster:
     try:
         content = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        told = cluster_from(path)
-        raise ClusterError(f"{where} {told}" if told else f"{where}: {error}") from error
+        message = cluster_from(path)
+        raise ClusterError(f"{where} {message}" if message else f"{where}: {error}") from error
     if not content:
         raise ClusterError(f"{where} {cluster_from(path) or 'describes nothing'}")
     try:

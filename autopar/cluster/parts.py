@@ -55,10 +55,10 @@ def sizes_of_parts(cluster: Cluster, ranks: int) -> tuple[int, ...]:
     base = max((size for size in possible if size * ranks <= devices), default=1)
     larger = [size for size in possible if size > base and size % base == 0]
     smaller = [size for size in possible if size < base and base % size == 0]
-    found = (*larger[:1], base, *smaller[-1:])
-    if len(cluster.levels) == 1 and ranks <= devices and not add_up_to(devices, ranks, found):
+    sizes = (*larger[:1], base, *smaller[-1:])
+    if len(cluster.levels) == 1 and ranks <= devices and not add_up_to(devices, ranks, sizes):
         return (devices // ranks + 1, devices // ranks)
-    return found
+    return sizes
 
 
 def add_up_to(devices: int, ranks: int, sizes: Sequence[int]) -> bool:
@@ -93,12 +93,12 @@ def place_parts(cluster: Cluster, sizes: Sequence[int]) -> tuple[int, ...]:
 def _lies_evenly(cluster: Cluster, first: int, size: int) -> bool:
     """Whether so many devices from `first` on are within a node, and so on at each level, or are
     whole ones."""
-    block, found = cluster.num_devices, True
+    block, is_even = cluster.num_devices, True
     for level in cluster.levels:
         block //= level.size
         ends = first // block, (first + size - 1) // block
-        found &= ends[0] == ends[1] if size <= block else first % block == size % block == 0
-    return found
+        is_even &= ends[0] == ends[1] if size <= block else first % block == size % block == 0
+    return is_even
 
 
 def axis_between(cluster: Cluster, source: int, target: int, parts: int) -> Axis:

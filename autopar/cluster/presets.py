@@ -29,9 +29,9 @@ def preset(
     name: str, presets: Mapping[str, Preset], what: str, where: str, aliases: Mapping[str, str]
 ) -> Preset:
     """The preset of that name; ClusterError, which names the most similar one, if there is none."""
-    found = _key(name, presets, aliases)
-    if found is not None:
-        return presets[found]
+    key = _key(name, presets, aliases)
+    if key is not None:
+        return presets[key]
     nearest = _nearest(name, presets, aliases, 0.6)
     hint = f"; did you mean {nearest}?" if nearest else ""
     raise ClusterError(f"{where}: unknown {what} {name!r} (known: {', '.join(presets)}){hint}")
@@ -50,16 +50,16 @@ def several_kinds(text: str) -> str | None:
     """What to do about a text that lists devices of several kinds, as in `2xL4+2xA10G`; None where
     it is no such list."""
     parts = [part.strip() for part in re.split(r"[+,;&|]|\band\b", text) if part.strip()]
-    found = [_counted(part) for part in parts]
-    kinds = list(dict.fromkeys(kind for kind, _ in found if kind is not None))
-    if len(parts) < 2 or not kinds or not all(kind or sizes for kind, sizes in found):
+    entries = [_counted(part) for part in parts]
+    kinds = list(dict.fromkeys(kind for kind, _ in entries if kind is not None))
+    if len(parts) < 2 or not kinds or not all(kind or sizes for kind, sizes in entries):
         return None
-    counts = [count or 1 for _, count in found]
-    if len(kinds) == 1 and all(kind for kind, _ in found):
+    counts = [count or 1 for _, count in entries]
+    if len(kinds) == 1 and all(kind for kind, _ in entries):
         sizes = [len(counts), counts[0]] if len({*counts}) == 1 else [sum(counts), 1]
         return f"is in parts of one kind: write {sizes[0]}x{sizes[1]}x{kinds[0]}"
     least = min(kinds, key=lambda kind: (DEVICES[kind].memory_bytes, DEVICES[kind].peak("float32")))
-    alone = " and ".join(part for part, (kind, _) in zip(parts, found, strict=True) if kind)
+    alone = " and ".join(part for part, (kind, _) in zip(parts, entries, strict=True) if kind)
     return (
         "has devices of several kinds, and a cluster has one: all ranks hold and compute as much. "
         f"Plan for each kind by itself ({alone}), or for all of them as if they were the one with "
@@ -92,11 +92,11 @@ def _description(name: str, sizes: Sequence[int]) -> str:
         f'device.memory_bytes_per_s = "{like.memory_bytes_per_s / 1e9:g}GB/s"',
         f"device.flops_per_s = {{{rates}}}",
     ]
-    told = (
+    intro = (
         ". Describe it in a file whose name ends in .toml, and give that. These are the figures of "
         f"{nearest}, the nearest name, to be replaced by its own; the rest stays {nearest}'s:"
     )
-    return "\n    ".join([told, *lines])
+    return "\n    ".join([intro, *lines])
 
 
 def _key(name: str, presets: Mapping[str, object], aliases: Mapping[str, str]) -> str | None:

@@ -182,13 +182,13 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return _FORMAT.load(path)
         except ClusterError as error:
             try:
-                found = look_into(path)
+                foreign = look_into(path)
             except (OSError, TypeError, ValueError):
                 raise error from None
-            if found is None:
+            if foreign is None:
                 raise
-        told = f"profile {os.fspath(path)} is {found.what}; `autopar profile` measures one"
-        raise ClusterError(f"{told}. {found.remedy}".rstrip())
+        message = f"profile {os.fspath(path)} is {foreign.what}; `autopar profile` measures one"
+        raise ClusterError(f"{message}. {foreign.remedy}".rstrip())
 
 
 _FORMAT = Format(Profile, "profile", "measure again", PROFILE_VERSION, ClusterError)
@@ -221,15 +221,15 @@ def learn(profile: Profile, runs: Sequence[RunRatios]) -> tuple[Profile, tuple[s
                 "has: plan with the profile, run that, and let it learn from there"
             )
     before = profile.learned or Learned(_PPM, _PPM, 1)
-    said: list[str] = []
-    compute = _mean("compute", [ratio for _, ratio, _ in runs], said)
-    communication = _mean("communication", [ratio for _, _, ratio in runs], said)
+    notes: list[str] = []
+    compute = _mean("compute", [ratio for _, ratio, _ in runs], notes)
+    communication = _mean("communication", [ratio for _, _, ratio in runs], notes)
     learned = Learned(
         compute_ppm=round(before.compute_ppm * compute),
         communication_ppm=round(before.communication_ppm * communication),
         runs=len(runs) + (profile.learned.runs if profile.learned else 0),
     )
-    return msgspec.structs.replace(profile, learned=learned), tuple(said)
+    return msgspec.structs.replace(profile, learned=learned), tuple(notes)
 
 
 def _mean(what: str, ratios: Sequence[float | None], notes: list[str]) -> float:
@@ -237,11 +237,11 @@ def _mean(what: str, ratios: Sequence[float | None], notes: list[str]) -> float:
     if not known:
         notes.append(f"{what}: not known, left as it is")
         return 1.0
-    found = exp(sum(map(log, known)) / len(known))
+    mean = exp(sum(map(log, known)) / len(known))
     beyond = [ratio for ratio in ratios if ratio is not None and not 1 / MOST <= ratio <= MOST]
     furthest = ", ".join(f"{ratio:.3g}" for ratio in beyond)
-    told = (
+    remark = (
         f" ({furthest} counts as the factor of {MOST:g} that one lesson changes)" if beyond else ""
     )
-    notes.append(f"{what}: takes {found:.3g} times what was predicted{told}")
-    return found
+    notes.append(f"{what}: takes {mean:.3g} times what was predicted{remark}")
+    return mean

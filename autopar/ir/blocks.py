@@ -64,7 +64,7 @@ def _known(_: Graph) -> dict[int, Blocks]:
 
 
 def _find(graph: Graph, full_bytes: int) -> Blocks:
-    found: dict[int, int] = {}
+    block_of: dict[int, int] = {}
     windows: dict[Phase, tuple[str, ...]] = {}
     second = 0
     for phase in Phase:
@@ -89,9 +89,9 @@ def _find(graph: Graph, full_bytes: int) -> Blocks:
                 if size > largest:
                     names[-1], largest = place[0] or place[1], size
                 held += size
-            found[node.index] = len(names) - 1
+            block_of[node.index] = len(names) - 1
         windows[phase] = tuple(names)
-    return Blocks(found, windows, second)
+    return Blocks(block_of, windows, second)
 
 
 _Place = tuple[str, str]
@@ -101,19 +101,19 @@ _Place = tuple[str, str]
 def _sizes(graph: Graph, phase: Phase) -> dict[_Place, int]:
     """The bytes of parameters that are first used in a place, or of the gradients made there: the
     larger of the two. What is cast counts once: parameters behind, gradients before."""
-    used, made = dict[_Place, int](), dict[_Place, int]()
+    used, produced = dict[_Place, int](), dict[_Place, int]()
     casts = casts_of(graph)
     for group in groups(graph):
         if group.phase is not phase or not is_bucketed(graph, group):
             continue
         if casts.of_parameter(graph, group):
-            found, at = used, [use.node for use in group.uses if use.node not in casts.copies]
+            sizes, at = used, [use.node for use in group.uses if use.node not in casts.copies]
         else:
-            found, at = made, [n for n in (group.root.node,) if n not in casts.gradients]
+            sizes, at = produced, [n for n in (group.root.node,) if n not in casts.gradients]
         if at:
             place = place_of(graph.nodes[min(at)].module)
-            found[place] = found.get(place, 0) + graph.type_of(group.root).num_bytes
-    return {p: max(used.get(p, 0), made.get(p, 0)) for p in {**used, **made}}
+            sizes[place] = sizes.get(place, 0) + graph.type_of(group.root).num_bytes
+    return {p: max(used.get(p, 0), produced.get(p, 0)) for p in {**used, **produced}}
 
 
 def place_of(module: str) -> _Place:

@@ -55,8 +55,8 @@ def casts_of(graph: Graph) -> Casts:
     for node in reversed(graph.nodes):
         is_step = _is_cast(graph, node) or node.op == ACCUMULATE
         if is_step and _is_backward_output(graph, node):
-            found = users.get(node.index, ())
-            if all(graph.nodes[u].role is Role.GRAD or u in gradients for u in found):
+            readers = users.get(node.index, ())
+            if all(graph.nodes[u].role is Role.GRAD or u in gradients for u in readers):
                 gradients.add(node.index)
     return Casts(copies, frozenset(gradients))
 

@@ -66,13 +66,13 @@ def find_matmuls(graph: Graph) -> MatmulRoles:
     gradients = _gradients(graph)
     roles: dict[str, dict[str, str]] = {}
     for node in _contractions(graph, Phase.FORWARD, Phase.BACKWARD):
-        found = {
+        factor_roles = {
             factor.name: weights[weight.name][weight.slots[slot]]
             for weight, factor, slot in _features(node, derived)
             if weight.slots[slot] in weights.get(weight.name, {})
         } or _output_features(node, gradients, weights)
-        if found:
-            roles.setdefault(node.key, found)
+        if factor_roles:
+            roles.setdefault(node.key, factor_roles)
     names = {ref: weight.name for ref, weight in derived.items()}
     joined = (
         ref.node
@@ -113,7 +113,7 @@ def _output_features(
     weights: Mapping[str, Mapping[Slot, str]],
 ) -> dict[str, str]:
     """The features among the factors of a product that makes the gradient of a weight."""
-    found: dict[str, str] = {}
+    roles: dict[str, str] = {}
     for output in range(len(node.outputs)):
         weight = gradients.get(Ref(node.index, output))
         if weight is None or weight.name not in weights:
@@ -122,40 +122,40 @@ def _output_features(
             slot = factor.outputs[output]
             if slot is not None and slot in weight.slots:
                 role = weights[weight.name].get(weight.slots[slot])
-                found |= {} if role is None else {factor.name: role}
-    return found
+                roles |= {} if role is None else {factor.name: role}
+    return roles
 
 
 def _derived(graph: Graph) -> dict[Ref, Weight]:
     """Every tensor that is a parameter, a view or a cast of one."""
-    found: dict[Ref, Weight] = {}
+    weights: dict[Ref, Weight] = {}
     for node in graph.nodes:
         if node.role is Role.PARAM:
             slots = {slot: slot for slot, _ in node.outputs[0].slots()}
-            found[Ref(node.index)] = Weight(node.target, slots)
-        elif node.role is Role.OP and len(node.inputs) == 1 and node.inputs[0] in found:
-            weight = found[node.inputs[0]]
+            weights[Ref(node.index)] = Weight(node.target, slots)
+        elif node.role is Role.OP and len(node.inputs) == 1 and node.inputs[0] in weights:
+            weight = weights[node.inputs[0]]
             moved = _moved(node, weight.slots, lambda f: (f.inputs[0], f.outputs[0]))
             if moved is not None:
-                found[Ref(node.index)] = Weight(weight.name, moved)
-    return found
+                weights[Ref(node.index)] = Weight(weight.name, moved)
+    return weights
 
 
 def _gradients(graph: Graph) -> dict[Ref, Weight]:
     """Every tensor that becomes a parameter's gradient by views, casts and sums of several."""
-    found: dict[Ref, Weight] = {}
+    weights: dict[Ref, Weight] = {}
     for node in reversed(graph.nodes):
         if node.role is Role.GRAD:
             slots = {slot: slot for slot, _ in graph.type_of(node.inputs[0]).slots()}
-            found.setdefault(node.inputs[0], Weight(node.target, slots))
-        weight = found.get(Ref(node.index))
+            weights.setdefault(node.inputs[0], Weight(node.target, slots))
+        weight = weights.get(Ref(node.index))
         if weight is None or node.role is not Role.OP or node.phase is not Phase.BACKWARD:
             continue
         for i, ref in enumerate(node.inputs):
             moved = _moved(node, weight.slots, lambda f, i=i: (f.outputs[0], f.inputs[i]))
             if moved is not None:
-                found.setdefault(ref, Weight(weight.name, moved))
-    return found
+                weights.setdefault(ref, Weight(weight.name, moved))
+    return weights
 
 
 def _moved(
@@ -163,11 +163,11 @@ def _moved(
 ) -> Slots | None:
     """`slots` on the other side of an op that neither adds dims nor takes any away; None for
     others. `ends` are (this side, the other side) of a factor."""
-    found: dict[Slot, Slot] = {}
+    moved: dict[Slot, Slot] = {}
     for factor in node.factors:
         here, there = ends(factor)
         if factor.members or here is None or there is None:
             return None
         if here in slots:
-            found[there] = slots[here]
-    return found if len(found) == len(slots) else None
+            moved[there] = slots[here]
+    return moved if len(moved) == len(slots) else None

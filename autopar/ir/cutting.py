@@ -98,19 +98,19 @@ class Division:
 
     def meshes(self, problem: CutProblem) -> tuple[int, ...]:
         """The mesh of each rank, by its number."""
-        found = dict.fromkeys(sorted(problem.ranks), 0)
+        meshes = dict.fromkeys(sorted(problem.ranks), 0)
         for rank, stage in zip(problem.ranks, self.taken, strict=True):
-            for numbers, ways in zip(stage, problem.plans, strict=True):
-                for number, way in zip(numbers, ways, strict=True):
-                    found[rank] = way.mesh if number else found[rank]
-        return tuple(found.values())
+            for numbers, plans in zip(stage, problem.plans, strict=True):
+                for number, plan in zip(numbers, plans, strict=True):
+                    meshes[rank] = plan.mesh if number else meshes[rank]
+        return tuple(meshes.values())
 
     def step_ns(self, problem: CutProblem) -> float:
         """What is made least of."""
         busy, once, _ = self._times(problem)
-        often = problem.microbatches - 1 / problem.chunks
-        in_turn = often * max(busy.values()) + sum(busy.values()) / problem.chunks
-        return in_turn + max(once.values())
+        repeats = problem.microbatches - 1 / problem.chunks
+        microbatches_ns = repeats * max(busy.values()) + sum(busy.values()) / problem.chunks
+        return microbatches_ns + max(once.values())
 
     def least_ns(self, problem: CutProblem) -> float:
         """What bounds speak of: `step_ns`, or what a step takes at the least whose backward comes
@@ -130,9 +130,9 @@ class Division:
         forwards = 0.0
         for rank, stage in zip(problem.ranks, self.taken, strict=True):
             before.setdefault(rank, forwards)
-            for numbers, ways in zip(stage, problem.plans, strict=True):
-                for number, way in zip(numbers, ways, strict=True):
-                    busy[rank] += number * way.time_ns
-                    once[rank] += number * way.once_ns
-                    forwards += number * way.forward_ns
+            for numbers, plans in zip(stage, problem.plans, strict=True):
+                for number, plan in zip(numbers, plans, strict=True):
+                    busy[rank] += number * plan.time_ns
+                    once[rank] += number * plan.once_ns
+                    forwards += number * plan.forward_ns
         return busy, once, before

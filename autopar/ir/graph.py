@@ -316,7 +316,7 @@ def per_graph(find: Callable[[Graph], T]) -> Callable[[Graph], T]:
     known: dict[int, tuple[ReferenceType[Graph], T]] = {}
 
     @wraps(find)
-    def found(graph: Graph) -> T:
+    def cached(graph: Graph) -> T:
         number = id(graph)
         held = known.get(number)
         if held is None or held[0]() is not graph:
@@ -324,4 +324,4 @@ def per_graph(find: Callable[[Graph], T]) -> Callable[[Graph], T]:
             known[number] = held
         return held[1]
 
-    return found
+    return cached

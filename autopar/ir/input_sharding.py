@@ -31,13 +31,13 @@ def with_input_shardings(graph: Graph, shardings: Mapping[str, InputSharding]) -
 def input_state(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> Sharding:
     """The state in which an input is there when a program on a mesh of `sizes` starts."""
     whole = Sharding.replicated(len(sizes))
-    handed = node.input_sharding
-    if handed is None:
+    input_sharding = node.input_sharding
+    if input_sharding is None:
         return whole
-    if handed.sizes == tuple(sizes):
-        state = handed.sharding
-    elif len(handed.sizes) == 1:
-        state = Sharding(handed.sharding * len(sizes))
+    if input_sharding.sizes == tuple(sizes):
+        state = input_sharding.sharding
+    elif len(input_sharding.sizes) == 1:
+        state = Sharding(input_sharding.sharding * len(sizes))
     else:
         return whole
     return state if _is_cut_so(node, atoms, state, sizes) else whole

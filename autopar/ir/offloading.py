@@ -40,15 +40,15 @@ def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[OffloadedTensor,
     offloaded, in order; classes of which none would be are left out. Where it is open whether one
     is recomputed (`recompute.with_options`), it is read where its copy is."""
     blocks, copies = blocks_of(graph, mesh).of, casts_of(graph).copies
-    made = {n.name: n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD}
+    forward_ops = {n.name: n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD}
     num_blocks = len(blocks_of(graph, mesh).windows[Phase.FORWARD])
-    found = groups(graph)
-    forward = {group.root: group for group in found if group.phase is Phase.FORWARD}
-    away: dict[str, list[OffloadedTensor]] = defaultdict(list)
-    for group in found:
+    all_groups = groups(graph)
+    forward = {group.root: group for group in all_groups if group.phase is Phase.FORWARD}
+    tensors: dict[str, list[OffloadedTensor]] = defaultdict(list)
+    for group in all_groups:
         root, maker = group.root, graph.nodes[group.root.node]
         if is_optional(maker):
-            root = Ref(made[maker.name], root.output)
+            root = Ref(forward_ops[maker.name], root.output)
         elif not is_saved(graph, group) or root.node in copies or maker.op == STATE:
             continue
         used = forward[root].uses if root in forward else ()
@@ -58,8 +58,8 @@ def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[OffloadedTensor,
         last = max((root.node, *(use.node for use in used)))
         first = min(use.node for use in group.uses)
         if blocks[last] + AHEAD < num_blocks and blocks[first] >= AHEAD:
-            away[root_key(graph, root)].append(OffloadedTensor(root, last, first))
-    return {key: tuple(away[key]) for key in sorted(away)}
+            tensors[root_key(graph, root)].append(OffloadedTensor(root, last, first))
+    return {key: tuple(tensors[key]) for key in sorted(tensors)}
 
 
 def copied_in(
@@ -82,7 +82,7 @@ def offloaded(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Offloade
     unknown = sorted(set(keys) - known.keys())
     if unknown:
         raise ValueError(f"{unknown[0]} cannot be offloaded")
-    return tuple(away for key in sorted(keys) for away in known[key])
+    return tuple(tensor for key in sorted(keys) for tensor in known[key])
 
 
 # Parameters that live in the memory of the host.
@@ -109,10 +109,10 @@ class StreamedParam(NamedTuple):
         """What hides its copies, in this order: the block before each use, and the block after the
         one that makes the gradient."""
         uses = (Phase.FORWARD, self.forward), (Phase.BACKWARD, self.backward)
-        found = [known.window(phase, block - 1) for phase, block in uses if block is not None]
+        windows = [known.window(phase, block - 1) for phase, block in uses if block is not None]
         if self.gradient is not None:
-            found.append(known.window(Phase.BACKWARD, self.gradient + 1))
-        return tuple(found)
+            windows.append(known.window(Phase.BACKWARD, self.gradient + 1))
+        return tuple(windows)
 
 
 @per_graph
@@ -124,7 +124,7 @@ def can_be_on_host(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     params = graph.with_role(Role.PARAM)
     ruled_out = {n.key for n in params if n.target in changed or n.index in leaving or n.external}
     members = grouped((node.key, node.target) for node in params)
-    return {key: tuple(found) for key, found in members.items() if key not in ruled_out}
+    return {key: tuple(names) for key, names in members.items() if key not in ruled_out}
 
 
 class Hosting(NamedTuple):
@@ -166,18 +166,22 @@ def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed
     for node in graph.with_role(Role.PARAM):
         if node.target not in names:
             continue
-        found = (by_root.get((node.index, phase)) for phase in Phase)
-        read = [_blocks_that_read(graph, known, by_root, group) for group in found]
+        param_groups = (by_root.get((node.index, phase)) for phase in Phase)
+        read = [_blocks_that_read(graph, known, by_root, group) for group in param_groups]
         forward, backward = (min(blocks, default=None) for blocks in read)
         last = max(read[0], default=-1)
         # On the device to the end of forward, and from there, it need not come again.
         stays = False
         if forward is not None and backward is not None:
             stays = last + AHEAD >= num_blocks or backward < AHEAD
-        made = gradients.get(node.target)
-        where = None if made is None else known.of.get(root_of(graph, made.inputs[0])[0].node, -1)
-        again = None if stays else backward
-        all_streamed.append(StreamedParam(Ref(node.index), forward, again, where, stays))
+        gradient = gradients.get(node.target)
+        gradient_block = (
+            None
+            if gradient is None
+            else known.of.get(root_of(graph, gradient.inputs[0])[0].node, -1)
+        )
+        reload = None if stays else backward
+        all_streamed.append(StreamedParam(Ref(node.index), forward, reload, gradient_block, stays))
     return tuple(all_streamed)
 
 
@@ -185,13 +189,13 @@ def _blocks_that_read(
     graph: Graph, known: Blocks, by_root: dict[tuple[int, Phase], Group], group: Group | None
 ) -> list[int]:
     """The blocks whose ops read a tensor, or what is cast of it, in the group's phase."""
-    found: list[int] = []
+    blocks: list[int] = []
     copies = casts_of(graph).copies
     for use in () if group is None else group.uses:
         if use.node in copies:
             assert group is not None
             of_cast = by_root.get((use.node, group.phase))
-            found += _blocks_that_read(graph, known, by_root, of_cast) or [known.of[use.node]]
+            blocks += _blocks_that_read(graph, known, by_root, of_cast) or [known.of[use.node]]
         elif use.node in known.of and not is_optional(graph.nodes[use.node]):
-            found.append(known.of[use.node])
-    return found
+            blocks.append(known.of[use.node])
+    return blocks

@@ -45,9 +45,9 @@ def node_at(graph: Graph, point: PeakCandidate) -> int:
 
 def known_in(graph: Graph, peak_candidates: Iterable[PeakCandidate]) -> Iterator[PeakCandidate]:
     """Those of `peak_candidates`, of the step in another form, that a graph has as well."""
-    for moment in peak_candidates:
-        if moment == ON_HOST or len(_ops(graph).get(moment.key, ())) > moment.number:
-            yield moment
+    for candidate in peak_candidates:
+        if candidate == ON_HOST or len(_ops(graph).get(candidate.key, ())) > candidate.number:
+            yield candidate
 
 
 @per_graph

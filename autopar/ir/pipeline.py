@@ -56,10 +56,10 @@ class Action(NamedTuple):
     @staticmethod
     def parse(text: str) -> Action:
         """The inverse of `str`; StageError on anything else."""
-        found = _ACTION.fullmatch(text)
-        if found is None:
+        match = _ACTION.fullmatch(text)
+        if match is None:
             raise StageError(f"{text!r} is no action: write 0F3 for microbatch 3 of stage 0")
-        stage, kind, microbatch = found.groups()
+        stage, kind, microbatch = match.groups()
         return Action(int(stage), Pass(kind.replace("I", "B")), int(microbatch))
 
 
@@ -178,10 +178,10 @@ class PipelineSchedule:
                 raise StageError(f"stage {stage} is on ranks {sorted(rows)}: a stage has one")
             row = self.rows[self.ranks[stage]]
             for kind in kinds:
-                found = [a.microbatch for a in row if (a.stage, a.kind) == (stage, kind)]
-                if len(found) != len(microbatches) or sorted(found) != list(microbatches):
+                numbers = [a.microbatch for a in row if (a.stage, a.kind) == (stage, kind)]
+                if len(numbers) != len(microbatches) or sorted(numbers) != list(microbatches):
                     raise StageError(
-                        f"stage {stage} does {kind.value} of microbatches {found}: it has to do "
+                        f"stage {stage} does {kind.value} of microbatches {numbers}: it has to do "
                         f"each of 0 to {len(microbatches) - 1} once"
                     )
         simulate_actions(self, lambda _: 1, hops)
@@ -200,17 +200,17 @@ class PipelineSchedule:
         """How many other microbatches wait while a stage works on one: the most at a time, of which
         none is more than another in both."""
         row = [a for a in self.rows[self.ranks[stage]] if a.stage == stage]
-        now, found = Counter[Pass](), set[Waiting]()
+        now, waiting = Counter[Pass](), set[Waiting]()
         for _, kind, _ in row:
             now[kind] += 1
             done = {each: now[each] - (kind is each) for each in Pass}
             if self.is_split:
                 # What it works on itself is none of the others.
                 back = done[Pass.FORWARD] - now[Pass.BACKWARD]
-                found.add(Waiting(back, done[Pass.BACKWARD] - now[Pass.WEIGHTS]))
+                waiting.add(Waiting(back, done[Pass.BACKWARD] - now[Pass.WEIGHTS]))
             else:
-                found.add(Waiting(done[Pass.FORWARD] - now[Pass.BACKWARD]))
-        return tuple(sorted(a for a in found if not any(_is_more(b, a) for b in found)))
+                waiting.add(Waiting(done[Pass.FORWARD] - now[Pass.BACKWARD]))
+        return tuple(sorted(a for a in waiting if not any(_is_more(b, a) for b in waiting)))
 
     def first(self, microbatches: int) -> PipelineSchedule:
         """The same for the first so many of its microbatches."""
@@ -221,7 +221,7 @@ class PipelineSchedule:
 
 def _words(line: str) -> list[str]:
     """The actions in a line of a table."""
-    apart = _OVERLAPPED.sub(lambda found: found[1].replace(";", " "), line).replace(",", " ")
+    apart = _OVERLAPPED.sub(lambda match: match[1].replace(";", " "), line).replace(",", " ")
     return [word for word in apart.split() if not _BESIDE.fullmatch(word)]
 
 
@@ -268,15 +268,15 @@ def simulate_actions(
     along one of `hops` comes `delay` after the action is over. StageError if ranks wait for each
     other for ever."""
     sources = incoming(hops_in_sequence(actions.num_stages) if hops is None else hops)
-    found: dict[Action, ActionSpan] = {}
+    spans: dict[Action, ActionSpan] = {}
     free, done = [0] * len(actions.rows), [0] * len(actions.rows)
 
     def ready(action: Action) -> int | None:
         """When all that an action waits for has come; None if that is not known yet."""
         before = list(needs(action, sources))
-        if any(each not in found for each, _ in before):
+        if any(each not in spans for each, _ in before):
             return None
-        ends = (found[each].end + (0 if hop is None else delay(hop)) for each, hop in before)
+        ends = (spans[each].end + (0 if hop is None else delay(hop)) for each, hop in before)
         return max(ends, default=0)
 
     moved = True
@@ -287,13 +287,13 @@ def simulate_actions(
                 action = row[done[rank]]
                 start = max(when, free[rank])
                 free[rank] = start + length(action)
-                found[action] = ActionSpan(start, free[rank])
+                spans[action] = ActionSpan(start, free[rank])
                 done[rank] += 1
                 moved = True
     stuck = [str(row[k]) for row, k in zip(actions.rows, done, strict=True) if k < len(row)]
     if stuck:
         raise StageError(f"the ranks wait for each other: {', '.join(stuck)} never start")
-    return found
+    return spans
 
 
 def answers(rows: Sequence[Sequence[Action]], rank: int) -> frozenset[Action]:

@@ -60,11 +60,11 @@ def is_legal(
 ) -> bool:
     """Whether every sharded part divides evenly by the axes on it, and exists; of a dim that is cut
     into chunks, whether its other cuts go before (`uneven.fits`)."""
-    ways: dict[Slot, int] = {}
+    num_parts: dict[Slot, int] = {}
     for axis, placement in enumerate(sharding):
         if placement.kind == "S":
-            ways[placement.slot] = ways.get(placement.slot, 1) * sizes[axis]
-    for (dim, part), n in ways.items():
+            num_parts[placement.slot] = num_parts.get(placement.slot, 1) * sizes[axis]
+    for (dim, part), n in num_parts.items():
         parts = tensor.parts[dim] if dim < len(tensor.parts) else ()
         if part >= len(parts) or atoms[parts[part]].size % n:
             return False
@@ -76,12 +76,12 @@ def local_part_sizes(
 ) -> tuple[tuple[int, ...], ...]:
     """Per dim, the sizes of its parts on one rank, before any cut into chunks. The sharding must be
     legal."""
-    ways: dict[Slot, int] = {}
+    num_parts: dict[Slot, int] = {}
     for placement, size in zip(sharding, sizes, strict=True):
         if placement.kind == "S":
-            ways[placement.slot] = ways.get(placement.slot, 1) * size
+            num_parts[placement.slot] = num_parts.get(placement.slot, 1) * size
     return tuple(
-        tuple(atoms[atom].size // ways.get((dim, part), 1) for part, atom in enumerate(parts))
+        tuple(atoms[atom].size // num_parts.get((dim, part), 1) for part, atom in enumerate(parts))
         for dim, parts in enumerate(tensor.parts)
     )
 
@@ -103,13 +103,13 @@ def local_bytes(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> int:
     """Bytes of one rank's piece, the largest if they differ. The sharding must be legal."""
-    ways = 1
+    num_parts = 1
     for placement, size in zip(sharding, sizes, strict=True):
         if placement.kind == "C":
             return prod(local_shape(tensor, atoms, sharding, sizes)) * itemsize(tensor.dtype)
         if placement.kind == "S":
-            ways *= size
-    return tensor.num_bytes // ways
+            num_parts *= size
+    return tensor.num_bytes // num_parts
 
 
 def placements(
@@ -195,9 +195,9 @@ def buffer_bytes(
         return given, got
     gathers = move.kind == "all_gather"
     joined, dim = (target, move.source.dim) if gathers else (source, move.target.dim)
-    rows, ways = local_shape(tensor, atoms, joined, sizes)[dim], sizes[move.axis]
-    piece = (got if gathers else given) // rows * chunk_length(rows, ways)
-    return (piece, ways * piece) if gathers else (ways * piece, piece)
+    rows, num_parts = local_shape(tensor, atoms, joined, sizes)[dim], sizes[move.axis]
+    chunk = (got if gathers else given) // rows * chunk_length(rows, num_parts)
+    return (chunk, num_parts * chunk) if gathers else (num_parts * chunk, chunk)
 
 
 def chunk_index(
@@ -262,13 +262,13 @@ def _lead(
 ) -> int:
     """How many pieces a rank in `state` has along all that stands before the part that `placement`
     shards: with more than one, those of a rank are not contiguous in the whole."""
-    found = 1
+    count = 1
     for dim, parts in enumerate(local_part_sizes(tensor, atoms, state, sizes)):
         for part, size in enumerate(parts):
             if (dim, part) == placement.slot:
-                return found
-            found *= size
-    return found
+                return count
+            count *= size
+    return count
 
 
 # Who hands what to whom where a tensor goes from one mesh to another.
@@ -291,14 +291,14 @@ class OnMesh(NamedTuple):
         """What a device of the mesh has. PlanError if that is no box of the tensor's values."""
         if any(p.kind not in "RS" for p in self.sharding):
             raise PlanError(f"{self.sharding} is no way to hand a tensor on; plan again")
-        found: list[tuple[int, int]] = []
+        bounds: list[tuple[int, int]] = []
         for slot, atom in tensor.slots():
             at, count = chunk_index(
                 tensor, atoms, self.sharding, self.mesh.sizes, self.mesh.coordinate(device), slot
             )
             length = atoms[atom].size // count
-            found.append((at * length, (at + 1) * length))
-        return tuple(found)
+            bounds.append((at * length, (at + 1) * length))
+        return tuple(bounds)
 
 
 class ShardPiece(NamedTuple):
@@ -324,10 +324,10 @@ def shard_pieces(
     Of devices with the same box the one at the place of `device` among them sends, so that devices
     of equal meshes send to one each.
     """
-    found: list[ShardPiece] = []
+    parts: list[ShardPiece] = []
     for box, devices in held.items():
         shared = tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(box, target, strict=True))
         if all(start < end for start, end in shared):
             sender = device if device in devices else devices[device % len(devices)]
-            found.append(ShardPiece(sender, shared))
-    return tuple(found)
+            parts.append(ShardPiece(sender, shared))
+    return tuple(parts)

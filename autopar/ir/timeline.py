@@ -261,8 +261,8 @@ class _Memory:
     def during(self, event: Event) -> tuple[Occupant, ...]:
         """What is held while `event` happens, one by one."""
         meanwhile = self._enter(event)
-        found = [Occupant(what, holder, size) for what, (holder, size) in self.held.items()]
-        return (*found, Occupant(event, "transient", meanwhile)) if meanwhile else tuple(found)
+        held = [Occupant(what, holder, size) for what, (holder, size) in self.held.items()]
+        return (*held, Occupant(event, "transient", meanwhile)) if meanwhile else tuple(held)
 
     def _enter(self, event: Event) -> int:
         """What comes to be held with an event; what it needs beside that, and while it lasts."""

@@ -20,8 +20,8 @@ def held(size: int, cuts: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """(start, length) of the rows left of `size` after `cuts`, each (ways, index): of that many
     chunks the one at that index is kept. `start` is counted from the first of the `size` rows."""
     start, length = 0, size
-    for ways, index in cuts:
-        chunk = chunk_length(length, ways)
+    for num_parts, index in cuts:
+        chunk = chunk_length(length, num_parts)
         first = min(index * chunk, length)
         start, length = start + first, min(chunk, length - first)
     return start, length
@@ -34,15 +34,15 @@ def chunk_length(size: int, num_parts: int) -> int:
 
 def largest(size: int, all_counts: Iterable[int]) -> int:
     """Rows of the largest piece after cuts into `all_counts`, one after the other."""
-    for ways in all_counts:
-        size = chunk_length(size, ways)
+    for num_parts in all_counts:
+        size = chunk_length(size, num_parts)
     return size
 
 
 def chunked_axes(sharding: Sharding) -> tuple[int, ...]:
     """The axes that cut a dim into chunks, outermost (fastest) first."""
-    found = [k for k, placement in enumerate(sharding) if placement.kind == "C"]
-    return tuple(reversed(found))
+    axes = [k for k, placement in enumerate(sharding) if placement.kind == "C"]
+    return tuple(reversed(axes))
 
 
 def chunked_dim(sharding: Sharding) -> int | None:
@@ -85,15 +85,15 @@ def stored(
     """The sharding whose pieces are DTensor's when axis k has `Shard(dims[k])`, or `Replicate()`
     where that is None."""
     placements: list[Placement] = [R] * len(sizes)
-    ways: dict[int, int] = {}
+    num_parts: dict[int, int] = {}
     uneven: set[int] = set()
     for axis in reversed(range(len(sizes))):
         dim = dims[axis]
         if dim is None:
             continue
         parts = tensor.parts[dim]
-        ways[dim] = ways.get(dim, 1) * sizes[axis]
-        if dim in uneven or not parts or atoms[parts[0]].size % ways[dim]:
+        num_parts[dim] = num_parts.get(dim, 1) * sizes[axis]
+        if dim in uneven or not parts or atoms[parts[0]].size % num_parts[dim]:
             uneven.add(dim)
         placements[axis] = C(dim) if dim in uneven else S(dim)
     return Sharding(tuple(placements))

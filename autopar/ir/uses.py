@@ -69,7 +69,7 @@ def groups(graph: Graph) -> tuple[Group, ...]:
         for arg, (root, chain) in enumerate(root_of(graph, ref) for ref in node.inputs)
     )
     signatures: dict[str, dict[tuple[object, ...], int]] = {}
-    found: list[Group] = []
+    all_groups: list[Group] = []
     for root, phase in sorted(uses, key=lambda item: (item[0], item[1].value)):
         members = tuple(uses[root, phase])
         base = f"{root_key(graph, root)}@{phase.value}"
@@ -77,8 +77,8 @@ def groups(graph: Graph) -> tuple[Group, ...]:
         crosses = all((root, each) in uses for each in Phase)
         ordinal = seen.setdefault((crosses, *_signature(graph, members)), len(seen))
         key = f"{base}#{ordinal}" if ordinal else base
-        found.append(Group(key, root, phase, members, crosses))
-    return tuple(found)
+        all_groups.append(Group(key, root, phase, members, crosses))
+    return tuple(all_groups)
 
 
 SAVED = "saved:"

@@ -148,15 +148,15 @@ def _shapes(node: Node, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
-    done = _flops(node, graph) * _busiest_share(node, graph, choice, sizes)
+    flops = _flops(node, graph) * _busiest_share(node, graph, choice, sizes)
     ring, num = joint_axes(node, choice), num_shards(node, choice, sizes)
     if not ring and not (is_causal(node) and query_ranks(choice, sizes) > 1):
-        return Work(done, scores=_scores(graph, node, num, 1))
+        return Work(flops, scores=_scores(graph, node, num, 1))
     merged = _merged_bytes(graph, node, choice, sizes)
     if not ring:
-        return Work(done, merges=1, merged_bytes=merged, scores=_scores(graph, node, num, 2))
+        return Work(flops, merges=1, merged_bytes=merged, scores=_scores(graph, node, num, 2))
     steps = sizes[ring[0]]
-    return Work(done, steps, steps - 1, 1, merged, _scores(graph, node, num, steps))
+    return Work(flops, steps, steps - 1, 1, merged, _scores(graph, node, num, steps))
 
 
 def _scores(graph: Graph, node: Node, num: int, steps: int) -> Scores:
@@ -179,14 +179,14 @@ def _busiest_share(node: Node, graph: Graph, choice: Choice, sizes: Sequence[int
     if not is_causal(node):
         return 1 / num
     query, key = _shapes(node, graph)
-    ways = query_ranks(choice, sizes)
-    return last_share(query[-2], key[-2], ways) * ways / num
+    num_parts = query_ranks(choice, sizes)
+    return last_share(query[-2], key[-2], num_parts) * num_parts / num
 
 
 def _merged_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
     """Bytes read and written to merge what one more kernel gives: it is read, and so is the sum,
     in the dtype of sums for what is one per query, and written."""
-    found = 0
+    total = 0
     for output, sharding in zip(node.outputs, shardings(node, choice)[1], strict=True):
         held = local_bytes(output, graph.atoms, sharding, sizes)
         summed = (
@@ -194,8 +194,8 @@ def _merged_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
             if output is node.outputs[0]
             else held
         )
-        found += held + 2 * summed
-    return found
+        total += held + 2 * summed
+    return total
 
 
 def _ring(call: JointCall) -> Iterator[Exchange]:

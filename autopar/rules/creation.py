@@ -24,9 +24,9 @@ def new_tensor(call: Call) -> Rule:
 def _local_strided(call: LocalCall) -> Changes:
     """Dims in the same order in memory, without the gaps that a part would have."""
     shape = call.shapes.local_outputs[0]
-    asked = call.arg(2, "stride")
+    global_strides = call.arg(2, "stride")
     strides, step = [0] * len(shape), 1
-    for dim in sorted(range(len(shape)), key=lambda d: (asked[d], -d)):
+    for dim in sorted(range(len(shape)), key=lambda d: (global_strides[d], -d)):
         strides[dim] = step
         step *= max(shape[dim], 1)
     return {(1, "size"): list(shape), (2, "stride"): strides}

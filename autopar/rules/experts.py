@@ -66,9 +66,9 @@ def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int])
     """Bytes on one rank of what the op makes on the way: the rows of slots, and what the experts
     make of them."""
     at, times = first_input(node), 1 if node.op == FORWARD else 2
-    asked, _ = shardings(node, choice)
+    inputs, _ = shardings(node, choice)
     x, chosen, _, up = (graph.type_of(r) for r in node.inputs[at : at + 4])
-    _, gates, inner, width = local_shape(up, graph.atoms, asked[at + 3], sizes)
+    _, gates, inner, width = local_shape(up, graph.atoms, inputs[at + 3], sizes)
     rows = prod(chosen.shape) * (up.shape[2] // inner) // num_shards(node, choice, sizes)
     values = rows * ((1 + times) * width + times * (gates + 1) * inner)
     if joint_axes(node, choice):

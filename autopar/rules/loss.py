@@ -98,18 +98,18 @@ def loss_of_scores(call: Call) -> Rule:
     scores, row = singles("nv"), singles("n")
     if call.op == SCORES:
         return rule([scores, row], [(), row], permuted="v", positional="v")
-    made = [singles("nd"), singles("vd")]
+    operands = [singles("nd"), singles("vd")]
     partial = linear(call, (call.arg(5),))
-    return rule([scores, *made, row, row, ()], made, positional="v", partial=partial)
+    return rule([scores, *operands, row, row, ()], operands, positional="v", partial=partial)
 
 
 def _sizes(
     graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
 ) -> tuple[int, int, int, int]:
     """(rows of a chunk, chunks, classes, width) on a rank; the width is 0 where there is none."""
-    asked, _ = shardings(node, choice)
+    inputs, _ = shardings(node, choice)
     types = graph.input_types(node)
-    shapes = [local_shape(t, graph.atoms, s, sizes) for t, s in zip(types, asked, strict=True)]
+    shapes = [local_shape(t, graph.atoms, s, sizes) for t, s in zip(types, inputs, strict=True)]
     if node.op in (LINEAR, LINEAR_BACKWARD):
         (rows, width), (classes, _) = shapes[:2]
     else:
@@ -146,15 +146,15 @@ def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Wor
     moved = item * (scores + weight + of_rows)
     is_backward = node.op in (LINEAR_BACKWARD, SCORES_BACKWARD)
     per_score = 2 * item + 4 * row if item < row else 6 * row
-    makes = [(scores, width)] if node.op in (LINEAR, LINEAR_BACKWARD) else []
+    shapes = [(scores, width)] if node.op in (LINEAR, LINEAR_BACKWARD) else []
     merged = per_score * scores
     if is_backward:
-        makes += [(of_rows, classes), (weight, rows)]
+        shapes += [(of_rows, classes), (weight, rows)]
         merged += 2 * row * weight if item < row else 0
-    products = tuple(MatmulWork(chunks, out, depth, moved) for out, depth in makes)
-    done = 2.0 * sum(p.count * p.out * p.depth for p in products)
+    matmuls = tuple(MatmulWork(chunks, out, depth, moved) for out, depth in shapes)
+    flops = 2.0 * sum(p.count * p.out * p.depth for p in matmuls)
     kernels = _BACKWARD_KERNELS if is_backward else _FORWARD_KERNELS
-    return Work(done, 1, chunks, kernels, merged, matmuls=products)
+    return Work(flops, 1, chunks, kernels, merged, matmuls=matmuls)
 
 
 def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:

@@ -253,21 +253,21 @@ def dim_of(dim: int, rank: int) -> int:
 def place(call: Call, dims: Mapping[int, Dims]) -> list[Dims]:
     """The inputs of a rule from the dims of each argument, by position; arguments that are not
     tensors are left out."""
-    given = ((call.arg(position), found) for position, found in dims.items())
-    found = {arg.node: dims for arg, dims in given if isinstance(arg, Ref)}
-    return [found[k] for k in range(len(call.inputs))]
+    pairs = ((call.arg(position), of_arg) for position, of_arg in dims.items())
+    by_input = {arg.node: of_arg for arg, of_arg in pairs if isinstance(arg, Ref)}
+    return [by_input[k] for k in range(len(call.inputs))]
 
 
 def linear(call: Call, *sets: Sequence[Arg]) -> tuple[tuple[int, ...], ...]:
     """`Rule.partial` from sets of arguments in which the op is jointly linear. A number takes part
     only as 0: any other makes the op affine. Booleans have no sum; a cast to integers rounds."""
-    found: list[tuple[int, ...]] = []
+    partial: list[tuple[int, ...]] = []
     for members in sets:
         refs = tuple(sorted(m.node for m in members if isinstance(m, Ref)))
         zeros = all(isinstance(m, Ref) or (isinstance(m, int | float) and m == 0) for m in members)
         if refs and zeros and all(_sums(call, k) for k in refs):
-            found.append(refs)
-    return tuple(dict.fromkeys(found))
+            partial.append(refs)
+    return tuple(dict.fromkeys(partial))
 
 
 def linear_in(call: Call, joint: str) -> tuple[tuple[int, ...], ...]:
@@ -313,15 +313,15 @@ def backward(
     An output that the mask at `mask_at` does not want is whole, whatever shape stands for it, or is
     not listed at all."""
     mask = cast("tuple[bool, ...]", call.arg(mask_at, "output_mask"))
-    found = [dims for dims, want in zip(outputs, mask, strict=True) if want]
+    out_dims = [dims for dims, want in zip(outputs, mask, strict=True) if want]
     unwanted: dict[int, tuple[str, ...]] = {}
     if len(call.outputs) == len(outputs):
         pairs = enumerate(zip(call.outputs, mask, strict=True))
         unwanted = {k: letters(len(x.shape), f"x{k}_") for k, (x, want) in pairs if not want}
-        found = [singles(unwanted[k]) if k in unwanted else x for k, x in enumerate(outputs)]
+        out_dims = [singles(unwanted[k]) if k in unwanted else x for k, x in enumerate(outputs)]
     return rule(
         place(call, inputs),
-        found,
+        out_dims,
         whole=(*whole, *(a for names in unwanted.values() for a in names)),
         permuted=permuted,
         partial=linear(call, (call.arg(0),)),

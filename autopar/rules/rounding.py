@@ -37,29 +37,29 @@ def exact_keys(graph: Graph) -> frozenset[str]:
     large error of a small one there, through all that backward computes on the way, or recomputes,
     or may. What is linear in tangents leaves errors as small as they are."""
     tangents = _of_tangents(graph)
-    wanted, found = set[int](), set[str]()
+    exact, keys = set[int](), set[str]()
     for node in reversed(graph.nodes):
         if node.role is not Role.OP:
             continue
-        if node.index in wanted and not node.view:
+        if node.index in exact and not node.view:
             # An optional copy stands for its original, which is saved where there is no copy.
-            found.add(original_key(node.key))
+            keys.add(original_key(node.key))
         if node.phase is Phase.BACKWARD:
-            read = node.inputs if node.index in wanted else _read_exactly(node)
-            wanted.update(ref.node for ref in read if ref.node not in tangents)
-        elif node.index in wanted and node.view:
-            wanted.update(ref.node for ref in node.inputs)
-    return frozenset(found)
+            read = node.inputs if node.index in exact else _read_exactly(node)
+            exact.update(ref.node for ref in read if ref.node not in tangents)
+        elif node.index in exact and node.view:
+            exact.update(ref.node for ref in node.inputs)
+    return frozenset(keys)
 
 
 def _of_tangents(graph: Graph) -> frozenset[int]:
     """The nodes of backward that are computed of tangents: backward is linear in these."""
-    found = set[int]()
+    linear = set[int]()
     for node in graph.nodes:
         is_sent = node.op == RECEIVE and node.phase is Phase.BACKWARD
-        if node.role is Role.TANGENT or is_sent or any(ref.node in found for ref in node.inputs):
-            found.add(node.index)
-    return frozenset(found)
+        if node.role is Role.TANGENT or is_sent or any(ref.node in linear for ref in node.inputs):
+            linear.add(node.index)
+    return frozenset(linear)
 
 
 def _read_exactly(node: Node) -> tuple[Ref, ...]:
@@ -124,7 +124,7 @@ what is smaller than 6e-5, and none below 3e-8, as squares and logarithms easily
 def _activations(graph: Graph) -> frozenset[Ref]:
     """The first outputs of ops of forward that are activations."""
     given, trained, statistics = set[int](), set[int](), set[int]()
-    found = set[Ref]()
+    activations = set[Ref]()
     for node in graph.nodes:
         sources = {ref.node for ref in node.inputs}
         if node.role is Role.INPUT or node.op == RECEIVE or sources & given:
@@ -136,15 +136,15 @@ def _activations(graph: Graph) -> frozenset[Ref]:
         if _is_statistic(graph, node, given & trained, statistics):
             statistics.add(node.index)
         elif node.index in given & trained and _is_activation(node):
-            found.add(Ref(node.index))
-    return frozenset(found)
+            activations.add(Ref(node.index))
+    return frozenset(activations)
 
 
 def _is_activation(node: Node) -> bool:
     """Whether an op makes a tensor of which each element is one of many."""
-    is_made_here = not (node.view or node.random or node.op == RECEIVE)
+    is_computed = not (node.view or node.random or node.op == RECEIVE)
     tensor = node.outputs[0] if node.outputs else None
-    if not is_made_here or tensor is None or _name(node) not in _OF_USUAL_SIZE:
+    if not is_computed or tensor is None or _name(node) not in _OF_USUAL_SIZE:
         return False
     return tensor.dtype == DTYPE and prod(tensor.shape) > 1
 

@@ -38,11 +38,11 @@ def slice_(call: Call) -> Rule:
     """aten.slice.Tensor(x, dim, start, end, step)."""
     shape = call.shapes[0]
     dim = dim_of(call.integer(1, "dim"), len(shape))
-    full, piece, sizes, view = _slice_dims(call, 1, shape[dim])
+    full, part, sizes, view = _slice_dims(call, 1, shape[dim])
     names = singles(letters(len(shape)))
     return rule(
         [_with(names, dim, full)],
-        [_with(names, dim, piece)],
+        [_with(names, dim, part)],
         whole=("t", "p"),
         partial=((0,),),
         view=view,
@@ -60,11 +60,11 @@ def slice_into(call: Call) -> Rule:
     """aten.slice_backward(grad, input_sizes, dim, start, end, step), aten.slice_scatter(x, source,
     dim, start, end, step): the last input becomes a piece of the output."""
     dim = dim_of(call.integer(2, "dim"), len(call.out))
-    full, piece, sizes, _ = _slice_dims(call, 2, call.out[dim])
+    full, part, sizes, _ = _slice_dims(call, 2, call.out[dim])
     names = singles(letters(len(call.out)))
     target = _with(names, dim, full)
     return rule(
-        [target, _with(names, dim, piece)][-len(call.inputs) :],
+        [target, _with(names, dim, part)][-len(call.inputs) :],
         [target],
         whole=("t", "p"),
         partial=linear(call, _all_inputs(call)),

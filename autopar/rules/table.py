@@ -37,13 +37,13 @@ FAMILIES: tuple[Family, ...] = (
 
 def records(families: Iterable[Family]) -> dict[str, Op]:
     """Each op's record; ValueError on an op that has two."""
-    found: dict[str, Op] = {}
+    ops: dict[str, Op] = {}
     for record, names in (entry for family in families for entry in family):
         for name in map(_full_name, names.split()):
-            if name in found:
+            if name in ops:
                 raise ValueError(f"{name} has two records")
-            found[name] = record
-    return found
+            ops[name] = record
+    return ops
 
 
 def _full_name(name: str) -> str:
@@ -71,8 +71,8 @@ def rule_for(call: Call) -> Rule | None:
     record = OPS.get(call.op)
     if record is None:
         return None
-    found = parse_rule(record.rule) if isinstance(record.rule, str) else record.rule(call)
-    return None if found is None else _fitted(found, call)
+    rule = parse_rule(record.rule) if isinstance(record.rule, str) else record.rule(call)
+    return None if rule is None else _fitted(rule, call)
 
 
 def _fitted(rule: Rule, call: Call) -> Rule | None:

@@ -49,8 +49,8 @@ def busiest_work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int])
 
 def inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
     """Bytes on one rank of what `node` makes on the way to its outputs."""
-    made = record_of(node.op).inner_bytes
-    return made(graph, node, choice, sizes) if made else 0
+    count = record_of(node.op).inner_bytes
+    return count(graph, node, choice, sizes) if count else 0
 
 
 def read_bytes(
@@ -105,15 +105,15 @@ def exchanges(
     if not axes:
         return ()
     joint = _joint_calls(graph, node, choice, sizes)
-    found = [each for factor, call in joint for each in factor.sends(call)]
+    messages = [each for factor, call in joint for each in factor.sends(call)]
     rows = [axis for axis in reversed(axes) if axis not in {call.axis for _, call in joint}]
     num_bytes = _row_bytes(graph, node, choice, sizes) if rows else 0
-    found.extend(
+    messages.extend(
         Exchange("all_reduce", axis, num_bytes, num_bytes, reduce)
         for reduce in OPS[node.op].row_reductions
         for axis in rows
     )
-    return tuple(found)
+    return tuple(messages)
 
 
 def joint_factors(node: Node, choice: Choice) -> tuple[tuple[int, str], ...]:
@@ -170,15 +170,15 @@ def scratch_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
     if not exchange_axes(node, choice):
         return held
     record = OPS[node.op]
-    asked, left = shardings(node, choice)
+    inputs, outputs = shardings(node, choice)
     if record.row_reductions:
         tensor = graph.type_of(node.inputs[0])
-        size = prod(local_shape(tensor, graph.atoms, asked[0], sizes))
+        size = prod(local_shape(tensor, graph.atoms, inputs[0], sizes))
         unit = row_itemsize(tensor.dtype)
         copies = record.row_copies[itemsize(tensor.dtype) < unit]
         held += round(copies * unit * size) + _ROW_VALUES * _row_bytes(graph, node, choice, sizes)
     elif record.embedding_lookup:
         # With where each index lies among the rank's rows.
-        held += local_bytes(node.outputs[0], graph.atoms, left[0], sizes)
-        held += 2 * local_bytes(graph.type_of(node.inputs[1]), graph.atoms, asked[1], sizes)
+        held += local_bytes(node.outputs[0], graph.atoms, outputs[0], sizes)
+        held += 2 * local_bytes(graph.type_of(node.inputs[1]), graph.atoms, inputs[1], sizes)
     return held

@@ -96,7 +96,7 @@ def trace(
     check_states(model)
     watch = Watch(model, leaves)
     with watch.around(strict):
-        found, graph = _graph(
+        capture, graph = _graph(
             model, args, kwargs or {}, name or type(model).__name__, selects, watch
         )
     check_followed(model, watch.reads, watch.externals)
@@ -105,24 +105,24 @@ def trace(
     returned = (node for node in graph.nodes if node.op == "output")
     items = {node.target: k for k, node in enumerate(returned) if node.role in forward}
     return Traced(
-        gm=found.gm,
+        gm=capture.gm,
         graph=graph,
         inputs=tuple(
             f"{node.role.value}:{node.target}"
-            for node, fx_node in zip(graph.nodes, found.gm.graph.nodes, strict=False)
+            for node, fx_node in zip(graph.nodes, capture.gm.graph.nodes, strict=False)
             if fx_node.op == "placeholder"
         ),
-        in_spec=found.in_spec,
-        out_spec=found.out_spec,
+        in_spec=capture.in_spec,
+        out_spec=capture.out_spec,
         outputs=tuple(
             OutputLeaf(None, leaf.value, leaf.name, is_left_out=leaf.is_left_out)
             if leaf.role is None
             else OutputLeaf(
                 items[str(i)], None, leaf.name, leaf.has_grad and leaf.role is Role.DETACHED
             )
-            for i, leaf in enumerate(found.outputs)
+            for i, leaf in enumerate(capture.outputs)
         ),
-        tied=found.tied,
+        tied=capture.tied,
         reads=watch.reads,
         leavings=watch.leavings,
         externals=tuple(watch.externals),
@@ -142,13 +142,13 @@ def _graph(
     if runs:
         try:
             with watch.of_short_model(), shortened(model, runs):
-                found, graph = _whole_graph(model, args, kwargs, name, selects, watch)
+                capture, graph = _whole_graph(model, args, kwargs, name, selects, watch)
             for run in runs:
-                graph = _expand(found.gm, graph, run)
+                graph = _expand(capture.gm, graph, run)
         except (TraceError, Different) as error:
             _log.info("%s is traced whole, though blocks repeat: %s", name, error)
         else:
-            return found, graph
+            return capture, graph
     return _whole_graph(model, args, kwargs, name, selects, watch)
 
 
@@ -160,9 +160,9 @@ def _whole_graph(
     selects: OutputFilter,
     watch: Watch,
 ) -> tuple[Capture, Graph]:
-    found = _capture(model, args, kwargs, selects, watch)
+    capture = _capture(model, args, kwargs, selects, watch)
     with torch.autocast("cpu", enabled=False):
-        _normalize(found.gm, found.tied, found.external)
-    graph = with_keys(with_rules(_snapshot(found, name)))
+        _normalize(capture.gm, capture.tied, capture.external)
+    graph = with_keys(with_rules(_snapshot(capture, name)))
     graph.check()
-    return found, graph
+    return capture, graph

@@ -75,7 +75,7 @@ class Cells:
 
     def leaves(self, cells: Iterable[int]) -> list[int]:
         """The cells that `cells` are made of, outermost first; those of size 1 left out."""
-        found: list[int] = []
+        leaves: list[int] = []
         pending = list(cells)[::-1]
         while pending:
             cell = self._joined[pending.pop()]
@@ -83,8 +83,8 @@ class Cells:
             if halves is not None:
                 pending += halves[::-1]
             elif self.sizes[cell] != 1:
-                found.append(cell)
-        return found
+                leaves.append(cell)
+        return leaves
 
     def equate(self, left: Iterable[int], right: Iterable[int]) -> bool:
         """Make two products of cells the same, outermost first. False, and nothing changes beyond

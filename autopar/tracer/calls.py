@@ -112,10 +112,10 @@ class CallMode(TorchFunctionMode):
         if func is torch.clamp and self._conditions:
             place = users_place()
             conditions = self._conditions.pop((place.code, place.line), ())
-            found = func(*args, **kwargs)
+            clamped = func(*args, **kwargs)
             for met in conditions:
-                found = torch.where(met, found, args[0])
-            return found
+                clamped = torch.where(met, clamped, args[0])
+            return clamped
         return func(*args, **kwargs)
 
     def _answered(self, func: Callable[..., Any], look: Look, tensor: Tensor) -> Any:
@@ -194,10 +194,10 @@ def _embedding_bag(
     even = input.dim() == 2 and not input.is_floating_point() and bool(input.shape[1])
     even = even and offsets is None and padding_idx is None
     if even and (mode == "sum" or (mode == "mean" and per_sample_weights is None)):
-        found = F.embedding(input, weight, None, *norm)
+        rows = F.embedding(input, weight, None, *norm)
         if per_sample_weights is not None:
-            found = found * per_sample_weights.unsqueeze(-1)
-        return found.sum(1) if mode == "sum" else found.mean(1)
+            rows = rows * per_sample_weights.unsqueeze(-1)
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
     rest = per_sample_weights, include_last_offset, padding_idx
     return F.embedding_bag(input, weight, offsets, *norm, mode, False, *rest)
 

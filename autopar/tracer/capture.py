@@ -139,25 +139,25 @@ class _Step(nn.Module):
             result = self.model(*args, **kwargs)
         if self.calls.refused is not None:
             raise self.calls.refused
-        found, self.out_spec = torch_private.tree_flatten(result)
+        outputs, self.out_spec = torch_private.tree_flatten(result)
         if self.meet == self.watch.meet and self.watch.discoveries == self.discoveries:
-            check_paths(found)
-        names = _names(found, result)
-        roles = output_roles(found, [self.selects(i, name) for i, name in enumerate(names)])
+            check_paths(outputs)
+        names = _names(outputs, result)
+        roles = output_roles(outputs, [self.selects(i, name) for i, name in enumerate(names)])
         spent: set[int] = set()
         if self.calls.spends_graphs:
-            spent = {i for i, role in enumerate(roles) if role and is_spent(found[i])}
+            spent = {i for i, role in enumerate(roles) if role and is_spent(outputs[i])}
             roles = [Role.DETACHED if i in spent else role for i, role in enumerate(roles)]
         self.outputs = tuple(
             CapturedLeaf(role, None, name, x.requires_grad and i not in spent, role is None)
             if isinstance(x, Tensor)
             else CapturedLeaf(role, x, name)
-            for i, (x, role, name) in enumerate(zip(found, roles, names, strict=True))
+            for i, (x, role, name) in enumerate(zip(outputs, roles, names, strict=True))
         )
         # An output that shares memory with another tensor would be rebuilt outside of the graph.
         return tuple(
             x.detach().clone() if role is Role.DETACHED else x.clone()
-            for x, role in zip(found, roles, strict=True)
+            for x, role in zip(outputs, roles, strict=True)
             if role is not None
         )
 
@@ -173,15 +173,15 @@ class _Step(nn.Module):
         """What stands for a parameter of the model, or an external tensor, where forward finds it
         elsewhere than in its module."""
         states = {number: table.get(name) for number, table, name in self.held}
-        found = {number: state for number, state in states.items() if state is not None}
+        substitutes = {number: state for number, state in states.items() if state is not None}
         pairs = enumerate(self.externals)
-        return found | {id(x): self.get_buffer(external_name(number)) for number, x in pairs}
+        return substitutes | {id(x): self.get_buffer(external_name(number)) for number, x in pairs}
 
 
 def _names(leaves: list[Any], result: Any) -> list[str]:
     """What users call each leaf of an output: the way to it (`more.1`), or else its position."""
-    ways = {id(value): path for path, value in _item_paths(result) if path}
-    return [ways.get(id(leaf), str(i)) for i, leaf in enumerate(leaves)]
+    paths = {id(value): path for path, value in _item_paths(result) if path}
+    return [paths.get(id(leaf), str(i)) for i, leaf in enumerate(leaves)]
 
 
 def _item_paths(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -211,21 +211,21 @@ def output_roles(leaves: list[Any], selected: list[bool | None]) -> list[Role | 
         return floating and (x.requires_grad or not graded)
 
     losses = [differentiable(x) and x.dim() == 0 for x in leaves]
-    found: list[Role | None] = []
+    roles: list[Role | None] = []
     for x, is_loss, want in zip(leaves, losses, selected, strict=True):
         if isinstance(x, Tensor):
             is_value = differentiable(x) and (want or not any(losses))
             role = Role.LOSS if is_loss else Role.VALUE if is_value else Role.DETACHED
-            found.append(None if want is None and not is_loss else role)
+            roles.append(None if want is None and not is_loss else role)
         elif isinstance(x, _PLAIN):
-            found.append(None)
+            roles.append(None)
         else:
             name = type(x).__qualname__
             raise TraceError(
                 f"the model returns a {name}, which autopar cannot look into: return tensors in "
                 f"tuples, lists or dicts, or register {name} with torch.export.register_dataclass"
             )
-    return found
+    return roles
 
 
 def capture(

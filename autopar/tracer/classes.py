@@ -31,13 +31,13 @@ def pattern(path: str) -> str:
 def with_keys(graph: Graph) -> Graph:
     """`graph` with the key of every node."""
     ordinals = Counter[tuple[str, str, str]]()
-    sorts: dict[str, dict[object, int]] = {}
+    variants: dict[str, dict[object, int]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
         base = _base_key(node, ordinals)
-        seen = sorts.setdefault(base, {})
-        sort = seen.setdefault(_signature(graph, node), len(seen))
-        nodes.append(replace(node, key=f"{base}~{sort}" if sort else base))
+        numbers = variants.setdefault(base, {})
+        variant = numbers.setdefault(_signature(graph, node), len(numbers))
+        nodes.append(replace(node, key=f"{base}~{variant}" if variant else base))
     return replace(graph, nodes=tuple(nodes))
 
 

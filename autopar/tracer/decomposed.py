@@ -61,8 +61,8 @@ def batch_norm_decomposed(
     if not training:
         if running_mean is None or running_var is None:
             return NotImplemented
-        found = _INFERENCE(x, weight, bias, running_mean, running_var, momentum, eps)
-        return *found, running_mean.clone(), running_var.clone()
+        outputs = _INFERENCE(x, weight, bias, running_mean, running_var, momentum, eps)
+        return *outputs, running_mean.clone(), running_var.clone()
     y, mean, invstd, var = _normalised(x, weight, bias, running_mean, momentum, eps)
     count = x.numel() // x.shape[1]
     if running_mean is not None and running_var is not None:
@@ -145,9 +145,9 @@ def _variance(
 ) -> tuple[Tensor, Tensor]:
     dims = [d % x.dim() for d in dim or range(x.dim())] if x.dim() else []
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    found = _moments(exact, dims, 1 if correction is None else correction)
+    statistics = _moments(exact, dims, 1 if correction is None else correction)
     shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims]
-    var, mean = (t.reshape(shape).to(x.dtype) for t in found)
+    var, mean = (t.reshape(shape).to(x.dtype) for t in statistics)
     return var, mean
 
 
@@ -205,33 +205,33 @@ def _replace(node: fx.Node, function: Decomposition) -> list[fx.Node]:
     or computes tensors of other shapes."""
     sources = list(dict.fromkeys(node.all_input_nodes))
     several = isinstance(node.meta["val"], tuple | list)
-    wanted = node.meta["val"] if several else (node.meta["val"],)
+    expected = node.meta["val"] if several else (node.meta["val"],)
 
     def call(*tensors: Tensor) -> Any:
         given = dict(zip(sources, tensors, strict=True))
         args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
-        found = function(*map(_own, args), **{k: _own(value) for k, value in kwargs.items()})
-        trusted = found is NotImplemented or node.target in DECOMPOSITIONS
-        return found if trusted else _cast(found, wanted, several=several)
+        output = function(*map(_own, args), **{k: _own(value) for k, value in kwargs.items()})
+        trusted = output is NotImplemented or node.target in DECOMPOSITIONS
+        return output if trusted else _cast(output, expected, several=several)
 
     traced = torch_private.ops_of(call, [source.meta["val"] for source in sources])
     if traced is None:
         return []
-    results = traced.graph.output_node().args[0]
-    found = results if isinstance(results, tuple | list) else (results,)
-    if not _alike(found, wanted):
+    returned = traced.graph.output_node().args[0]
+    results = returned if isinstance(returned, tuple | list) else (returned,)
+    if not _alike(results, expected):
         return []
     copies = dict(zip(traced.graph.find_nodes(op="placeholder"), sources, strict=True))
-    made = _copy(node, traced, copies)
+    ops = _copy(node, traced, copies)
     if several:
         for user in list(node.users):
             _, which = user.args
             assert isinstance(which, int)
-            replace_node(user, copies[found[which]])
+            replace_node(user, copies[results[which]])
         node.graph.erase_node(node)
     else:
-        replace_node(node, copies[found[0]])
-    return made
+        replace_node(node, copies[results[0]])
+    return ops
 
 
 def _cast(raw: Any, expected: Sequence[Any], *, several: bool) -> Any:
@@ -269,7 +269,7 @@ def _alike(results: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 def _copy(node: fx.Node, traced: fx.GraphModule, copies: dict[fx.Node, fx.Node]) -> list[fx.Node]:
     """The ops of `traced` in front of `node`, in its place in the model."""
-    made: list[fx.Node] = []
+    ops: list[fx.Node] = []
     with node.graph.inserting_before(node):
         for inner in traced.graph.nodes:
             if inner.op in ("placeholder", "output"):
@@ -278,8 +278,8 @@ def _copy(node: fx.Node, traced: fx.GraphModule, copies: dict[fx.Node, fx.Node])
             copy.meta = {key: node.meta[key] for key in META if key in node.meta}
             copy.meta["val"] = inner.meta["val"]
             copies[inner] = copy
-            made.append(copy)
-    return made
+            ops.append(copy)
+    return ops
 
 
 # Passes that split an op in two where one of the parts shards better than the whole.
@@ -294,8 +294,8 @@ def split_biased_matmuls(gm: fx.GraphModule) -> fx.GraphModule:
         if node.kwargs:
             continue
         bias, left, right = node.args
-        product = _before(node, aten.mm.default, (left, right), node.meta["val"])
-        total = _before(node, aten.add.Tensor, (product, bias), node.meta["val"])
+        matmul = _before(node, aten.mm.default, (left, right), node.meta["val"])
+        total = _before(node, aten.add.Tensor, (matmul, bias), node.meta["val"])
         replace_node(node, total)
     return gm
 
@@ -339,16 +339,16 @@ def draw_from_nothing(gm: fx.GraphModule) -> fx.GraphModule:
         if node.op != "call_function" or not record_of(str(node.target)).fills:
             continue
         x, *others = node.args
-        made = node.meta["val"]
-        order = sorted(range(made.dim()), key=lambda dim: -made.stride(dim))
+        result = node.meta["val"]
+        order = sorted(range(result.dim()), key=lambda dim: -result.stride(dim))
         shaped = x.meta["val"].permute(order)
         empty = _before(node, aten.empty.memory_format, (list(shaped.shape),), shaped)
         empty.kwargs = {"dtype": shaped.dtype, "device": shaped.device}
-        drawn = _before(node, node.target, (empty, *others), made.permute(order))
+        drawn = _before(node, node.target, (empty, *others), result.permute(order))
         drawn.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
         if order != sorted(order):
-            back = [order.index(dim) for dim in range(made.dim())]
-            drawn = _before(node, aten.permute.default, (drawn, back), made)
+            back = [order.index(dim) for dim in range(result.dim())]
+            drawn = _before(node, aten.permute.default, (drawn, back), result)
         replace_node(node, drawn)
     return gm
 

@@ -162,20 +162,20 @@ def _expand_fx(
     twins = [node for node in gm.graph.nodes if node.op != "output"]
     names = _Names(periods)
     before = {i: section.between for section in periods.sections for i in section.first}
-    made: dict[BlockPlace, fx.Node] = {(i, 0): twin for i, twin in enumerate(twins)}
+    nodes: dict[BlockPlace, fx.Node] = {(i, 0): twin for i, twin in enumerate(twins)}
     returned: list[tuple[fx.Node, Any]] = []
     items, descs = outputs_of(gm)
     for i, copy in order:
         if i < len(twins) and copy:
-            reads = [made[place] for place in periods.reads(graph.nodes[i], copy)]
+            reads = [nodes[place] for place in periods.reads(graph.nodes[i], copy)]
             with gm.graph.inserting_before(twins[before[i]]):
-                made[i, copy] = names.copied(twins[i], copy, reads)
+                nodes[i, copy] = names.copied(twins[i], copy, reads)
         elif i >= len(twins):
             (source,) = periods.reads(graph.nodes[i], copy)
-            returned.append((made[source], names.of(descs[i - len(twins)], copy)))
+            returned.append((nodes[source], names.of(descs[i - len(twins)], copy)))
     for i, twin in enumerate(twins):
         if i in periods.last_of or i in periods.first_of:
-            reads = [made[place] for place in periods.reads(graph.nodes[i], 0)]
+            reads = [nodes[place] for place in periods.reads(graph.nodes[i], 0)]
             if reads != [twins[ref.node] for ref in graph.nodes[i].inputs]:
                 twin.args, twin.kwargs = _with_sources(twin, reads)
         names.rename(twin, 0)
@@ -183,7 +183,7 @@ def _expand_fx(
     set_outputs(gm, returned)
     gm.graph.lint()
     gm.recompile()
-    return made
+    return nodes
 
 
 def _with_sources(node: fx.Node, sources: Sequence[fx.Node]) -> tuple[Any, Any]:
@@ -201,14 +201,14 @@ class _Names:
 
     def copied(self, node: fx.Node, copy: int, sources: Sequence[fx.Node]) -> fx.Node:
         """A copy of `node` that reads `sources`, where nodes are being inserted."""
-        made = node.graph.create_node(node.op, node.target, name=f"{node.name}_{copy}")
-        if made.op == "placeholder":
-            made.target = made.name
+        clone = node.graph.create_node(node.op, node.target, name=f"{node.name}_{copy}")
+        if clone.op == "placeholder":
+            clone.target = clone.name
         else:
-            give(made, *_with_sources(node, sources))
-        made.meta = dict(node.meta)
-        self.rename(made, copy)
-        return made
+            give(clone, *_with_sources(node, sources))
+        clone.meta = dict(node.meta)
+        self.rename(clone, copy)
+        return clone
 
     def rename(self, node: fx.Node, copy: int) -> None:
         """Write the names of copy `copy` into what `node` says of itself."""

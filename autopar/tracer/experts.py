@@ -55,12 +55,12 @@ def _call(
 ) -> Tensor:  # fmt: skip
     """The op, with `up` [E, G, I, D], and what `down_bias` adds: a matmul with each token's weights
     of the experts, so that the op stays linear in `down`."""
-    found = experts_op(x, chosen, weights, up, down, up_bias, gate, False)
+    output = experts_op(x, chosen, weights, up, down, up_bias, gate, False)
     if down_bias is None:
-        return found
+        return output
     table = weights.new_zeros(weights.shape[0], down_bias.shape[0])
     table = table.scatter_add(1, chosen, weights).to(down_bias.dtype)
-    return found + table @ down_bias
+    return output + table @ down_bias
 
 
 class TransformersExperts:
@@ -132,13 +132,13 @@ def _gate_of(module: Any) -> str | None:
     flat = (hidden if module.is_concatenated else hidden.transpose(1, 2)).flatten(1)
     try:
         with torch.no_grad():
-            expected = module._apply_gate(flat) if module.has_gate else module.act_fn(flat[:, :2])
+            target = module._apply_gate(flat) if module.has_gate else module.act_fn(flat[:, :2])
     except Exception:  # whatever a module of the user's raises, its gate is none of ours
         return None
     given = hidden if module.has_gate else hidden[:, :1]
     for candidate in _candidates(module):
-        found = candidate(given)
-        if expected.shape == found.shape and torch.allclose(found, expected, rtol=1e-5, atol=1e-6):
+        actual = candidate(given)
+        if target.shape == actual.shape and torch.allclose(actual, target, rtol=1e-5, atol=1e-6):
             return str(candidate)
     return None
 
@@ -195,11 +195,11 @@ def _with_identities(module: Any) -> Forward | None:
     count = module.num_routed_experts
 
     def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        kept = chosen >= count
+        is_identity = chosen >= count
         up = module.gate_up_proj[:count].unflatten(1, (2, -1))
-        routed, numbers = weights.masked_fill(kept, 0), chosen.clamp(max=count - 1)
+        routed, numbers = weights.masked_fill(is_identity, 0), chosen.clamp(max=count - 1)
         y = call_as_cast(x, numbers, routed, up, module.down_proj, None, None, gate)
-        return y + x * weights.masked_fill(~kept, 0).sum(-1, keepdim=True).to(x.dtype)
+        return y + x * weights.masked_fill(~is_identity, 0).sum(-1, keepdim=True).to(x.dtype)
 
     return forward
 
@@ -303,8 +303,8 @@ def _of_modules(module: nn.Module) -> Forward | None:
 
 def _biases(linears: list[nn.Linear]) -> Tensor | None:
     """[E, out] of E projections; None where they have none."""
-    found = tuple(linear.bias for linear in linears if linear.bias is not None)
-    return torch.stack(found) if len(found) == len(linears) else None
+    biases = tuple(linear.bias for linear in linears if linear.bias is not None)
+    return torch.stack(biases) if len(biases) == len(linears) else None
 
 
 def dropout_of_experts(module: nn.Module) -> bool:
@@ -349,12 +349,12 @@ _FAMILIES = (
 def _activation(function: Callable[[Tensor], Tensor]) -> str | None:
     """The name of the activation that `function` is, found by trying; None for any other."""
     line = torch.linspace(-FAR, FAR, 97, device="cpu")
-    found = function(line)
+    values = function(line)
     return next(
         (
             name
             for name, (known, _) in ACTIVATIONS.items()
-            if torch.allclose(found, known(line), atol=1e-6)
+            if torch.allclose(values, known(line), atol=1e-6)
         ),
         None,
     )

@@ -79,13 +79,13 @@ def _message(
     if collective:
         return f"{collective} talks to other ranks", COLLECTIVE_REMEDY
     name = next((name for each in chain if (name := name_of(each))), "")
-    said = f"{type(error).__name__}: {error}"
-    what = f"{called(name, place)}: {said}" if name else said
+    message = f"{type(error).__name__}: {error}"
+    what = f"{called(name, place)}: {message}" if name else message
     if is_data_dependent(error):
-        running = [found for found, path in paths.items() if path == module]
+        running = [each for each, path in paths.items() if path == module]
         cure = _cure_of_module(running, module) or remedy_of_call(name)
-        return what, cure or remedy_of_value(place, said)
-    return what, remedy_of_call(name) or _cure_of_error(said, place)
+        return what, cure or remedy_of_value(place, message)
+    return what, remedy_of_call(name) or _cure_of_error(message, place)
 
 
 def _cure_of_module(running: list[nn.Module], path: str) -> str | None:
@@ -136,11 +136,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _where(error: BaseException, paths: dict[nn.Module, str]) -> tuple[str, StackLocation | None]:
     """(path of the innermost module that was running, where its user's code was)."""
     module: str = ""
-    found: StackLocation | None = None
+    innermost: StackLocation | None = None
     for frame, place in frames_of(error):
         owner: Any = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and owner in paths:
             module = paths[owner]
         if is_users(frame.f_code.co_filename):
-            found = place
-    return module, found
+            innermost = place
+    return module, innermost

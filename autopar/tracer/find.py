@@ -232,8 +232,8 @@ def find_runs(
     whole = _unless_it_raises(partial(record_once, lists), watch)
     if whole is None:
         return ()
-    found, states = whole
-    runs = tuple(_chosen(found, states, lists, kinds))
+    recording, states = whole
+    runs = tuple(_chosen(recording, states, lists, kinds))
     if not runs:
         return ()
     with watch.of_short_model(), shortened(model, runs):
@@ -241,7 +241,7 @@ def find_runs(
         rest = _unless_it_raises(partial(record_once, kept), watch)
     if rest is None:
         return ()
-    there = Stream(found, runs, states, kinds, short=False)
+    there = Stream(recording, runs, states, kinds, short=False)
     return runs if same_around(there, Stream(rest[0], runs, rest[1], kinds, short=True)) else ()
 
 
@@ -296,9 +296,9 @@ def _recorded(
         with staged(model, leaves, spec, meta_tensor, {}, selects, watch) as (step, tensors):
             states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             states |= dict(step.named_buffers(recurse=False))
-            found = record(step, tensors, states, blocks, kinds)
+            recording = record(step, tensors, states, blocks, kinds)
     forms: dict[str, Hashable] = {
         name: (type(x), tuple(x.shape), x.stride(), x.dtype, x.requires_grad)
         for name, x in states.items()
     }
-    return found, forms
+    return recording, forms

@@ -26,9 +26,9 @@ def _checked(plain: Callable[..., Any]) -> Callable[..., Tensor]:
     result, and what is wrong with it."""
 
     def computed(*args: Any, **kwargs: Any) -> Tensor:
-        found, info = plain(*args, **kwargs)
-        bad = (info != 0).reshape(info.shape + (1,) * (found.dim() - info.dim()))
-        return torch.where(bad, torch.nan, found)
+        result, info = plain(*args, **kwargs)
+        bad = (info != 0).reshape(info.shape + (1,) * (result.dim() - info.dim()))
+        return torch.where(bad, torch.nan, result)
 
     return computed
 
@@ -53,8 +53,8 @@ def _multi_margin_loss(
     """The part of each class but the target is max(0, margin - x[target] + x)^p, without gradient
     where that is 0."""
     if size_average is not None or reduce is not None:
-        average, kept = size_average is not False, reduce is not False
-        reduction = ("mean" if average else "sum") if kept else "none"
+        average, reduces = size_average is not False, reduce is not False
+        reduction = ("mean" if average else "sum") if reduces else "none"
     if p not in (1, 2):
         raise ValueError(f"multi_margin_loss: p is 1 or 2, and not {p}")
     x, y = torch.atleast_2d(input), torch.atleast_1d(target)
@@ -65,8 +65,8 @@ def _multi_margin_loss(
     if weight is not None:
         z = z * weight[chosen]
     others = torch.arange(x.shape[1], device=x.device) != chosen
-    found = torch.where(others, z, 0).sum(1) / x.shape[1]
-    return _reduced(found if target.dim() else found.squeeze(0), reduction)
+    losses = torch.where(others, z, 0).sum(1) / x.shape[1]
+    return _reduced(losses if target.dim() else losses.squeeze(0), reduction)
 
 
 def _reduced(result: Tensor, reduction: str) -> Tensor:
@@ -98,10 +98,10 @@ def _gaussian_nll_loss(
     var = var.clone()
     with torch.no_grad():
         var.clamp_(min=eps)
-    found = 0.5 * (var.log() + (input - target) ** 2 / var)
+    losses = 0.5 * (var.log() + (input - target) ** 2 / var)
     if full:
-        found = found + 0.5 * math.log(2 * math.pi)
-    return _reduced(found, reduction)
+        losses = losses + 0.5 * math.log(2 * math.pi)
+    return _reduced(losses, reduction)
 
 
 def _cov(
@@ -131,14 +131,14 @@ def _cov(
 
 
 def _corrcoef(input: Tensor) -> Tensor:
-    found = _cov(input)
-    if not found.dim():
-        return found / found
-    deviations = found.diagonal().real.sqrt()
-    found = found / deviations.unsqueeze(1) / deviations
-    if found.is_complex():
-        return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
-    return found.clamp(-1, 1)
+    matrix = _cov(input)
+    if not matrix.dim():
+        return matrix / matrix
+    deviations = matrix.diagonal().real.sqrt()
+    matrix = matrix / deviations.unsqueeze(1) / deviations
+    if matrix.is_complex():
+        return torch.complex(matrix.real.clamp(-1, 1), matrix.imag.clamp(-1, 1))
+    return matrix.clamp(-1, 1)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:

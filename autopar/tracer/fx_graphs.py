@@ -27,10 +27,10 @@ META = ("custom", "partitioner_tag", "seq_nr", "stack_trace")
 def call_before(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
     """A call in front of `node`, in its place in the model, whose result is like `value`."""
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args)
-    made.meta.update({key: node.meta[key] for key in META if key in node.meta})
-    made.meta["val"] = value
-    return made
+        call = node.graph.call_function(target, args)
+    call.meta.update({key: node.meta[key] for key in META if key in node.meta})
+    call.meta["val"] = value
+    return call
 
 
 def replace_node(node: fx.Node, other: fx.Node) -> None:

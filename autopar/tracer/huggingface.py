@@ -64,8 +64,8 @@ def _experts_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None,
     if library is None:
         yield
         return
-    found = {m: looped(m) for model in models for m in model.modules()}
-    loops = {module: forward for module, forward in found.items() if forward is not None}
+    forwards = {m: looped(m) for model in models for m in model.modules()}
+    loops = {module: forward for module, forward in forwards.items() if forward is not None}
     library.ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, TransformersExperts(models))
     try:
         with replaced(*((c, "_experts_implementation", IMPLEMENTATION) for c in configs)):
@@ -83,17 +83,17 @@ def _outermost(model: nn.Module) -> list[Any]:
     library = sys.modules.get("transformers.modeling_utils")
     if library is None:
         return []
-    found: list[Any] = []
+    outermost: list[Any] = []
 
     def visit(module: nn.Module) -> None:
         if isinstance(module, library.PreTrainedModel):
-            found.append(module)
+            outermost.append(module)
         else:
             for child in module.children():
                 visit(child)
 
     visit(model)
-    return found
+    return outermost
 
 
 def _pretrained(models: list[Any]) -> Iterator[Any]:
@@ -105,18 +105,18 @@ def _pretrained(models: list[Any]) -> Iterator[Any]:
 def _configs(models: list[Any]) -> list[Any]:
     """Every configuration that the modules of `models` read, each once, parents first."""
     library = sys.modules["transformers.configuration_utils"]
-    found: dict[int, Any] = {}
+    configs: dict[int, Any] = {}
 
     def visit(config: Any) -> None:
-        if isinstance(config, library.PreTrainedConfig) and id(config) not in found:
-            found[id(config)] = config
+        if isinstance(config, library.PreTrainedConfig) and id(config) not in configs:
+            configs[id(config)] = config
             for name in config.sub_configs:
                 visit(getattr(config, name, None))
 
     for model in models:
         for module in model.modules():
             visit(getattr(module, "config", None))
-    return list(found.values())
+    return list(configs.values())
 
 
 @contextmanager

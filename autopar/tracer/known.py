@@ -46,15 +46,15 @@ class Known(Fakes):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        found = super().__torch_dispatch__(func, types, args, kwargs or {})
+        result = super().__torch_dispatch__(func, types, args, kwargs or {})
         if isinstance(func, torch_private.HigherOrderOperator):
-            return found
+            return result
         if func._schema.is_mutable:
             for tensor in _tensors((args, kwargs)):
                 self._values.pop(tensor, None)
-        elif _determined(func) and all(x.numel() <= MAX_ELEMENTS for x in _tensors(found)):
-            self._learn(func, args, dict(kwargs or {}), found)
-        return found
+        elif _determined(func) and all(x.numel() <= MAX_ELEMENTS for x in _tensors(result)):
+            self._learn(func, args, dict(kwargs or {}), result)
+        return result
 
     def _learn(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         leaves, spec = torch_private.tree_flatten((args, kwargs))

@@ -36,7 +36,7 @@ def _looks(file: str) -> dict[int, Look]:
     tree = syntax_of(file)
     attempts = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
     caught = {inner for node in attempts for line in node.body for inner in ast.walk(line)}
-    found: dict[int, Look] = {}
+    looks: dict[int, Look] = {}
     for node in ast.walk(tree):
         look, last = None, node
         if isinstance(node, ast.Assert) and node not in caught:
@@ -56,8 +56,8 @@ def _looks(file: str) -> dict[int, Look]:
             and isinstance(node, ast.stmt)
             and isinstance(last, ast.stmt | ast.expr)
         ):
-            found |= dict.fromkeys(range(node.lineno, (last.end_lineno or last.lineno) + 1), look)
-    return found
+            looks |= dict.fromkeys(range(node.lineno, (last.end_lineno or last.lineno) + 1), look)
+    return looks
 
 
 def _is_check(value: ast.expr) -> bool:
@@ -89,8 +89,8 @@ def _answers_for(
     test: ast.expr, answer: bool, clamps: int | None = None, *, leaves_out: bool = False
 ) -> Look | None:
     """What looks in a condition are told so that it is `answer`, if it is the same for all."""
-    wanted = _parts_of_condition(test, answer)
-    return Look(wanted.pop(), clamps, leaves_out=leaves_out) if len(wanted) == 1 else None
+    answers = _parts_of_condition(test, answer)
+    return Look(answers.pop(), clamps, leaves_out=leaves_out) if len(answers) == 1 else None
 
 
 def _parts_of_condition(test: ast.expr, answer: bool) -> set[bool]:
@@ -99,7 +99,7 @@ def _parts_of_condition(test: ast.expr, answer: bool) -> set[bool]:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return _parts_of_condition(operand, not answer)
         case ast.BoolOp(values=parts):
-            return {wanted for part in parts for wanted in _parts_of_condition(part, answer)}
+            return {value for part in parts for value in _parts_of_condition(part, answer)}
         case _:
             return set() if _is_known(test) else {answer}
 

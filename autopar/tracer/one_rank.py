@@ -88,17 +88,17 @@ DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
 def as_only_rank(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
     """What to replace while `model` is traced: owners, names and values. Names that the files of
     its modules have imported by themselves are among them."""
-    made: dict[Any, Any] = {}
+    replacements: dict[Any, Any] = {}
     for owner, name, value in _all():
-        made[getattr(owner, name)] = value
+        replacements[getattr(owner, name)] = value
         yield owner, name, value
     for file in {type(module).__module__: None for module in model.modules()}:
         library = sys.modules.get(file)
         if library is None or file.startswith("torch."):
             continue
         for name, value in list(vars(library).items()):
-            if callable(value) and isinstance(value, Hashable) and value in made:
-                yield library, name, made[value]
+            if callable(value) and isinstance(value, Hashable) and value in replacements:
+                yield library, name, replacements[value]
 
 
 def _all() -> Iterator[tuple[Any, str, Any]]:

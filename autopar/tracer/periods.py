@@ -109,17 +109,17 @@ class Periods:
         )
         if a not in self._links:
             return [(ref.node, 0) for ref in node.inputs]
-        found: list[BlockPlace] = []
+        places: list[BlockPlace] = []
         for link in self._links[a]:
             if link.shift is None or copy + link.shift < 0:
-                found.append((link.first, 0))
+                places.append((link.first, 0))
             elif copy + link.shift > behind:
-                found.append((link.last, 0))
+                places.append((link.last, 0))
             elif copy + link.shift == behind:
-                found.append((self.last_of[link.node], 0))
+                places.append((self.last_of[link.node], 0))
             else:
-                found.append((link.node, copy + link.shift))
-        return found
+                places.append((link.node, copy + link.shift))
+        return places
 
     def rename(self, path: str, copy: int) -> str:
         """A path of the short model as the whole one has it, for a copy of what is there."""

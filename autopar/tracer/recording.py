@@ -69,14 +69,14 @@ class Recorder(torch_private.TorchDispatchMode):
     def value(self, tensor: Tensor) -> Recorded:
         """Which tensor this is. What autograd saves of an op's result comes back as another object
         on the same memory."""
-        found = self._values.get(id(tensor))
-        if found is None:
-            found = self._stored.get(_place(tensor))
-            if found is None:
+        recorded = self._values.get(id(tensor))
+        if recorded is None:
+            recorded = self._stored.get(_place(tensor))
+            if recorded is None:
                 raise Unrecordable("a tensor that no recorded op made")
-            self._values[id(tensor)] = found
+            self._values[id(tensor)] = recorded
             self._alive.append(tensor)
-        return found
+        return recorded
 
     def _know(self, tensor: Tensor, value: Recorded) -> None:
         if id(tensor) not in self._values:
@@ -98,14 +98,14 @@ class Recorder(torch_private.TorchDispatchMode):
         # The stand-ins of a trace are on the CPU, and cast as autocast there says.
         casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         kind = self._kinds.setdefault((func, casts, region(), given), len(self._kinds))
-        found = self._call(kind, func, args, kwargs or {})
+        result = self._call(kind, func, args, kwargs or {})
         index = len(self.recording.kinds)
         self.recording.kinds.append(kind)
         self.recording.reads.append(tuple(reads))
-        for output, tensor in enumerate(found if isinstance(found, tuple | list) else (found,)):
+        for output, tensor in enumerate(result if isinstance(result, tuple | list) else (result,)):
             if isinstance(tensor, Tensor):
                 self._know(tensor, Recorded(index, output))
-        return found
+        return result
 
     def _call(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The op's result; of an op called before on the same kinds of tensors, tensors like those
@@ -113,9 +113,9 @@ class Recorder(torch_private.TorchDispatchMode):
         if kind in self._results:
             like = self._results[kind]
             return _reissued(like) if isinstance(like, tuple) else func(*args, **kwargs)
-        found = func(*args, **kwargs)
-        self._results[kind] = _likeness(found) if torch_private.is_functional(func) else None
-        return found
+        result = func(*args, **kwargs)
+        self._results[kind] = _likeness(result) if torch_private.is_functional(func) else None
+        return result
 
     def _form(self, value: Any, reads: list[Recorded]) -> Hashable:
         if isinstance(value, Tensor):
@@ -174,14 +174,14 @@ def record(
         recorder.name(tensor, f"input {i}")
     for name, tensor in states.items():
         recorder.name(tensor, name)
-    found = recorder.recording
-    handles = _watch(blocks, found)
+    recording = recorder.recording
+    handles = _watch(blocks, recording)
     try:
         with torch.device("meta"), recorder:
             outputs = step(*tensors)
-        found.forward = len(found.kinds)
+        recording.forward = len(recording.kinds)
         for i, output in enumerate(outputs):
-            found.results[f"output {i}"] = recorder.value(output)
+            recording.results[f"output {i}"] = recorder.value(output)
         graded = [x for x in outputs if x.requires_grad]
         trained = {name: x for name, x in states.items() if x.requires_grad}
         if graded and trained:
@@ -191,11 +191,11 @@ def record(
             with torch.device("meta"), recorder:
                 grads = torch.autograd.grad(graded, [*trained.values()], seeds, allow_unused=True)
             for name, grad in zip(trained, grads, strict=True):
-                found.results[f"grad {name}"] = None if grad is None else recorder.value(grad)
+                recording.results[f"grad {name}"] = None if grad is None else recorder.value(grad)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return recording
 
 
 def _watch(blocks: Mapping[nn.Module, str], recording: Recording) -> list[Any]:

@@ -45,9 +45,9 @@ def snapshot(capture: Capture, name: str) -> Graph:
     nodes: list[Node] = []
     index = {node: i for i, node in enumerate(fx_nodes)}
     for i, node in enumerate(fx_nodes):
-        for made in _tensors(node.meta.get("val")):
-            if made.layout != torch.strided:
-                raise layout_error(_op_name(node), made, modules[node], _source_line(node))
+        for tensor in _tensors(node.meta.get("val")):
+            if tensor.layout != torch.strided:
+                raise layout_error(_op_name(node), tensor, modules[node], _source_line(node))
         role, target = _role(capture, node)
         args, kwargs = _arguments(node, index)
         nodes.append(
@@ -223,17 +223,17 @@ def _modules(nodes: Sequence[fx.Node]) -> dict[fx.Node, str]:
     where the last of them came from. Placeholders of parameters and buffers belong to the module
     that holds them."""
     order = {node: i for i, node in enumerate(nodes)}
-    found: dict[fx.Node, str] = {}
+    modules: dict[fx.Node, str] = {}
     for node in nodes:
         label = node.meta.get("custom", {}).get(MODULE_KEY)
-        made = [i for i in node.all_input_nodes if i.op == "call_function"]
+        sources = [i for i in node.all_input_nodes if i.op == "call_function"]
         if "target" in node.meta:
-            found[node] = node.meta["target"].rpartition(".")[0]
+            modules[node] = node.meta["target"].rpartition(".")[0]
         elif label is not None and not node.meta.get("is_gradient_acc"):
-            found[node] = label
+            modules[node] = label
         else:
-            found[node] = found[max(made, key=order.__getitem__)] if made else ""
-    return found
+            modules[node] = modules[max(sources, key=order.__getitem__)] if sources else ""
+    return modules
 
 
 def _source_line(node: fx.Node) -> str:

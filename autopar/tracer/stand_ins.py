@@ -51,23 +51,23 @@ def replace_states(
     """Put stand-ins in the place of parameters and buffers, one for all names of a tensor. Tensors
     that are plain attributes become buffers: a program has their values as inputs. The names of
     those that are external: a gradient of what is `overwritten`, by module and name, is nothing."""
-    made = {(id(each.module), each.name) for each in recreated_by_hooks(model)}
-    made |= set(overwritten)
+    computed = {(id(each.module), each.name) for each in recreated_by_hooks(model)}
+    computed |= set(overwritten)
     external: list[str] = []
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
-            if is_state(value) or (is_external(value) and (id(module), name) not in made):
+            if is_state(value) or (is_external(value) and (id(module), name) not in computed):
                 module._buffers[name] = vars(module).pop(name)
         for name, value in module._buffers.items():
-            if value is not None and is_external(value) and (id(module), name) in made:
+            if value is not None and is_external(value) and (id(module), name) in computed:
                 module._buffers[name] = value.detach()
         own = (name for name, value in module._buffers.items() if is_external(value))
         external += (f"{path}.{name}" if path else name for name in own)
-    found: dict[int, Tensor] = {}
+    stand_ins: dict[int, Tensor] = {}
     for states in state_tables(model):
         for name, tensor in states.items():
             if tensor is not None:
-                if id(tensor) not in found:
-                    found[id(tensor)] = stand_in(tensor)
-                states[name] = found[id(tensor)]
+                if id(tensor) not in stand_ins:
+                    stand_ins[id(tensor)] = stand_in(tensor)
+                states[name] = stand_ins[id(tensor)]
     return frozenset(external)

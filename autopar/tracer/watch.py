@@ -60,7 +60,7 @@ _OF_FACADE = frozenset({"_model", "_runner"})
 _ONCE = "Python runs when the model is traced, and not again when its program runs. "
 _OUTSIDE = _ONCE + "Pass what changes as an argument, keep it in a buffer, or do it outside"
 _RETURN = "only forward has them. Return what is to be read after it, as in `return loss, aux`"
-_KEPT = (
+_RETAINED = (
     "a program computes it anew in each call, as the first one did. If it depends on the call, "
     "return it, and pass it as an argument, or keep it in a buffer"
 )
@@ -191,7 +191,7 @@ class Watch:
         if type(now) in SIMPLE_TYPES and (was is MISSING or type(was) in SIMPLE_TYPES):
             self._sets(table, name, first, now, called, adds=is_updated)
         elif isinstance(now, Tensor) and self._is_retained(module, name, was):
-            self.note(f"keeps a tensor in {called}", _KEPT)
+            self.note(f"keeps a tensor in {called}", _RETAINED)
         elif now is was and self._sets_inside(key, now, copies.get(name), called, adds=is_updated):
             pass
         elif holds_tensors(now):
@@ -240,8 +240,8 @@ class Watch:
             if self._sets_inside(key, now, copy, read.label, adds=read.is_updated):
                 return
             if holds_tensors(now):
-                made = named_stand_in(now, read.label)
-                self._left[id(now), ""] = LeftBehind({}, "", made, passes=True, held=now)
+                stand_in = named_stand_in(now, read.label)
+                self._left[id(now), ""] = LeftBehind({}, "", stand_in, passes=True, held=now)
                 self.note(f"leaves tensors in {read.label}", _RETURN)
             else:
                 self.note(f"changes {read.label}", _OUTSIDE)

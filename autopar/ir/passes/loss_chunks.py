@@ -94,9 +94,9 @@ class _Writer:
             elif node.index in self.backwards:
                 self._put_backward(self.backwards[node.index])
             elif node.index not in self.gone:
-                made = self._put(transplanted(node, len(self.nodes), self.place.__getitem__))
+                index = self._put(transplanted(node, len(self.nodes), self.place.__getitem__))
                 for output in range(len(node.outputs)):
-                    self.place[Ref(node.index, output)] = Ref(made, output)
+                    self.place[Ref(node.index, output)] = Ref(index, output)
         return replace(self.graph, nodes=tuple(self.nodes))
 
     def _put(self, node: Node) -> int:
@@ -120,9 +120,9 @@ class _Writer:
         self.place[Ref(head.matmul.index, 1)] = Ref(here, 1)
 
     def _put_backward(self, head: Head) -> None:
-        backward, product = head.backward, Ref(head.matmul.index)
-        read = (product,) if head.is_read else ()
-        given = *read, head.x, head.w, backward.inputs[2], replace(product, output=1)
+        backward, matmul = head.backward, Ref(head.matmul.index)
+        read = (matmul,) if head.is_read else ()
+        given = *read, head.x, head.w, backward.inputs[2], replace(matmul, output=1)
         here = self._write(
             _SCORES_BACKWARD if head.is_read else _LINEAR_BACKWARD, backward, head,
             [*map(self.place.__getitem__, (*given, backward.inputs[0]))],
@@ -178,11 +178,11 @@ def _factors(
                 atoms[known] = atom
                 slots.setdefault(known, [None] * len(words))[t] = dim, part
     count = len(inputs)
-    found: list[Factor] = []
+    factors: list[Factor] = []
     for (letter, part), places in slots.items():
         kind = FactorType.REDUCTION if None in places[count:] else FactorType.PASS_THROUGH
         name = f"{letter}.{part}" if (letter, 1) in slots else letter
-        found.append(
+        factors.append(
             Factor(
                 name,
                 atoms[letter, part],
@@ -192,4 +192,4 @@ def _factors(
                 positional=letter == "v",
             )
         )
-    return found
+    return factors

@@ -40,12 +40,12 @@ class MicrobatchStates:
 
     def _learned(self) -> frozenset[int]:
         """What depends on parameters, or on gradients."""
-        found: set[int] = set()
+        dependent: set[int] = set()
         for node in self.graph.nodes:
             is_source = node.role in (Role.PARAM, Role.TANGENT)
-            if is_source or any(ref.node in found for ref in node.inputs):
-                found.add(node.index)
-        return frozenset(found)
+            if is_source or any(ref.node in dependent for ref in node.inputs):
+                dependent.add(node.index)
+        return frozenset(dependent)
 
     def _propagate(self) -> Node | None:
         """What every tensor is; the first op that can do nothing with what it would have to read,
@@ -57,12 +57,12 @@ class MicrobatchStates:
                 if node.role in (Role.MUTATION, Role.UPDATE) and given != [R]:
                     return node
                 continue
-            found = _through(node, given[0]) if node.view else self._reading(node, given)
-            if found is None:
+            reading = _through(node, given[0]) if node.view else self._reading(node, given)
+            if reading is None:
                 return node
-            self.wants[node.index], made = found
+            self.wants[node.index], outputs = reading
             self.states.update(
-                (Ref(node.index, output), state) for output, state in enumerate(made)
+                (Ref(node.index, output), state) for output, state in enumerate(outputs)
             )
         return None
 
@@ -142,16 +142,16 @@ def is_proportional(graph: Graph) -> bool:
     are zero unless a script scales its loss."""
     if any(tensor.dtype == "float16" for node in graph.nodes for tensor in node.outputs):
         return False
-    found: set[Ref] = set()
+    dependent: set[Ref] = set()
     for node in graph.nodes:
-        given = {k for k, ref in enumerate(node.inputs) if ref in found}
+        given = {k for k, ref in enumerate(node.inputs) if ref in dependent}
         if node.role is Role.GRAD and not given:
             return False
         if node.role is not Role.TANGENT and not given:
             continue
         if node.role is Role.OP and not node.view and not _is_linear(graph, node, given):
             return False
-        found.update(Ref(node.index, output) for output in range(len(node.outputs)))
+        dependent.update(Ref(node.index, output) for output in range(len(node.outputs)))
     return True
 
 
@@ -175,14 +175,14 @@ def _through(
     view: Node, given: Placement
 ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
     """What a view makes of its input."""
-    made: list[Placement] = []
+    outputs: list[Placement] = []
     for output in range(len(view.outputs)):
         if given.kind != "S":
-            made.append(given)
+            outputs.append(given)
             continue
         factor = next((f for f in view.factors if f.inputs[0] == given.slot), None)
         slot = None if factor is None or factor.whole else factor.outputs[output]
         if slot is None:
             return None
-        made.append(S(*slot))
-    return (given,), tuple(made)
+        outputs.append(S(*slot))
+    return (given,), tuple(outputs)

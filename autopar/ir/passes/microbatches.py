@@ -139,8 +139,8 @@ class _Splitter:
     def __init__(self, graph: Graph, microbatches: int) -> None:
         self.graph, self.microbatches = graph, microbatches
         self.batch = batch_atoms(graph)
-        found = MicrobatchStates(graph, self.batch)
-        self.states, self.wants = found.states, found.wants
+        states = MicrobatchStates(graph, self.batch)
+        self.states, self.wants = states.states, states.wants
         self.microbatch_atom = len(graph.atoms)
         self.nodes: list[Node] = []
         self.place: dict[Ref, Ref] = {}
@@ -161,10 +161,10 @@ class _Splitter:
             for number, atom in enumerate(self.graph.atoms)
         ]
         atoms.append(Atom(self.microbatches, "microbatch", in_param=False))
-        found = replace(
+        graph = replace(
             self.graph, nodes=tuple(self.nodes), atoms=tuple(atoms), microbatches=self.microbatches
         )
-        return _with_distinct_keys(found)
+        return _with_distinct_keys(graph)
 
     def _put(self, node: Node) -> None:
         """The node, which works on what a turn has."""
@@ -176,18 +176,18 @@ class _Splitter:
             else gathered.get(ref, self.place[ref])
             for ref, want in zip(node.inputs, wants, strict=True)
         }
-        made = transplanted(node, len(self.nodes), lambda ref: read[ref])
+        copy = transplanted(node, len(self.nodes), lambda ref: read[ref])
         states = [self.states[Ref(node.index, output)] for output in range(len(node.outputs))]
         outputs = [*zip(node.outputs, states, strict=True)]
         if node.role not in OUTPUT_ROLES:
             inputs = [*zip(self.graph.input_types(node), wants, strict=True)]
-            made = replace(made, outputs=tuple(self._typed(*output) for output in outputs))
+            copy = replace(copy, outputs=tuple(self._typed(*output) for output in outputs))
             if any(self._has_whole(*each) for each in (*inputs, *outputs)):
                 refitted = (self._refitted(factor, inputs, outputs) for factor in node.factors)
-                made = replace(made, factors=tuple(refitted))
-        self.nodes.append(made)
+                copy = replace(copy, factors=tuple(refitted))
+        self.nodes.append(copy)
         for output in range(len(node.outputs)):
-            self.place[Ref(node.index, output)] = Ref(made.index, output)
+            self.place[Ref(node.index, output)] = Ref(copy.index, output)
 
     def _refitted(
         self,
@@ -226,13 +226,13 @@ class _Splitter:
         parts: list[tuple[int, ...]] = []
         shape = list(tensor.shape)
         for dim, atoms in enumerate(tensor.parts):
-            found: list[int] = []
+            dim_parts: list[int] = []
             for k, atom in enumerate(atoms):
                 is_whole = self._is_whole(atom, state, (dim, k))
-                found += (atom, self.microbatch_atom) if is_whole else (atom,)
+                dim_parts += (atom, self.microbatch_atom) if is_whole else (atom,)
                 if atom in self.batch and not is_whole:
                     shape[dim] //= self.microbatches
-            parts.append(tuple(found))
+            parts.append(tuple(dim_parts))
         return TensorType(tensor.dtype, tuple(shape), tuple(parts))
 
     def _cut(self, ref: Ref, state: Placement, phase: Phase) -> Ref:

@@ -49,8 +49,8 @@ def with_recompute(graph: Graph, keys: Collection[str] | None) -> Graph:
     unknown = sorted(set(keys or ()) - possible)
     if unknown:
         raise ValueError(f"{unknown[0]} cannot be recomputed")
-    wanted, word = (possible, OPTION) if keys is None else (frozenset(keys), COPY)
-    return _Copier(with_states(graph, wanted), wanted, word).run() if wanted else graph
+    chosen, word = (possible, OPTION) if keys is None else (frozenset(keys), COPY)
+    return _Copier(with_states(graph, chosen), chosen, word).run() if chosen else graph
 
 
 @per_graph
@@ -62,20 +62,20 @@ def _candidates(graph: Graph) -> frozenset[str]:
     otherwise (`draws.redrawable`)."""
     copies, nodes = casts_of(graph).copies, graph.nodes
     changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
-    found, ruled_out = set[str](), set[str]()
+    keys, ruled_out = set[str](), set[str]()
     for node in graph.with_role(Role.OP):
         if node.view or f":{Phase.FORWARD.value}:" not in node.key:
             continue
         is_drawn_once = node.random and node.index not in redrawable(graph)
-        is_made_once = is_drawn_once or node.op in _ONCE or node.index in copies
-        (ruled_out if is_made_once else found).add(node.key)
+        is_excluded = is_drawn_once or node.op in _ONCE or node.index in copies
+        (ruled_out if is_excluded else keys).add(node.key)
         for ref in node.inputs:
             maker = nodes[root_of(graph, ref)[0].node]
             if maker.role in (Role.BUFFER, Role.PARAM) and maker.target in changed:
                 ruled_out.add(node.key)
             if place_of(maker.module) != place_of(node.module):
                 ruled_out.add(maker.key)
-    return frozenset(found - ruled_out)
+    return frozenset(keys - ruled_out)
 
 
 @per_graph
@@ -87,7 +87,7 @@ def as_written(graph: Graph) -> tuple[str, ...]:
         for node in graph.with_role(Role.OP)
         if node.key in _candidates(graph) and node.phase is Phase.FORWARD
     )
-    written = {k for k, found in members.items() if all(n.checkpoint == "whole" for n in found)}
+    written = {k for k, nodes in members.items() if all(n.checkpoint == "whole" for n in nodes)}
     copied = {node.key for node in with_recompute(graph, written).nodes}
     return tuple(sorted(key for key in written if with_word(key, COPY) in copied))
 
@@ -116,14 +116,14 @@ class _Copier:
 
     def _copy_for(self, reader: Node) -> None:
         """Copies of all that `reader` needs and that is recomputed, in the order of the graph."""
-        missing, found = [reader.index], set[int]()
+        missing, needed = [reader.index], set[int]()
         while missing:
             for ref in self.graph.nodes[missing.pop()].inputs:
-                is_known = ref.node in self.copied or ref.node in found
+                is_known = ref.node in self.copied or ref.node in needed
                 if ref.node in self.chosen and not is_known:
-                    found.add(ref.node)
+                    needed.add(ref.node)
                     missing.append(ref.node)
-        for index in sorted(found):
+        for index in sorted(needed):
             node = self.graph.nodes[index]
             copy = replace(node, phase=Phase.BACKWARD, key=with_word(node.key, self.word))
             self.copied[index] = self._put(copy, self.copied)
@@ -159,15 +159,15 @@ def redrawable(graph: Graph) -> frozenset[int]:
     """The ops that may be drawn again: those that are given nothing but what is made of nothing.
     What others draw depends on tensors that may be computed otherwise in backward, and one bit of a
     probability decides another number. A generator of the model's own is not known here."""
-    made_of_nothing, found = set[int](), set[int]()
+    independent, drawable = set[int](), set[int]()
     for node in graph.nodes:
         if node.role is not Role.OP or node.op == RECEIVE:
             continue
-        if all(ref.node in made_of_nothing for ref in node.inputs):
-            made_of_nothing.add(node.index)
+        if all(ref.node in independent for ref in node.inputs):
+            independent.add(node.index)
             if node.random and node.has_rule and dict(node.kwargs).get("generator") is None:
-                found.add(node.index)
-    return frozenset(found)
+                drawable.add(node.index)
+    return frozenset(drawable)
 
 
 def with_states(graph: Graph, keys: Collection[str]) -> Graph:
@@ -181,12 +181,12 @@ def with_states(graph: Graph, keys: Collection[str]) -> Graph:
     nodes: list[Node] = []
     place: dict[int, int] = {}
     for node in graph.nodes:
-        made = transplanted(node, len(nodes), lambda ref: Ref(place[ref.node], ref.output))
+        copy = transplanted(node, len(nodes), lambda ref: Ref(place[ref.node], ref.output))
         if node.index in drawn:
             nodes.append(_state_of(node, len(nodes), kind))
-            made = _draw_with(made, Ref(len(nodes) - 1))
-        place[node.index] = made.index
-        nodes.append(made)
+            copy = _draw_with(copy, Ref(len(nodes) - 1))
+        place[node.index] = copy.index
+        nodes.append(copy)
     return replace(graph, nodes=tuple(nodes), atoms=atoms)
 
 

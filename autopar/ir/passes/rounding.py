@@ -44,14 +44,14 @@ def _leaving(graph: Graph) -> frozenset[Ref]:
 def with_rounding(graph: Graph, dtype: str) -> Graph:
     """A pass: takes a step whose ops say what may be saved in `dtype`, gives the one in which that
     is rounded, where it is saved, and brought back. All nodes are kept."""
-    wanted = {
+    roots = {
         group.root
         for group in groups(graph)
         if group.phase is Phase.BACKWARD and is_rounded(graph, group.root)
         # What is read by nothing else than ops that may not be there is settled with them.
         if not all(is_optional(graph.nodes[use.node]) for use in group.uses)
     }
-    return _Rounder(graph, wanted, dtype).run() if wanted else graph
+    return _Rounder(graph, roots, dtype).run() if roots else graph
 
 
 def _round_node(graph: Graph, root: Ref, read: Ref, index: int, dtype: str, module: str) -> Node:

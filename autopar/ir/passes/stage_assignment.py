@@ -38,8 +38,8 @@ class Assignment:
 
     def stage_of(self, node: Node) -> int | None:
         """The stage of an op; None if it has none of its own, or several share it."""
-        found = self.of.get(node.index, ())
-        return next(iter(found)) if len(found) == 1 else None
+        stages = self.of.get(node.index, ())
+        return next(iter(stages)) if len(stages) == 1 else None
 
 
 def assign(graph: Graph, cuts: Sequence[int]) -> Assignment:
@@ -97,20 +97,20 @@ class _Finder:
     def _least(self, owners: Mapping[int, StageSet]) -> dict[int, int]:
         """Of ops that are for the gradient of one parameter, the first stage that has what they and
         all after them read of forward."""
-        found: dict[int, int] = {}
+        least: dict[int, int] = {}
         for node in reversed(self.graph.nodes):
             roots = (root_of(self.graph, ref)[0].node for ref in node.inputs)
-            made = [
+            stages = [
                 min(self.of[root])
                 for root in roots
                 if root in self.of and self.graph.nodes[root].phase is Phase.FORWARD
             ]
             if node.index in owners:
-                own = max((found.get(node.index, 0), *made))
+                own = max((least.get(node.index, 0), *stages))
                 for ref in node.inputs:
-                    found[ref.node] = max(found.get(ref.node, 0), own)
-                found[node.index] = own
-        return found
+                    least[ref.node] = max(least.get(ref.node, 0), own)
+                least[node.index] = own
+        return least
 
     def _place_forward(self, node: Node) -> None:
         home = frozenset((bisect_right(self.cuts, node.index),))
@@ -122,18 +122,20 @@ class _Finder:
     def readers(self) -> dict[int, StageSet]:
         """The stages whose forward makes or reads what a node makes, or what backward makes that of
         without any gradient."""
-        found: dict[int, StageSet] = {}
+        readers: dict[int, StageSet] = {}
         for node in reversed(self.graph.nodes):
             if node.phase is Phase.FORWARD:
                 own = self.of.get(node.index, frozenset())
-                found[node.index] = found.get(node.index, frozenset()) | own
-                reads = own if own and not node.view else found[node.index]
+                readers[node.index] = readers.get(node.index, frozenset()) | own
+                reads = own if own and not node.view else readers[node.index]
                 for ref in node.inputs:
-                    found[ref.node] = found.get(ref.node, frozenset()) | reads
+                    readers[ref.node] = readers.get(ref.node, frozenset()) | reads
         for node in self.graph.with_role(Role.OP):
-            if node.phase is Phase.BACKWARD and all(ref.node in found for ref in node.inputs):
-                found[node.index] = frozenset[int]().union(*(found[r.node] for r in node.inputs))
-        return found
+            if node.phase is Phase.BACKWARD and all(ref.node in readers for ref in node.inputs):
+                readers[node.index] = frozenset[int]().union(
+                    *(readers[r.node] for r in node.inputs)
+                )
+        return readers
 
     def _given(self, node: Node) -> StageSet:
         """The stages that make the gradients an op reads."""
@@ -159,11 +161,11 @@ class _Finder:
         self.of[node.index] = frozenset((home,))
         for ref in node.inputs:
             root, _ = root_of(self.graph, ref)
-            made = self.of.get(root.node, frozenset((home,)))
-            if self.graph.nodes[root.node].phase is Phase.FORWARD and min(made) > home:
+            makers = self.of.get(root.node, frozenset((home,)))
+            if self.graph.nodes[root.node].phase is Phase.FORWARD and min(makers) > home:
                 raise StageError(
                     f"no such stages: backward of {node.module or 'the model'} ({node.op}) would "
-                    f"need in stage {home} what stage {min(made)} makes"
+                    f"need in stage {home} what stage {min(makers)} makes"
                 )
 
 
@@ -182,17 +184,17 @@ def _sources(graph: Graph) -> dict[int, _Sources | None]:
     or parameters alone. None for all others: of both, or what draws random numbers, adds up what
     turns make, reads what forward changes, or is a gradient."""
     changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
-    found: dict[int, _Sources | None] = {}
+    sources: dict[int, _Sources | None] = {}
     for node in graph.nodes:
-        given = [found[ref.node] for ref in node.inputs]
+        given = [sources[ref.node] for ref in node.inputs]
         known = [each for each in given if each is not None]
-        made = frozenset[Role]().union(*known)
+        roles = frozenset[Role]().union(*known)
         if node.role in (Role.INPUT, Role.PARAM):
-            made = frozenset((node.role,))
-        is_own = node.random or is_result(node) or node.role is Role.TANGENT or len(made) > 1
+            roles = frozenset((node.role,))
+        is_own = node.random or is_result(node) or node.role is Role.TANGENT or len(roles) > 1
         is_own |= len(known) < len(given) or node.target in changed
-        found[node.index] = None if is_own else made
-    return found
+        sources[node.index] = None if is_own else roles
+    return sources
 
 
 def _is_saved_view(graph: Graph, node: Node) -> bool:

@@ -56,22 +56,22 @@ def link_of(node: Node, stage: int) -> StageLink:
 @per_graph
 def first_ops(graph: Graph) -> Mapping[str, int]:
     """The first op of forward of each module, those within it included."""
-    found: dict[str, int] = {}
+    first: dict[str, int] = {}
     for node in graph.with_role(Role.OP):
         if node.phase is Phase.FORWARD:
             parts = node.module.split(".")
             for count in range(1, len(parts) + 1):
-                found.setdefault(".".join(parts[:count]), node.index)
-    return found
+                first.setdefault(".".join(parts[:count]), node.index)
+    return first
 
 
 def cut_at(graph: Graph, module: str) -> int:
     """The node at which a stage begins whose first module is `module`: the first op of forward that
     belongs to it. StageError if there is none."""
-    found = first_ops(graph).get(module)
-    if found is None:
+    index = first_ops(graph).get(module)
+    if index is None:
         raise StageError(f"no stage begins at {module!r}: the model computes nothing there")
-    return found
+    return index
 
 
 class Cut(NamedTuple):
@@ -329,12 +329,12 @@ def _check_owners(graphs: Sequence[Graph]) -> None:
 
 def waited_for(graph: Graph) -> frozenset[int]:
     """The ops of backward that belong to its first part."""
-    found = set[int]()
+    first_part = set[int]()
     for node in reversed(graph.nodes):
-        if _may_wait(node) and (is_end(node) or node.index in found):
-            found.add(node.index)
-            found.update(ref.node for ref in node.inputs)
-    return frozenset(index for index in found if _may_wait(graph.nodes[index]))
+        if _may_wait(node) and (is_end(node) or node.index in first_part):
+            first_part.add(node.index)
+            first_part.update(ref.node for ref in node.inputs)
+    return frozenset(index for index in first_part if _may_wait(graph.nodes[index]))
 
 
 def _may_wait(node: Node) -> bool:
