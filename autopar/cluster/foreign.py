@@ -1,8 +1,8 @@
-"""What else is at hand where a cluster is asked for, and the cluster that it tells of: what
-`nvidia-smi` prints, lists of hosts, traces of torch's profiler, plans.
+"""Texts and files that are no cluster, but say something of one: output of `nvidia-smi`, lists of
+hosts, traces of torch's profiler, plans.
 
 None of them is read as a cluster: they leave out what prices need, the device first of all. An
-error says what was given, and what to write, filled in with what it tells.
+error says what was given, and what to write, with the figures from it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from autopar.ir.grouping import grouped
 EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
 
 _HEAD_BYTES = 2**20
-"""How much of a file is looked at: a trace may be as large as it likes, and says at its beginning
-where it is from."""
+"""Only these first bytes of a file are read: a trace may be huge, and its beginning says where it
+is from."""
 
 _USUAL = "H100"
-"""The device in a cluster to write where nothing tells which it is."""
+"""The device in a proposed cluster where the device is unknown."""
 
 _OF_LINKS = {6: ("NVLink 2", "V100"), 12: ("NVLink 3", "A100"), 18: ("NVLink 4", "H100")}
 _NVLINK_GB_PER_S = 25
-"""Of each link and direction: NVLink 2 to 4."""
+"""The rate per link and direction of NVLink 2 to 4."""
 
 _HOST = re.compile(
     r"(?P<host>[\w.@-]+)(:(?P<count>\d+))?(?P<slots>(\s+(max[_-])?slots\s*=\s*\d+)*)", re.ASCII
@@ -44,16 +44,16 @@ _HOST = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What was given, after "this is", and what to write for the cluster it tells of: sentences,
-    and lines of TOML behind them."""
+    """`what` was given, as the end of "this is ...", and the `remedy`: what to write for the
+    cluster, as sentences with lines of TOML behind them."""
 
     what: str
     remedy: str
 
 
 def cluster_from(given: str | Path) -> str | None:
-    """What was given for a cluster that is none, and what to do, as the end of a sentence: devices
-    of several kinds, a list of hosts, a file. None if it is none of these."""
+    """What was `given` in the place of a cluster, and what to do, as the end of a sentence. None if
+    it is not devices of several kinds, a list of hosts, or a file."""
     if isinstance(given, str):
         if not given.strip():
             return None
@@ -80,7 +80,7 @@ def cluster_from(given: str | Path) -> str | None:
 
 
 def look_into(path: str | os.PathLike[str]) -> Foreign | None:
-    """What a file is that describes no cluster; None if it is none that is known. OSError if it
+    """What a file is that describes no cluster; None if it is of an unknown kind. OSError if it
     cannot be read, ValueError if its name cannot be that of a file."""
     if Path(path).is_dir():
         return Foreign("a folder", "")
@@ -111,7 +111,7 @@ def _unzipped(data: bytes) -> bytes:
 
 
 def _write(num_nodes: int, per_node: int, device: str | None) -> str:
-    """How to write so many devices, of a kind that is known or not."""
+    """The advice how to write so many devices. None is an unknown device."""
     sizes = f"{num_nodes}x{per_node}" if num_nodes > 1 else f"{per_node}"
     if device is not None:
         return f"write {sizes}x{device}"
@@ -171,8 +171,8 @@ def _topology(text: str) -> Foreign | None:
 
 
 def _joined(table: Sequence[Sequence[str]]) -> str:
-    """Which links join GPUs, and the TOML of that: groups that NVLink joins, as far as they are
-    equally large and alike."""
+    """The links between GPUs, and the TOML for them: with groups that NVLink joins, if these are
+    alike and equally large."""
     num = len(table)
     kinds = Counter(kind for k, row in enumerate(table) for kind in row[k + 1 :])
     text = f"They are joined by {', '.join(sorted(kinds))}" if kinds else "There is one"
@@ -230,7 +230,7 @@ def _toml(text: str) -> Foreign | None:
 
 
 def _node_list(text: str) -> Foreign | None:
-    """Names and ranges in brackets, split at commas outside of brackets."""
+    """A list of hosts with ranges in brackets, split at commas outside of brackets."""
     name = r"[A-Za-z][\w.-]*(?:\[[\d,-]+\][\w.-]*)*"
     text = text.strip()
     if not re.fullmatch(rf"{name}(,{name})*", text, re.ASCII) or not ("[" in text or "," in text):

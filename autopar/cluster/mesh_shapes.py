@@ -1,8 +1,8 @@
-"""Meshes over a whole cluster: parsing one, and listing all that are worth a search.
+"""Meshes over a whole cluster: parsing one, and listing the candidates of a search.
 
 Ranks lie row-major on the devices of the cluster, its outermost level first, so that the last axis
-of a mesh connects the nearest neighbours. An axis is given the slowest link that any of its groups
-crosses: one that stays inside a node gets the node's link, one that leaves it the network's.
+of a mesh connects the nearest neighbours. An axis has the slowest link that any of its groups
+crosses: inside a node that is the node's link, across nodes the network's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MeshLike = str | int | Sequence[int] | Mapping[str, int] | None
 
 
 def read_mesh(mesh: MeshLike) -> str:
-    """`mesh` as text: `2x4` of (2, 4), `dp=2,tp=4` of {"dp": 2, "tp": 4}. ArgumentError if it is
-    none that can be written so."""
+    """`mesh` as text: `2x4` for (2, 4), `dp=2,tp=4` for {"dp": 2, "tp": 4}. ArgumentError if `mesh`
+    is no mesh."""
     if mesh is None:
         return "auto"
     if isinstance(mesh, str):
@@ -69,7 +69,7 @@ def parse_mesh(text: str, cluster: Cluster) -> Mesh:
 
 
 def size_of_mesh(text: str) -> int:
-    """How many devices the mesh has that `text` describes. ClusterError if it is malformed."""
+    """The number of devices of the mesh that `text` describes. ClusterError if it is malformed."""
     return prod(_axes(text)[1])
 
 
@@ -78,10 +78,10 @@ def candidate_meshes(
 ) -> tuple[Mesh, ...]:
     """Every mesh of 1 to `max_axes` axes, each of size 2 or more, over all devices of `cluster`.
 
-    Fewer axes first, then by sizes. Of meshes whose axes are the same sizes over the same links, in
-    whatever order, only the first is listed: they have the same plans at the same cost. With
-    `in_order` all are, for users who speak of an axis by its name or place. One device gives the
-    mesh without axes. ClusterError unless 1 <= `max_axes` <= 3.
+    Fewer axes first, then by sizes. Meshes whose axes have the same sizes over the same links, in
+    any order, have the same plans at the same cost, and only the first is listed. With `in_order`
+    all are listed, for users who name an axis or its place. One device gives the mesh without axes.
+    ClusterError unless 1 <= `max_axes` <= 3.
     """
     if not 1 <= max_axes < len(_NAMES):
         raise ClusterError(f"a mesh search takes 1 to {len(_NAMES) - 1} axes, not {max_axes}")
@@ -98,9 +98,8 @@ def candidate_meshes(
 
 @dataclass(frozen=True, slots=True)
 class KindOfAxis:
-    """Axes whose collectives take as long as one another: groups of `ranks`, each `stride` from the
-    one before, that lie on `sides` sides of the link of `level` (0 the innermost), `shared` side by
-    side."""
+    """Axes with equal prices of collectives: groups of `ranks`, each `stride` from the one before,
+    that lie on `sides` sides of the link of `level` (0 the innermost), `shared` of them on each."""
 
     level: int
     ranks: int
@@ -109,7 +108,7 @@ class KindOfAxis:
     shared: int
 
     def groups(self, num_devices: int) -> list[list[int]]:
-        """All of its groups over so many devices."""
+        """All groups of such an axis over so many devices."""
         span = self.ranks * self.stride
         firsts = (b + k for b in range(0, num_devices, span) for k in range(self.stride))
         return [list(range(first, first + span, self.stride)) for first in firsts]
@@ -119,8 +118,8 @@ class KindOfAxis:
 
 
 def kinds_of_axes(cluster: Cluster) -> tuple[KindOfAxis, ...]:
-    """The kinds of axes of more than one rank that meshes over all of `cluster` can have, whose
-    ranks lie evenly, each once. An axis crosses the outermost of the links that it can."""
+    """The kinds of axes that meshes over all of `cluster` can have, each once: those of more than
+    one rank whose ranks lie evenly. An axis crosses the outermost possible link."""
     # That is the slowest one, if rates rise inwards.
     depth, n = len(cluster.levels), cluster.num_devices
     ordered = tuple(
@@ -176,7 +175,7 @@ _Signature = tuple[int, int, _LinkSignature, _LinkSignature]
 
 
 def _signature(axis: Axis) -> _Signature:
-    """What prices depend on."""
+    """What the prices on an axis depend on."""
     return axis.size, axis.shared, _link_signature(axis.crossed), _link_signature(axis.inner)
 
 

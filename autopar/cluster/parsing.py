@@ -32,14 +32,14 @@ unit of its key or a quantity in quotes:
 A device may say what its kernels reach of its rates (`ir.mesh.Kernels`), where it differs from its
 preset or from what is usual: `kernels = {matmul = 0.7, start_s = "3us"}`.
 
-A link of a preset takes what collectives were measured to take along: at another `bytes_per_s` they
-come to the same part of it. One that is given a latency, a start or an efficiency is described by
-these alone, unless `curves` says what was measured on it (`ir.mesh.Curve`):
+A link from a preset has the preset's curves of collectives: at another `bytes_per_s` these reach
+the same part of it. A link with a latency, a start or an efficiency of its own is described by
+these alone, unless `curves` has measurements on it (`ir.mesh.Curve`):
 
     link = {preset = "NVLink 4", bytes_per_s = "225GB/s"}
     link.curves = [{kind = "all_gather", ranks = 8, start_s = "10us", reach = 0.8, knee = 1}]
 
-What `autopar profile` wrote is a description too: that of the cluster it ran on.
+A profile (`autopar profile`) is a description too: that of the cluster it ran on.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
 
 
 def is_cluster_file(text: str) -> bool:
-    """Whether this is a path, and not sizes and a device."""
+    """Whether `text` is a path, and not sizes and a device."""
     return text.lower().endswith((".toml", ".json"))
 
 
@@ -133,7 +133,7 @@ def _profiled(path: Path) -> Cluster:
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of the tables of a cluster file; None is what was left out."""
+    """Base of the tables of a cluster file; None stands for a key that was left out."""
 
 
 class _DeviceTable(_File):
@@ -321,9 +321,9 @@ def _merge(
     readers: dict[str, Callable[[str], int | float]],
     where: str,
 ) -> _Noun:
-    """A `make` of what the table gives, and of `base` where it gives nothing.
+    """A `make` with the table's fields, and those of `base` where the table has none.
 
-    A source that is left out says that the base was changed, if it was.
+    If the source is left out, it says that the base was changed, if it was.
     """
     fields: dict[str, Any] = {}
     for key in given.__struct_fields__:
@@ -356,7 +356,7 @@ def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> i
 
 
 def _preset_link(name: str, devices_below: int, where: str) -> Link:
-    """The link a device sees; what a node has once is divided by the devices it serves."""
+    """The link of a single device; a link that a node has only one of is divided by its devices."""
     link = preset(name, LINKS, "link", where, LINK_ALIASES)
     if link.name not in SHARED_LINKS or devices_below == 1:
         return link

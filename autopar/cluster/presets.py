@@ -1,4 +1,4 @@
-"""Presets: systems that autopar knows by the name of their device, however it is written.
+"""Presets: systems that autopar knows by the name of their device, in any spelling.
 
 A new device is one entry in each of `devices.DEVICES` and `SYSTEMS`.
 """
@@ -17,7 +17,7 @@ from autopar.cluster.devices import ALIASES, DEVICES
 from autopar.errors import ClusterError
 from autopar.ir.mesh import Device, Host
 
-# Presets by their names, however these are written, and what to do about a name that is none.
+# Presets by name, in any spelling, and the advice for an unknown name.
 
 Preset = TypeVar("Preset")
 
@@ -39,7 +39,7 @@ def preset(
 
 def device(name: str, where: str, sizes: Sequence[int]) -> Device:
     """The device of that name; ClusterError, with a file in which to describe it, if there is
-    none. `sizes` are those of the levels that have been asked for."""
+    none. `sizes` are those of the requested levels."""
     try:
         return preset(name, DEVICES, "device", where, ALIASES)
     except ClusterError as error:
@@ -68,8 +68,7 @@ def several_kinds(text: str) -> str | None:
 
 
 def _counted(part: str) -> tuple[str | None, int]:
-    """The kind of a part of a list, None if it is unknown, and how many there are, 0 if it does not
-    say."""
+    """(kind, count) of a part of a list: None for an unknown kind, 0 without a count."""
     match = re.fullmatch(_PART, part, re.IGNORECASE | re.ASCII | re.DOTALL)
     assert match is not None
     sizes = [int(size[:9]) for size in re.findall(r"\d+", match[1])]
@@ -123,7 +122,7 @@ def _folded(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What usually stands around a device: links (by name) in and between nodes, and the host."""
+    """The usual surroundings of a device: links (by name) in and between nodes, and the host."""
 
     node_link: str
     network_link: str
@@ -133,8 +132,8 @@ class System:
 def _system(
     node: str, network: str, memory_gb: float, ram_gb_per_s: float, gb_per_s: float, source: str
 ) -> System:
-    """The host's share per device: its memory, what that reads and writes (all channels of the
-    processors that such hosts have), and what copies to it come to."""
+    """A system from the host's share per device: its memory, the rate of that memory (all channels
+    of the usual processors), and the rate of copies to it."""
     source = f"{source}; latency: estimate; memory: {ram_gb_per_s:g} GB/s, estimate by channels"
     rates = gb_per_s * 1e9, 10e-6, source, ram_gb_per_s * 1e9
     return System(node, network, Host(round(memory_gb * 1e9), *rates))

@@ -2,7 +2,7 @@
 
 On one mesh axis an op either replicates (`-`), shards one of its factors (the factor's name), or
 computes on partial inputs (`+i`, the i-th entry of `Node.partial`). A choice is one of these
-options per mesh axis. A parameter's is how it is stored, and what is kept of it.
+options per mesh axis. A parameter's choice is its storage, and its sharding for backward.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParamChoice:
-    """How the parameters of a class are stored, what is kept of them from forward to backward, and
-    how many of them are `num_on_host`: in the memory of the device's host."""
+    """The `storage` of the parameters of a class, their sharding from forward to backward, and how
+    many of them are in the memory of the device's host."""
 
     storage: Sharding
     for_backward: Sharding
@@ -73,9 +73,9 @@ class ParamChoice:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What an op makes is saved in `states`, one per output, and not recomputed; where it is
-    `offloaded`, in the host's memory. Or it is not even saved, since nothing reads it, if there are
-    none."""
+    """The outputs of an op are saved in `states`, one per output, and not recomputed. They are in
+    the host's memory if `offloaded`. Without `states` they are not even saved, since nothing reads
+    them."""
 
     states: tuple[Sharding, ...] = ()
     offloaded: bool = False
@@ -86,8 +86,8 @@ class Saved:
 
 
 Decision = Choice | ParamChoice | Sharding | Saved
-"""What a node of the graph chooses: of an input or an output, the sharding it is in; of an optional
-copy (`again`) what it computes, or that it is none."""
+"""What a node of the graph chooses: for an input or an output its sharding, for an optional copy
+(of an op that may be recomputed) what it computes, or that there is no copy."""
 
 
 def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...]:
@@ -103,8 +103,9 @@ def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...
 
 
 def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[Choice, ...]:
-    """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order. A
-    joint factor is used on one axis, and another axis then shards of its members only what is
+    """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order.
+
+    A joint factor is used on one axis. Another axis then shards only those of its members that are
     computed without exchange: the tokens of a layer of experts, not the experts."""
     candidates: list[Choice] = []
     factors = {f.name: f for f in node.factors}
@@ -132,13 +133,13 @@ def _joint_once(factors: Mapping[str, Factor], options: Sequence[str]) -> bool:
 
 
 def _parallel(factor: Factor) -> bool:
-    """Whether each rank computes its part of the factor for itself."""
+    """Whether each rank computes its part of the factor by itself."""
     return not (factor.whole or factor.exchanged)
 
 
 def shardings(node: Node, choice: Choice) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
-    """(inputs, outputs): the sharding that `choice` asks of every tensor input and leaves every
-    output in. ValueError on a choice the node does not have."""
+    """(inputs, outputs): the shardings of all tensor inputs and of all outputs under `choice`.
+    ValueError on a choice the node does not have."""
     (sides,) = all_shardings(node, (choice,))
     return sides
 
@@ -146,8 +147,8 @@ def shardings(node: Node, choice: Choice) -> tuple[tuple[Sharding, ...], tuple[S
 def all_shardings(
     node: Node, candidates: Sequence[Choice]
 ) -> list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]]:
-    """`shardings` of every choice: of as many as there are on three axes what an option means is
-    worked out once."""
+    """`shardings` of every choice. What an option means is worked out once, since there are many
+    choices on three axes."""
     names = {option for choice in candidates for option in choice.options}
     placed = {option: _placements(node, option) for option in names}
     pairs: list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = []
@@ -213,7 +214,7 @@ def pull_back(graph: Graph, view: Node, sharding: Sharding) -> Sharding | None:
 
 @per_graph
 def _pulled(graph: Graph) -> dict[int, dict[Placement, Placement | None]]:
-    """Per view what it makes of its input's placements, by those of its output: all but chunks."""
+    """Per view, its input's placement by its output's: all but chunks."""
     return {
         view.index: {R: R, P: P}
         | {

@@ -1,10 +1,10 @@
-"""What a layer's products are made of, told from the graph alone: the batch, the weights, and which
-dims of a weight are input and output features.
+"""The roles of dims in matmuls, from the graph alone: the batch, and the input and output features
+of weights.
 
-A product with a weight sums over a dim that the weight shares with another input. In forward that
-dim is the weight's input features, and its other dim the output features. Backward sums over the
-output features where it makes the gradient of the input, and over all else where it makes that of
-the weight. Casts and views of a weight, and of its gradient, stand for it.
+A matmul with a weight sums over a dim that the weight shares with another input. In forward that
+dim is the weight's input features, and its other dim the output features. In backward, the gradient
+of the input is a sum over the output features, and the gradient of the weight a sum over all else.
+Casts and views of a weight, and of its gradient, stand for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autopar.ir.graph import Factor, Graph, Node, Phase, Ref, Role, Slot, per_gr
 IN, OUT = "in", "out"
 
 Slots = Mapping[Slot, Slot]
-"""Slots of a tensor, and the slots of the parameter that they are."""
+"""Slots of a tensor to the slots of its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class MatmulRoles:
-    """`roles[key][factor]` is `IN` or `OUT` for the factors of products that are features of a
-    weight; `weights[name][slot]` the same for the dims of weights. `derived` are the tensors that
-    are parameters in another shape or dtype, with their names; `casts` the ops that do no more than
-    make them, or gradients of others in the same way."""
+    """`roles[key][factor]` is `IN` or `OUT` for the factors of matmuls that are features of a
+    weight; `weights[name][slot]` the same for the dims of weights. `derived` has the names of the
+    tensors that are parameters in another shape or dtype. `casts` are the ops that make these, or
+    turn one form of a gradient into another."""
 
     roles: Mapping[str, Mapping[str, str]]
     weights: Mapping[str, Mapping[Slot, str]]
@@ -43,8 +43,8 @@ class MatmulRoles:
 
 @per_graph
 def batch_atoms(graph: Graph) -> frozenset[int]:
-    """The atoms that samples are counted by: those that lead dim 0 of an input and stand nowhere
-    else in any. An input of one dim counts only if no other has more."""
+    """The atoms that count samples: those that lead dim 0 of an input and are nowhere else in any
+    input. Inputs of one dim count only if there are no others."""
     types = [node.outputs[0] for node in graph.with_role(Role.INPUT)]
     several = [tensor for tensor in types if len(tensor.shape) > 1] or types
     leading = {tensor.parts[0][0] for tensor in several if tensor.shape and tensor.parts[0]}
@@ -54,7 +54,7 @@ def batch_atoms(graph: Graph) -> frozenset[int]:
 
 @per_graph
 def find_matmuls(graph: Graph) -> MatmulRoles:
-    """The products with weights of a graph."""
+    """The matmuls with weights of a graph."""
     derived = _derived(graph)
     weights: dict[str, dict[Slot, str]] = {}
     for node in _contractions(graph, Phase.FORWARD):
@@ -96,8 +96,8 @@ def _is_summed(node: Node, factor: Factor) -> bool:
 
 
 def _features(node: Node, derived: Mapping[Ref, Weight]) -> Iterator[tuple[Weight, Factor, Slot]]:
-    """(weight, factor, slot) of every dim of a weight that `node` multiplies with something else
-    than weights."""
+    """(weight, factor, slot) of every dim of a weight that `node` multiplies with a tensor that is
+    no weight."""
     weights = [(i, derived[ref]) for i, ref in enumerate(node.inputs) if ref in derived]
     if len(weights) == len(node.inputs):
         return
@@ -112,7 +112,7 @@ def _output_features(
     gradients: Mapping[Ref, Weight],
     weights: Mapping[str, Mapping[Slot, str]],
 ) -> dict[str, str]:
-    """The features among the factors of a product that makes the gradient of a weight."""
+    """The roles of the factors of a matmul that makes the gradient of a weight."""
     roles: dict[str, str] = {}
     for output in range(len(node.outputs)):
         weight = gradients.get(Ref(node.index, output))

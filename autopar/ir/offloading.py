@@ -1,10 +1,12 @@
-"""What lies in the memory of the host: what forward hands to backward, and parameters.
+"""Tensors in the memory of the host: saved activations, and parameters.
 
 A tensor that is offloaded is copied to the host after its last use in forward, and back before its
-first in backward. A copy hides behind what other blocks compute. So what is last used in one of the
-last blocks of forward, or needed in one of the first of backward, stays on the device, though its
-class is offloaded: no more than `AHEAD` blocks' tensors are on their way in either direction. What
-leaves the graph stays too: it is held anyway. So do states of generators, which are small.
+first use in backward. A copy hides behind what other blocks compute: no more than `AHEAD` blocks'
+tensors are on their way in either direction.
+
+Some tensors stay on the device, though their class is offloaded: those last used in one of the last
+blocks of forward, or needed in one of the first of backward. Outputs of the graph stay too: they
+are held anyway. So do states of generators, which are small.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from autopar.ir.own_ops import STATE, is_optional
 from autopar.ir.uses import Group, groups, is_saved, root_key, root_of
 
 AHEAD = 2
-"""An offload is over when so many blocks are, that in which it starts and the next; a reload starts
-at most so many blocks ahead of the one that needs it."""
+"""An offload ends after so many blocks, the one in which it starts and the next. A reload starts at
+most so many blocks ahead of the one that needs it."""
 
 
 class OffloadedTensor(NamedTuple):
@@ -36,9 +38,9 @@ class OffloadedTensor(NamedTuple):
 
 
 def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[OffloadedTensor, ...]]:
-    """Per class of activations (`uses.root_key`) those of its tensors that are away when it is
-    offloaded, in order; classes of which none would be are left out. Where it is open whether one
-    is recomputed (`recompute.with_options`), it is read where its copy is."""
+    """Per class of activations (`uses.root_key`) those of its tensors that are on the host when it
+    is offloaded, in order. Classes without any are left out. An activation that may be recomputed
+    (an optional copy, `passes.recompute`) counts as read where its copy is."""
     blocks, copies = blocks_of(graph, mesh).of, casts_of(graph).copies
     forward_ops = {n.name: n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD}
     num_blocks = len(blocks_of(graph, mesh).windows[Phase.FORWARD])
@@ -65,8 +67,8 @@ def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[OffloadedTensor,
 def copied_in(
     graph: Graph, mesh: Mesh, tensor: OffloadedTensor
 ) -> tuple[WindowPlace | None, WindowPlace | None]:
-    """What hides the copies: that to the host the block after the last use, that back the block
-    before the first."""
+    """The windows that hide the two copies: the block after the last use in forward hides the
+    offload, the block before the first use in backward the reload."""
     known = blocks_of(graph, mesh)
     return (
         known.window(Phase.FORWARD, known.of[tensor.last] + 1),
@@ -75,7 +77,8 @@ def copied_in(
 
 
 def offloaded(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[OffloadedTensor, ...]:
-    """What is away when the classes `keys` are offloaded. ValueError if one of them cannot be."""
+    """The tensors on the host when the classes `keys` are offloaded. ValueError if one of these
+    cannot be."""
     if not keys:
         return ()
     known = offloadable(graph, mesh)
@@ -85,19 +88,18 @@ def offloaded(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Offloade
     return tuple(tensor for key in sorted(keys) for tensor in known[key])
 
 
-# Parameters that live in the memory of the host.
+# Parameters in the memory of the host.
 #
-# So does what belongs to them: gradients and the states of the optimizer, which steps there. The
-# device gets a copy ahead of the first use in forward, and another ahead of the first in backward;
-# a gradient goes to the host once it is as the parameter is stored. A copy hides behind what the
-# device computes meanwhile. Where backward needs a parameter soon after forward did, its copy
-# stays.
+# Their gradients and optimizer states are there too, and the optimizer steps there. The device gets
+# a copy ahead of the first use in forward, and another ahead of the first use in backward. A
+# gradient goes to the host once it has the parameter's storage. A copy hides behind what the device
+# computes meanwhile. Where backward needs a parameter soon after forward did, its copy stays.
 
 
 class StreamedParam(NamedTuple):
     """A parameter on the host: the blocks of `forward` and `backward` for which it is copied to the
-    device, None where it is not; that of backward in which its gradient is made, if it is. What is
-    copied for forward `stays` until backward where that reads it soon."""
+    device, None where it is not. `gradient` is the block of backward that makes its gradient, if
+    there is one. The copy for forward `stays` until backward where backward reads it soon."""
 
     param: Ref
     forward: int | None
@@ -106,8 +108,8 @@ class StreamedParam(NamedTuple):
     stays: bool
 
     def copied_in(self, known: Blocks) -> tuple[WindowPlace | None, ...]:
-        """What hides its copies, in this order: the block before each use, and the block after the
-        one that makes the gradient."""
+        """The windows that hide its copies, in this order: the block before each use, and the block
+        after the one that makes the gradient."""
         uses = (Phase.FORWARD, self.forward), (Phase.BACKWARD, self.backward)
         windows = [known.window(phase, block - 1) for phase, block in uses if block is not None]
         if self.gradient is not None:
@@ -117,8 +119,8 @@ class StreamedParam(NamedTuple):
 
 @per_graph
 def can_be_on_host(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """The parameters that may live on the host, per class in order: all that forward does not
-    change, that do not leave the graph as they are, and that are not the script's."""
+    """The parameters that may be on the host, per class in order: all that forward does not change,
+    that are not outputs of the graph themselves, and that are not the script's."""
     changed = {node.target for node in graph.with_role(Role.UPDATE)}
     leaving = {root_of(graph, n.inputs[0])[0].node for n in graph.with_role(*OUTPUT_ROLES)}
     params = graph.with_role(Role.PARAM)
@@ -128,35 +130,35 @@ def can_be_on_host(graph: Graph) -> Mapping[str, tuple[str, ...]]:
 
 
 class Hosting(NamedTuple):
-    """Which `members` of a class live on the host, where some of them `do` in any case, and all but
-    those and the `open` ones do not."""
+    """Which members of a class are on the host: those in `do` always, those in `open` possibly, and
+    no others."""
 
     do: tuple[str, ...]
     open: tuple[str, ...]
 
     @classmethod
     def of(cls, members: Sequence[str], known: Mapping[str, bool]) -> Hosting:
-        """Of some it may be known whether they do."""
+        """`known` says of some members whether they are on the host; the others are open."""
         return cls(
             tuple(m for m in members if known.get(m, False)),
             tuple(m for m in members if m not in known),
         )
 
     def counts(self, parts: int) -> tuple[int, ...]:
-        """How many may: the open ones in so many equal parts."""
+        """The possible numbers of members on the host: the open ones in so many equal `parts`."""
         num, least = len(self.open), len(self.do)
         return tuple(sorted({least + num * part // parts for part in range(parts + 1)}))
 
     def names(self, count: int) -> tuple[str, ...]:
-        """Those that do, where so many do: of the open ones as evenly as can be, since their copies
-        come one by one."""
+        """The members on the host, if there are `count`: the open ones are chosen as evenly as
+        possible, since their copies come one by one."""
         num, more = len(self.open), count - len(self.do)
         chosen = (m for k, m in enumerate(self.open) if (k + 1) * more // num > k * more // num)
         return (*self.do, *chosen)
 
 
 def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[StreamedParam, ...]:
-    """The parameters `names` on the host, all of which can be there, in order."""
+    """The parameters `names` as streamed parameters, in order. All of them can be on the host."""
     if not names:
         return ()
     known = blocks_of(graph, mesh)
@@ -170,7 +172,7 @@ def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed
         read = [_blocks_that_read(graph, known, by_root, group) for group in param_groups]
         forward, backward = (min(blocks, default=None) for blocks in read)
         last = max(read[0], default=-1)
-        # On the device to the end of forward, and from there, it need not come again.
+        # No reload for a copy still there at the end of forward, or needed right after it.
         stays = False
         if forward is not None and backward is not None:
             stays = last + AHEAD >= num_blocks or backward < AHEAD
@@ -188,7 +190,7 @@ def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed
 def _blocks_that_read(
     graph: Graph, known: Blocks, by_root: dict[tuple[int, Phase], Group], group: Group | None
 ) -> list[int]:
-    """The blocks whose ops read a tensor, or what is cast of it, in the group's phase."""
+    """The blocks whose ops read a tensor, or a cast of it, in the group's phase."""
     blocks: list[int] = []
     copies = casts_of(graph).copies
     for use in () if group is None else group.uses:

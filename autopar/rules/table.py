@@ -60,13 +60,13 @@ _UNKNOWN = Op(all_whole)
 
 
 def record_of(op: str) -> Op:
-    """The record of an op; of one that nobody has described, one that says nothing."""
+    """The record of an op; for an op without one, a record that only replicates."""
     return OPS.get(op, _UNKNOWN)
 
 
 def rule_for(call: Call) -> Rule | None:
-    """The rule of a call; None if nobody has described the op, or not for such arguments. It fits
-    the call: ranks and sizes agree, dims of size 1 have no letters, and `sizes` has the letters of
+    """The rule of a call; None if the op has none, or none for such arguments. The rule fits the
+    call: ranks and sizes agree, dims of size 1 have no letters, and `sizes` has the letters of
     groups."""
     record = OPS.get(call.op)
     if record is None:

@@ -37,8 +37,8 @@ __all__ = ["OutputFilter", "OutputLeaf", "Traced", "only_losses", "trace"]
 @dataclass(frozen=True)
 class OutputLeaf:
     """A leaf of the model's output: item `item` of the graph's output, or the constant `value`.
-    `name` is the way to it ("logits"); `is_cut` says that it has a gradient in eager, and none
-    here, `is_left_out` that it is a tensor in eager and None here."""
+    `name` is the path to it ("logits"). If it `is_cut`, it has a gradient in eager and none here;
+    if it `is_left_out`, it is a tensor in eager and None here."""
 
     item: int | None = None
     value: Any = None
@@ -56,9 +56,9 @@ class Traced:
     "buffer:NAME", "input:I" (flat leaf I of (args, kwargs)), "tangent:POS" (flat leaf POS of the
     output). `in_spec` is what a later call's (args, kwargs) must flatten to; `out_spec` and
     `outputs` rebuild the output. `tied` gives the first name of a parameter for each of its other
-    names. `reads` is what else the program depends on, `leavings` what forward leaves on the model
-    when it is over, `externals` the tensors of the script that are inputs with a gradient, though
-    no module has them (`external_name`).
+    names. `reads` is what else the program depends on. `leavings` is what forward leaves on the
+    model. `externals` are the tensors of the script that are inputs with a gradient, though no
+    module has them (`external_name`).
     """
 
     gm: fx.GraphModule
@@ -85,7 +85,7 @@ def trace(
 ) -> Traced:
     """The joint forward and backward graph of `model(*args, **kwargs)`, without computing anything.
 
-    Beside a loss, other outputs have gradients where they are `selects`, or are left out.
+    If there is a loss, `selects` says which other outputs have gradients, and which are left out.
 
     Forward only where gradients are off or no parameter requires one. TraceError where the model
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an

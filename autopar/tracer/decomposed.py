@@ -1,9 +1,8 @@
-"""Ops written as others: what shards better in pieces, and what nobody has described as a whole.
+"""Decompositions: of ops whose parts shard better than the whole, and of ops without a rule.
 
-Some are split by passes of their own (`split_biased_matmuls` and those behind it). An op of
-`DECOMPOSITIONS` becomes the ops of its function there. Any other op without a rule becomes what
-torch's core decompositions make of it, again and again, until every op has a rule or no
-decomposition is left.
+Some ops are split by passes of their own (`split_biased_matmuls` and those behind it). An op of
+`DECOMPOSITIONS` becomes the ops of its function there. Any other op without a rule is decomposed by
+torch's core decompositions, repeatedly, until every op has a rule or no decomposition.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from autopar.tracer.fx_graphs import META, replace_node
 from autopar.tracer.fx_graphs import call_before as _before
 from autopar.tracer.snapshot import call_of
 
-# Batch norm and variances in pieces whose sums may be spread over ranks.
+# Batch norm and variances as ops whose sums may be spread over ranks.
 #
 # The statistics of a batch are sums over all of it, so that they are right however the batch is
-# sharded. With them given, batch norm in training is batch norm in inference, one fused kernel.
+# sharded. With given statistics, batch norm in training is batch norm in inference, one fused
+# kernel.
 
 aten = torch.ops.aten
 _INFERENCE = aten._native_batch_norm_legit_no_training.default
@@ -117,8 +117,8 @@ def batch_norm_backward_decomposed(
     eps: float,
     mask: Sequence[bool],
 ) -> Any:
-    """aten.native_batch_norm_backward: with the statistics held fixed, as in inference, and what
-    they add as functions of x: dx -= w / std / n * (db + (x - mean) / std * dw)."""
+    """aten.native_batch_norm_backward: the gradient with fixed statistics, as in inference, plus
+    that of the statistics as functions of x: dx -= w / std / n * (db + (x - mean) / std * dw)."""
     if not train or mean is None or invstd is None:
         return NotImplemented
     var = 1 / (invstd * invstd) - eps
@@ -180,13 +180,13 @@ Decomposition = Callable[..., Any]
 
 DECOMPOSITIONS: dict[Any, Decomposition] = {
     **NORM_DECOMPOSITIONS,
-    # A view whose numbers are other ones than its memory's cannot be sent.
+    # A view whose values differ from its memory's cannot be sent.
     aten._conj.default: aten._conj_physical.default,
 }
 
 
 def decompose_ops(gm: fx.GraphModule) -> fx.GraphModule:
-    """Replace ops by their pieces, and ops without a rule by their decompositions."""
+    """Replace ops of `DECOMPOSITIONS`, and ops without a rule, by their decompositions."""
     pending = [node for node in reversed(gm.graph.nodes) if node.op == "call_function"]
     while pending:
         node = pending.pop()
@@ -201,8 +201,8 @@ def decompose_ops(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _replace(node: fx.Node, function: Decomposition) -> list[fx.Node]:
-    """Put the ops that `function` calls in the place of `node`; those ops. None where it declines,
-    or computes tensors of other shapes."""
+    """Put the ops that `function` calls in the place of `node`. Returns these ops, none where the
+    function declines, or computes tensors of other shapes."""
     sources = list(dict.fromkeys(node.all_input_nodes))
     several = isinstance(node.meta["val"], tuple | list)
     expected = node.meta["val"] if several else (node.meta["val"],)
@@ -235,7 +235,7 @@ def _replace(node: fx.Node, function: Decomposition) -> list[fx.Node]:
 
 
 def _cast(raw: Any, expected: Sequence[Any], *, several: bool) -> Any:
-    """Results in the dtypes of the op's."""
+    """The results `raw` in the dtypes of `expected`, those of the op."""
     results = raw if several else (raw,)
     if len(results) != len(expected):
         return raw
@@ -247,13 +247,13 @@ def _cast(raw: Any, expected: Sequence[Any], *, several: bool) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """FX's lists cannot be changed; a function may change those it is given."""
+    """A value with lists that a function may change, unlike FX's."""
     return [_own(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _alike(results: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Whether the results are of the shapes that the op's are; what is None is left out. Dtypes are
-    those of the pieces: of statistics under autocast, fake tensors and kernels disagree."""
+    """Whether the results have the shapes of the op's results, but for those that are None. Dtypes
+    are not compared: for statistics under autocast, fake tensors and kernels disagree."""
     if len(results) != len(expected):
         return False
     pairs = [
@@ -288,7 +288,7 @@ _NONE, _MEAN = 0, 1  # at::Reduction
 
 
 def split_biased_matmuls(gm: fx.GraphModule) -> fx.GraphModule:
-    """addmm as mm and add: the product may then be summed over ranks before the bias is added,
+    """addmm as mm and add: the matmul may then be summed over ranks before the bias is added,
     once."""
     for node in gm.graph.find_nodes(op="call_function", target=aten.addmm.default):
         if node.kwargs:
@@ -301,10 +301,10 @@ def split_biased_matmuls(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
-    """native_dropout as drawing a mask and multiplying by it. The mask depends on nothing, so that
-    every rank can draw all of it, the one that a single device draws, and use its part. Numbers are
-    drawn in the order of memory, which is that of a tensor with the dims of x as x has them there.
-    Where everything is dropped nothing is drawn, as in eager.
+    """native_dropout as drawing a mask and multiplying by it. The mask depends on no tensor. So
+    every rank can draw the whole mask of a single device, and use its part. Numbers are drawn in
+    the order of memory, so the drawn tensor has its dims in the memory order of x. Where everything
+    is dropped nothing is drawn, as in eager.
     """
     for node in gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
@@ -332,9 +332,9 @@ def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def draw_from_nothing(gm: fx.GraphModule) -> fx.GraphModule:
-    """What is drawn for a tensor like another one (`Op.fills`) as drawn for an empty one, whose
-    dims lie in memory as those of the result do: what is drawn then depends on nothing, and is the
-    same wherever it is drawn."""
+    """Ops that draw a tensor like another one (`Op.fills`), with an empty tensor for that one. Its
+    dims are in the memory order of the result. The numbers then depend on no tensor, and are the
+    same on every rank."""
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or not record_of(str(node.target)).fills:
             continue
@@ -354,7 +354,7 @@ def draw_from_nothing(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _replace_outputs(node: fx.Node, result: fx.Node, mask: fx.Node) -> None:
-    """These two in the place of what a dropout returns."""
+    """Put `result` and `mask` in the place of a dropout's outputs."""
     for user in list(node.users):
         replace_node(user, result if user.args[1] == 0 else mask)
     node.graph.erase_node(node)

@@ -1,5 +1,5 @@
-"""The graph of a whole model from that of its short one (`runs`), in both of its forms: copies of
-the first period stand between the first and the last one."""
+"""The graph of a whole model from that of its short one (`runs`), both as FX and as `Graph`: copies
+of the first period stand between the first and the last one."""
 
 from __future__ import annotations
 
@@ -73,8 +73,9 @@ def _node(
 
 
 class _Atoms:
-    """Atoms that every period has for itself: those that the first and the last period have in the
-    same place, and nothing else has at all. All others are the same for all periods."""
+    """The atoms of a whole graph. Some atoms are of one period alone: the first and the last period
+    have different ones in the same place, and no other node has these. Each copy of a period gets
+    new ones. All other atoms are the same for all periods."""
 
     def __init__(self, graph: Graph, periods: Periods) -> None:
         self._atoms = list(graph.atoms)
@@ -158,7 +159,7 @@ def _atoms_of(node: Node) -> list[int]:
 def _expand_fx(
     gm: fx.GraphModule, graph: Graph, periods: Periods, order: Sequence[BlockPlace]
 ) -> dict[BlockPlace, fx.Node]:
-    """Put the copies into `gm`; every node of it, by its place."""
+    """Put the copies into `gm`. Returns all its nodes, by place."""
     twins = [node for node in gm.graph.nodes if node.op != "output"]
     names = _Names(periods)
     before = {i: section.between for section in periods.sections for i in section.first}
@@ -211,7 +212,7 @@ class _Names:
         return clone
 
     def rename(self, node: fx.Node, copy: int) -> None:
-        """Write the names of copy `copy` into what `node` says of itself."""
+        """Write the names of copy `copy` into the metadata of `node`."""
         if "target" in node.meta:
             node.meta["target"] = self._periods.rename(node.meta["target"], copy)
         if "desc" in node.meta:

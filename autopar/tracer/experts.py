@@ -14,7 +14,7 @@ from autopar.runtime.ops.experts import experts_op
 from autopar.runtime.ops.gates import ACTIVATIONS, Gate
 
 _NEAR, FAR = 4.0, 40.0
-"""Gates are told apart by what they make of values up to these."""
+"""Gates are identified by their outputs for values up to these."""
 
 _QUICK_GELU = 1.702
 
@@ -53,8 +53,8 @@ def _call(
     x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None,
     down_bias: Tensor | None, gate: str,
 ) -> Tensor:  # fmt: skip
-    """The op, with `up` [E, G, I, D], and what `down_bias` adds: a matmul with each token's weights
-    of the experts, so that the op stays linear in `down`."""
+    """The op, with `up` [E, G, I, D], plus the term of `down_bias`: a matmul with each token's
+    weights of the experts, so that the op stays linear in `down`."""
     output = experts_op(x, chosen, weights, up, down, up_bias, gate, False)
     if down_bias is None:
         return output
@@ -64,9 +64,9 @@ def _call(
 
 
 class TransformersExperts:
-    """An experts function as `transformers` wants it, for the modules of some models. Gates are
-    told apart before tracing, by what they compute. What does not fit is left to the library's own
-    grouped matmuls, which are planned as any other op."""
+    """An experts function with the interface of `transformers`, for the modules of some models.
+    Gates are identified before tracing, by their outputs. Modules that do not fit use the library's
+    own grouped matmuls, which are planned as any other op."""
 
     def __init__(self, models: list[nn.Module]) -> None:
         self._gates: dict[nn.Module, str | None] = {
@@ -124,8 +124,8 @@ def _gates_apart(module: Any, x: Tensor) -> Tensor:
 
 
 def _gate_of(module: Any) -> str | None:
-    """The text of what `module` does between its projections, found by trying; None if none of
-    `_candidates` does it, or if it does more."""
+    """The text of the gate between the projections of `module`, identified by its outputs. None if
+    none of `_candidates` has the same, or if the module does more."""
     if module.has_post_expert_norm or module._is_expert_parallel:
         return None
     hidden = _probe(max((4 * limit for limit in _constants(module, _LIMITS)), default=FAR))
@@ -133,7 +133,7 @@ def _gate_of(module: Any) -> str | None:
     try:
         with torch.no_grad():
             target = module._apply_gate(flat) if module.has_gate else module.act_fn(flat[:, :2])
-    except Exception:  # whatever a module of the user's raises, its gate is none of ours
+    except Exception:  # whatever a user's module raises, its gate is no candidate
         return None
     given = hidden if module.has_gate else hidden[:, :1]
     for candidate in _candidates(module):
@@ -168,14 +168,14 @@ def _candidates(module: Any) -> Iterator[Gate]:
 
 # Layers of experts of `transformers` that loop over the experts that have tokens, as one op.
 #
-# Which experts have tokens, and how many, is known only when a model runs. These families are told
-# by what their modules hold.
+# Which experts have tokens, and how many, is known only when a model runs. These families are
+# recognised by the attributes of their modules.
 
 Forward = Callable[..., Any]
 
 
 def looped(module: nn.Module) -> Forward | None:
-    """A forward that does what that of `module` does, for a module of a known family."""
+    """A forward that computes what that of `module` does, if it is of a known family."""
     if not type(module).__module__.startswith("transformers."):
         return None
     return next((forward for family in _FAMILIES if (forward := family(module))), None)
@@ -186,8 +186,8 @@ def _holds(module: Any, *names: str) -> bool:
 
 
 def _with_identities(module: Any) -> Forward | None:
-    """What experts compute of which the last ones return what they get (those of LongcatFlash, a
-    loop over the experts that have tokens); None for a module that is no such layer."""
+    """The forward of experts of which the last ones are identities (those of LongcatFlash, a loop
+    over the experts that have tokens); None for a module that is no such layer."""
     names = ("gate_up_proj", "down_proj", "act_fn", "identity_expert", "num_routed_experts")
     gate = _activation(module.act_fn) if _holds(module, *names) else None
     if gate is None:
@@ -225,8 +225,8 @@ def _in_rows(module: Any) -> Forward | None:
 
 
 def _sorting_router(module: Any) -> Forward | None:
-    """A router that sorts tokens by expert, and lists how many each has (that of JetMoe): a tensor
-    of these numbers stands for the list."""
+    """A router that sorts tokens by expert, and returns a list of the tokens per expert (that of
+    JetMoe): here the list is a tensor."""
     if not _holds(module, "num_experts", "top_k", "layer", "input_size"):
         return None
 
@@ -280,8 +280,8 @@ def _of_sorted_linears(module: Any) -> Forward | None:
 
 
 def _of_modules(module: nn.Module) -> Forward | None:
-    """What experts compute that are modules of their own (those of SwitchTransformers); None
-    for a module that is no such layer, or that drops out (`dropout_of_experts`)."""
+    """The forward of experts that are modules of their own (those of SwitchTransformers). None for
+    a module that is no such layer, or that has dropout (`dropout_of_experts`)."""
     experts = _experts(module)
     parts = [part for part in map(_parts, experts) if part is not None]
     kinds = {gate for _, _, gate in parts}
@@ -308,14 +308,14 @@ def _biases(linears: list[nn.Linear]) -> Tensor | None:
 
 
 def dropout_of_experts(module: nn.Module) -> bool:
-    """Whether the experts of a layer that `_of_modules` takes drop out: what is drawn depends on
-    how many tokens each has."""
+    """Whether the experts of a layer that `_of_modules` takes have dropout: its random numbers
+    depend on how many tokens each expert has."""
     drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
     return module.training and drops and bool(_experts(module))
 
 
 _LOOP = ["self", "hidden_states", "selected_experts", "routing_weights"]
-"""What a layer of `transformers` takes that loops over the modules of its experts."""
+"""The parameters of the forward of a `transformers` layer that loops over its experts."""
 
 
 def _experts(module: nn.Module) -> list[nn.Module]:
@@ -347,7 +347,8 @@ _FAMILIES = (
 
 
 def _activation(function: Callable[[Tensor], Tensor]) -> str | None:
-    """The name of the activation that `function` is, found by trying; None for any other."""
+    """The name of the activation that `function` is, identified by its outputs; None for any
+    other."""
     line = torch.linspace(-FAR, FAR, 97, device="cpu")
     values = function(line)
     return next(

@@ -1,4 +1,4 @@
-"""A capture that failed, told to the user: which module, which line, what to do."""
+"""The error of a capture that failed: which module, which line, what to do."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def _cure_of_error(message: str, place: StackLocation | None) -> str:
 
 
 def layout_error(op: str, tensor: Tensor, module: str, line: str) -> TraceError:
-    """What to say of an op of forward that makes a sparse tensor, though it could be captured: its
-    graph would have shards of it, and a stand-in without values."""
+    """The error of an op of forward that makes a sparse tensor. It could be captured, but a sparse
+    tensor has no shards, and its stand-in no values."""
     where = f"module {module!r}" if module else "the model"
     at = f" at {line}" if line else ""
     return TraceError(
@@ -134,7 +134,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _where(error: BaseException, paths: dict[nn.Module, str]) -> tuple[str, StackLocation | None]:
-    """(path of the innermost module that was running, where its user's code was)."""
+    """(path, location): the innermost module that was running, and the innermost line of the user's
+    code."""
     module: str = ""
     innermost: StackLocation | None = None
     for frame, place in frames_of(error):

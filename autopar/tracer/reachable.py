@@ -1,6 +1,6 @@
 """What the code of a model reads besides its arguments and modules: globals and closures.
 
-Installed packages are taken as they are: only the user's own files are looked through.
+Installed packages are assumed not to change: only the user's own files are searched.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ _NONE = object()
 _NAMES = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "STORE_GLOBAL", "STORE_NAME", "STORE_DEREF"}
 )
-"""Instructions that say what is outside of a function. What is only set there is looked at too."""
+"""Instructions that name what is outside of a function. What is only set there counts too."""
 _PASSING = frozenset({"CACHE", "COPY"})
-"""Instructions that leave on the stack what an attribute is taken of."""
+"""Instructions that leave the owner of an attribute on the stack."""
 
 
 @cache
@@ -128,7 +128,7 @@ class _Search:
         self._methods: set[tuple[type, str]] = set()
 
     def methods(self, kind: type, name: str) -> None:
-        """Method or property `name` of a class, and the others that its code names."""
+        """Search method or property `name` of a class, and the others that its code names."""
         if (kind, name) in self._methods:
             return
         self._methods.add((kind, name))
@@ -141,7 +141,7 @@ class _Search:
                 return
 
     def function(self, value: Any) -> set[str]:
-        """Look through a function, if this is one; the names of the attributes its code reads."""
+        """Search `value`, if it is a function. Returns the attributes that its code reads."""
         value = (
             value.__func__ if isinstance(value, MethodType | staticmethod | classmethod) else value
         )
@@ -225,8 +225,9 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _loads(code: CodeType) -> Iterator[tuple[str, Mapping[str, bool], bool]]:
-    """The globals and free variables that code loads or sets, each with the attributes that it
-    takes of it, and whether it only adds numbers to these, and to itself."""
+    """(name, attributes, is_updated) of the globals and free variables that code loads or sets.
+    `attributes` says of each attribute that is read whether it is only updated, by adding a number;
+    `is_updated` says that of the variable itself."""
     loads: dict[str, dict[str, bool]] = {}
     others: set[str] = set()
     for each in _codes(code):

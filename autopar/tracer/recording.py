@@ -1,7 +1,7 @@
 """One true step of a model, forward and backward on torch's meta device, as a stream of ops.
 
-Nothing is traced, so that it is cheap: `runs` reads from it which blocks execute alike. An op's
-*kind* is what it is called with except which tensors: the op, scalars, shapes, strides, dtypes. Its
+Nothing is traced, so that it is cheap: `find` reads from it which blocks execute alike. An op's
+*kind* is all of its call but the identity of tensors: the op, scalars, shapes, strides, dtypes. Its
 `reads` say which tensors these are.
 """
 
@@ -25,7 +25,7 @@ class Unrecordable(Exception):
 
 
 class Recorded(NamedTuple):
-    """A tensor: result `output` of op `op`, or what had `name` before the step."""
+    """A tensor: result `output` of op `op`, or the one with `name` that exists before the step."""
 
     op: int
     output: int
@@ -51,7 +51,7 @@ Kinds = dict[Hashable, int]
 
 
 class Recorder(torch_private.TorchDispatchMode):
-    """Writes down every op that is dispatched inside."""
+    """Records every op that is dispatched inside."""
 
     def __init__(self, kinds: Kinds) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ class Recorder(torch_private.TorchDispatchMode):
         self._alive: list[Any] = []
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """`tensor` is there before the step, under `name`."""
+        """Name a `tensor` that exists before the step."""
         self._know(tensor, Recorded(-1, 0, name))
 
     def value(self, tensor: Tensor) -> Recorded:
-        """Which tensor this is. What autograd saves of an op's result comes back as another object
-        on the same memory."""
+        """The record of a tensor. Results of ops that autograd saves come back as other objects on
+        the same memory."""
         recorded = self._values.get(id(tensor))
         if recorded is None:
             recorded = self._stored.get(_place(tensor))
@@ -108,8 +108,8 @@ class Recorder(torch_private.TorchDispatchMode):
         return result
 
     def _call(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The op's result; of an op called before on the same kinds of tensors, tensors like those
-        it made then."""
+        """The op's result. If it was called before with the same `kind`, these are new tensors like
+        the first results."""
         if kind in self._results:
             like = self._results[kind]
             return _reissued(like) if isinstance(like, tuple) else func(*args, **kwargs)
@@ -140,7 +140,7 @@ def _place(tensor: Tensor) -> Hashable:
 
 
 def _likeness(result: Any) -> Any:
-    """What `_reissued` needs in order to make such results; None if it cannot."""
+    """What `_reissued` needs to make such results; None if it cannot."""
     if isinstance(result, Tensor):
         return "tensor", tuple(result.shape), result.stride(), result.dtype
     if isinstance(result, tuple | list) and all(isinstance(x, Tensor) or x is None for x in result):
@@ -199,7 +199,7 @@ def record(
 
 
 def _watch(blocks: Mapping[nn.Module, str], recording: Recording) -> list[Any]:
-    """Hooks that keep when each block is called, and when its backward part begins."""
+    """Hooks that record when each block is called, and when its backward begins."""
     started: list[int] = []
 
     def enter(_module: nn.Module, _args: Any) -> None:

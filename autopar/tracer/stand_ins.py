@@ -14,7 +14,7 @@ from autopar.runtime.program.guards import is_state
 from autopar.tracer import torch_private
 
 MOST_TRACES = 8
-"""After so many a forward is not traced again for what the last one has found."""
+"""The most traces of a forward that are repeated because of discoveries in the one before."""
 
 
 def tied_parameters(model: nn.Module) -> dict[str, str]:
@@ -31,8 +31,7 @@ def fake_tensor(x: Tensor, mode: torch_private.FakeTensorMode) -> Tensor:
 
 
 def like(empty: Tensor, x: Tensor) -> Tensor:
-    """`empty` as a parameter if x is one, or as what a script has in the place of one; else as a
-    tensor that requires a gradient if x does."""
+    """`empty` as a parameter if x is one; else as a tensor that requires a gradient if x does."""
     if isinstance(x, nn.Parameter):
         return nn.Parameter(empty, x.requires_grad)
     return empty.requires_grad_(x.requires_grad)
@@ -49,8 +48,9 @@ def replace_states(
     overwritten: Collection[tuple[int, str]] = (),
 ) -> frozenset[str]:
     """Put stand-ins in the place of parameters and buffers, one for all names of a tensor. Tensors
-    that are plain attributes become buffers: a program has their values as inputs. The names of
-    those that are external: a gradient of what is `overwritten`, by module and name, is nothing."""
+    that are plain attributes become buffers: a program has their values as inputs. Returns the
+    names of external ones. Attributes that are `overwritten`, by module and name, have no
+    gradient."""
     computed = {(id(each.module), each.name) for each in recreated_by_hooks(model)}
     computed |= set(overwritten)
     external: list[str] = []
