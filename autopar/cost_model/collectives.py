@@ -133,20 +133,20 @@ def _within(axis: Axis) -> Axis | None:
 def _measured(kind: str, axis: Axis) -> _Law | None:
     """The law of what was measured on the link, None if nothing was."""
     link, n, within = axis.crossed, axis.size, _within(axis)
-    found = _between(kind, axis)
-    if found is None:
+    curve = _between(kind, axis)
+    if curve is None:
         return None
     sent, adapters = crossing(kind, n, axis.sides, axis.shared)
-    link_byte_s = 1 / (found.reach * link.bytes_per_s * adapters)
+    link_byte_s = 1 / (curve.reach * link.bytes_per_s * adapters)
     byte_s = sent * link_byte_s
     # What was measured among as many neighbours has what they took in it.
-    if adapters > 1 and within is not None and found.shared != axis.shared:
+    if adapters > 1 and within is not None and curve.shared != axis.shared:
         if kind == "all_reduce":
             byte_s = max(byte_s, min(law.byte_s for law in _laws(kind, within)))
         else:
             link_byte_s = max(link_byte_s, _inner_byte_s(kind, within))
             byte_s = sent * link_byte_s
-    return _Law(found.start_s, byte_s, found.knee * (found.start_s * link_byte_s) ** 0.5)
+    return _Law(curve.start_s, byte_s, curve.knee * (curve.start_s * link_byte_s) ** 0.5)
 
 
 def _between(kind: str, axis: Axis) -> Curve | None:
@@ -154,22 +154,22 @@ def _between(kind: str, axis: Axis) -> Curve | None:
     logarithm; beyond the last the start goes on as before, all else stays. Of those measured with
     the number of ranks on each side that comes closest."""
     sides = axis.sides
-    found = [curve for curve in axis.crossed.curves if curve.kind == kind]
-    if not found:
+    curves = [curve for curve in axis.crossed.curves if curve.kind == kind]
+    if not curves:
         return None
     beside = axis.shared
-    shared = min({c.shared for c in found}, key=lambda n: (abs(log2((n or beside) / beside)), -n))
-    known = [curve for curve in found if curve.shared == shared]
+    shared = min({c.shared for c in curves}, key=lambda n: (abs(log2((n or beside) / beside)), -n))
+    known = [curve for curve in curves if curve.shared == shared]
     high = next((k for k, curve in enumerate(known) if curve.ranks >= sides), len(known) - 1)
     low, up = known[max(0, high - 1)], known[high]
     if low is up or sides <= low.ranks:
         return low
-    way = log2(sides / low.ranks) / log2(up.ranks / low.ranks)
-    part = min(way, 1.0)
+    fraction = log2(sides / low.ranks) / log2(up.ranks / low.ranks)
+    part = min(fraction, 1.0)
     return Curve(
         kind,
         sides,
-        low.start_s + way * (up.start_s - low.start_s),
+        low.start_s + fraction * (up.start_s - low.start_s),
         1 / ((1 - part) / low.reach + part / up.reach),
         low.knee + part * (up.knee - low.knee),
         shared,
@@ -229,14 +229,14 @@ def with_buckets(mesh: Mesh, device: Device) -> Mesh:
 
 
 def _bucket_bytes(axis: Axis, device: Device) -> int:
-    found = BUCKET_BYTES
-    while found > LEAST_BYTES and _start_part(axis, found // 2) <= SMALL_START_PART:
-        found //= 2
-    while _start_part(axis, found) > START_PART:
-        if 2 * found > MEMORY_PART * device.memory_bytes:
+    bucket_bytes = BUCKET_BYTES
+    while bucket_bytes > LEAST_BYTES and _start_part(axis, bucket_bytes // 2) <= SMALL_START_PART:
+        bucket_bytes //= 2
+    while _start_part(axis, bucket_bytes) > START_PART:
+        if 2 * bucket_bytes > MEMORY_PART * device.memory_bytes:
             break
-        found *= 2
-    return found
+        bucket_bytes *= 2
+    return bucket_bytes
 
 
 def _start_part(axis: Axis, bucket_bytes: int) -> float:

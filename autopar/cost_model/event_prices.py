@@ -75,10 +75,11 @@ class EventPrices:
         self.compute, self.launched, self.sends = compute, launched, sends
         self.steps, self.updates = steps, updates
         self._inside = {
-            node: [(each.axis, each.ns) for each in found] for node, found in sends.items()
+            node: [(each.axis, each.ns) for each in collectives]
+            for node, collectives in sends.items()
         }
-        away = {value for value in schedule.saved if value.on_host}
-        on_device = {value._replace(on_host=False) for value in away}
+        offloaded = {value for value in schedule.saved if value.on_host}
+        on_device = {value._replace(on_host=False) for value in offloaded}
         reloaded = {value._replace(phase=Phase.BACKWARD) for value in on_device}
         self.saved = frozenset(schedule.saved) | on_device | reloaded
         self._buffers: dict[tuple[str, int], tuple[int, int]] = {}
@@ -203,10 +204,10 @@ def is_open(request: PlanRequest) -> bool:
     Where residency "auto" is asked for, links of any rate will do on two axes."""
     device, host = request.cluster.device, request.cluster.host
     is_fast = host.bytes_per_s >= _FAST * device.memory_bytes_per_s
-    is_asked = request.options.residency == "auto"
+    is_auto = request.options.residency == "auto"
     axes = len(request.mesh)
     has_own = request.cluster.has_host_memory
-    return has_own and (axes <= 1 or (axes <= _MAX_AXES and (is_fast or is_asked)))
+    return has_own and (axes <= 1 or (axes <= _MAX_AXES and (is_fast or is_auto)))
 
 
 def copy_ns(num_bytes: int, host: Host) -> int:
@@ -225,8 +226,8 @@ def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
         return (PricedStep(kind, link, num_bytes, copy_ns(num_bytes, cluster.host), launch_ns),)
 
     return {
-        copy_key(away, layout, kind): priced(kind, away.root, layout.for_backward(away.root))
-        for away in layout.offloaded_tensors
+        copy_key(tensor, layout, kind): priced(kind, tensor.root, layout.for_backward(tensor.root))
+        for tensor in layout.offloaded_tensors
         for kind in COPIES
     } | {
         copy.key: priced(copy.kind, each.param, layout.output_state(each.param))

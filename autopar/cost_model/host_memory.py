@@ -52,7 +52,7 @@ def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]
     for each in layout.offloaded_tensors:
         size = _pinned(layout.held_bytes(each.root, layout.for_backward(each.root)))
         sizes[on_host(each, layout) in carried] += size
-    away = max(
+    offloaded = max(
         (1 + others.backward) * sizes.total() + others.weights * sizes[True]
         for others in request.waiting
     )
@@ -60,7 +60,7 @@ def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]
         params=params,
         gradients=gradients,
         optimizer=optimizer,
-        offloaded=away,
+        offloaded=offloaded,
         limit=request.host_memory_bytes,
         devices=request.cluster.devices_of_node,
     )
@@ -71,13 +71,13 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
     choice, and so many bytes that are set aside. Where different numbers of microbatches may wait
     for each part of backward, it is that of those which are most together."""
     known = {key: place for place, key in enumerate(problem.keys)}
-    found = {0: np.full(len(problem.labels[0]), aside, np.int64)}
+    row = {0: np.full(len(problem.labels[0]), aside, np.int64)}
     if not request.cluster.has_host_memory:
-        return found
+        return row
 
     def add(key: str, sizes: Sequence[int]) -> None:
         amounts = np.array(sizes, np.int64)
-        found[known[key]] = found.get(known[key], 0) + amounts
+        row[known[key]] = row.get(known[key], 0) + amounts
 
     graph = request.step
     hosts, at_rest = ParamsOnHost(request), ParamMemory(request, _STEPS_ON)
@@ -86,11 +86,11 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
             labels = problem.labels[known[param.key]]
             add(param.key, [_of_param(at_rest, hosts, param, label) for label in labels])
     offloads, waiting = Offloads(request), InFlight(request)
-    for key, away in offloads.tensors.items():
-        root = away[0].root
+    for key, offloaded in offloads.tensors.items():
+        root = offloaded[0].root
         maker = graph.nodes[root.node]
         decision = next(k for k in (SAVED + key, SAVED + maker.key, maker.key) if k in known)
-        tensor, times = offloads.rounding.saved_type(root), len(away) * waiting.times(decision)
+        tensor, times = offloads.rounding.saved_type(root), len(offloaded) * waiting.times(decision)
         labels = problem.labels[known[decision]]
         states = [_offloaded_in(maker, root, label, is_open=offloads.is_open) for label in labels]
         sizes = (
@@ -98,7 +98,7 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
             for s in states
         )
         add(decision, [times * _pinned(size) for size in sizes])
-    return found
+    return row
 
 
 def _of_param(at_rest: ParamMemory, hosts: ParamsOnHost, param: Node, label: Label) -> int:

@@ -107,7 +107,7 @@ class _Imposing:
     def limits(self) -> Limits:
         """What was added, put together."""
         self._check_whole_classes()
-        given = {key: self._storages(key, asked) for key, asked in self.tests.items()}
+        given = {key: self._storages(key, tests) for key, tests in self.tests.items()}
         return Limits(
             self.graph,
             self.mesh,
@@ -152,15 +152,15 @@ class _Imposing:
 
     def _speaks(self, node: Node, kind: str, constraint: Constraint) -> bool:
         """Whether `constraint`, which speaks of `node`, is the first to say so of its class."""
-        said = self.spoken.setdefault((node.key, kind, str(constraint.placement)), {})
-        said.setdefault(node.index, constraint)
-        return len(said) == 1
+        by_node = self.spoken.setdefault((node.key, kind, str(constraint.placement)), {})
+        by_node.setdefault(node.index, constraint)
+        return len(by_node) == 1
 
     def _check_whole_classes(self) -> None:
-        for (key, _, _), said in self.spoken.items():
-            other = next((n for n in self.members[key] if n.index not in said), None)
+        for (key, _, _), by_node in self.spoken.items():
+            other = next((n for n in self.members[key] if n.index not in by_node), None)
             if other is not None:
-                index, constraint = next(iter(said.items()))
+                index, constraint = next(iter(by_node.items()))
                 name = _name(self.graph.nodes[index])
                 raise ConstraintError(
                     f"{constraint.origin}: {name} and {_name(other)} are planned as one, and this "
@@ -204,9 +204,9 @@ class _Imposing:
             node = self.graph.nodes[index]
             if of == param.index and node.phase is Phase.FORWARD:
                 same_dims = node.outputs[0].parts == param.outputs[0].parts
-                asked = (t for t in tests if same_dims or t.placement in (None, R))
+                applicable = (t for t in tests if same_dims or t.placement in (None, R))
                 key = root_key(self.graph, Ref(index))
-                self.saved[key] = (*self.saved.get(key, ()), *asked)
+                self.saved[key] = (*self.saved.get(key, ()), *applicable)
 
     def _rule(
         self, key: str, constraint: Constraint, passes: Passes, *, lenient: bool = False
@@ -217,20 +217,20 @@ class _Imposing:
         """What is left to a class of parameters by some of what is asked, so that the rules on it
         can tell which of them clash."""
         node = self.members[key][0]
-        tensor, found = node.outputs[0], dict[Sharding, None]()
+        tensor, allowed = node.outputs[0], dict[Sharding, None]()
         together = tuple(test for tests in given_tests.values() for test in tests)
         for tests in (together, *given_tests.values()):
-            found |= dict.fromkeys(storages(tensor, self.graph.atoms, self.mesh, tests))
+            allowed |= dict.fromkeys(storages(tensor, self.graph.atoms, self.mesh, tests))
         for constraint, tests in given_tests.items():
             if not any(
-                all(holds(t, tensor, batch_atoms(self.graph), s) for t in tests) for s in found
+                all(holds(t, tensor, batch_atoms(self.graph), s) for t in tests) for s in allowed
             ):
                 raise InfeasibleError(
                     f"{constraint.origin}: parameter {node.target} of shape {list(tensor.shape)} "
                     f"cannot be stored as {constraint.placement} on mesh "
                     f"{self.mesh or 'of one device'}"
                 )
-        return tuple(found)
+        return tuple(allowed)
 
     def _stays(self, name: str, axes: Sequence[int]) -> None:
         """Parameter `name` is used as it is stored on `axes`, cast or not."""

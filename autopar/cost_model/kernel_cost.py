@@ -192,12 +192,12 @@ def _kernel_s(
         return pointwise_s(moved, device, bandwidth_part(node, device), starts=any(work.writes))
     if not is_contraction(node.op):
         return device.floor_s(device.kernels.start_s) + stream_s(moved, device)
-    made = sum(
+    num_elements = sum(
         local_bytes(tensor, graph.atoms, sharding, sizes) // itemsize(tensor.dtype)
         for tensor, sharding in zip(node.outputs, shardings[1], strict=True)
     )
     done = busiest_work(graph, node, choice, sizes)
-    return _contraction_s(graph, node, done, made, moved, device)
+    return _contraction_s(graph, node, done, num_elements, moved, device)
 
 
 def _masked_bytes(
@@ -219,20 +219,20 @@ def _contraction_s(
     dtype = graph.type_of(node.inputs[0]).dtype if node.inputs else "float32"
     moved *= done.passes
     if done.matmuls is not None:
-        found_s = sum(
+        kernel_s = sum(
             each.count * matmul_s(each.out, each.depth, each.num_bytes, dtype, device)
             for each in done.matmuls
         )
     elif done.scores is not None:
-        found_s = attention_s(done.flops, done.scores, moved, dtype, device)
+        kernel_s = attention_s(done.flops, done.scores, moved, dtype, device)
     else:
-        found_s = matmul_s(
+        kernel_s = matmul_s(
             num_elements, done.flops / (2 * max(1, num_elements)), moved, dtype, device
         )
     if done.merges:
         start_s = done.merge_launches * device.floor_s(device.kernels.start_s)
-        found_s += done.merges * (start_s + stream_s(done.merged_bytes, device))
-    return found_s
+        kernel_s += done.merges * (start_s + stream_s(done.merged_bytes, device))
+    return kernel_s
 
 
 def bandwidth_part(node: Node, device: Device) -> float:

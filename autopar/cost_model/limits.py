@@ -98,9 +98,9 @@ class Limits:
                 del needed[origin]
         options = _options(entry)
         shown = ", ".join(options[:_SHOWN]) + ", ..." * (len(options) > _SHOWN)
-        asked = "; ".join(_of_origin(origin, rules[origin]) for origin in needed)
+        reasons = "; ".join(_of_origin(origin, rules[origin]) for origin in needed)
         return (
-            f"{asked}: nothing is left to {_describe(entry)} on mesh "
+            f"{reasons}: nothing is left to {_describe(entry)} on mesh "
             f"{self.mesh or 'of one device'}, which could be {shown}"
         )
 
@@ -116,8 +116,8 @@ class Limits:
 
     def arc_costs(self, group: Group, network: Network, costs: IntArray) -> IntArray:
         """`costs` of the arcs of `network`, those `FORBIDDEN` that must not be taken."""
-        found = self.arcs.get((self.graph.nodes[group.root.node].key, group.root.output), ())
-        rules = [leads for phase, leads in found if phase in (None, group.phase)]
+        arcs = self.arcs.get((self.graph.nodes[group.root.node].key, group.root.output), ())
+        rules = [leads for phase, leads in arcs if phase in (None, group.phase)]
         if not rules:
             return costs
         states = network.states
@@ -182,10 +182,10 @@ def storages(
     are offered of the dims that are asked for; where none is, of the dim that is chunked anyway,
     or else, if nothing is left, of any."""
     per_axis = [_dims(tensor, [t for t in tests if t.axis == k]) for k in range(len(mesh.axes))]
-    found = dict.fromkeys(stored(tensor, atoms, dims, mesh.sizes) for dims in product(*per_axis))
-    legal = [s for s in found if is_legal(tensor, atoms, s, mesh.sizes)]
-    asked = {p.dim for t in tests if not t.excluded and (p := t.placement) and p.kind in "SC"}
-    offered = asked or {chunkable_dim(tensor, mesh.sizes)}
+    states = dict.fromkeys(stored(tensor, atoms, dims, mesh.sizes) for dims in product(*per_axis))
+    legal = [s for s in states if is_legal(tensor, atoms, s, mesh.sizes)]
+    requested = {p.dim for t in tests if not t.excluded and (p := t.placement) and p.kind in "SC"}
+    offered = requested or {chunkable_dim(tensor, mesh.sizes)}
     usual = [s for s in legal if not chunked_axes(s) or chunked_dim(s) in offered]
     return tuple(usual or legal)
 
@@ -200,9 +200,9 @@ def _meets(tensor: TensorType, dim: int | None, test: Test) -> bool:
     if test.what == "unmoved":
         return True
     if test.what == "S":
-        found = dim is not None or (prod(tensor.shape) == 1 and not test.excluded)
+        is_met = dim is not None or (prod(tensor.shape) == 1 and not test.excluded)
     else:
         placement = test.placement
         given = None if placement is None or placement.kind == "R" else placement.dim
-        found = dim == given and (placement is None or placement.part == 0)
-    return found != test.excluded
+        is_met = dim == given and (placement is None or placement.part == 0)
+    return is_met != test.excluded

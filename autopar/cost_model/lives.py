@@ -35,7 +35,7 @@ class Life:
 @per_graph
 def lives(graph: Graph) -> tuple[Life, ...]:
     """That of each group. What only leaves the graph, cast or not, is read by nothing."""
-    found: list[Life] = []
+    all_lives: list[Life] = []
     cast = casts_of(graph).gradients
     for group in groups(graph):
         uses = {
@@ -44,12 +44,12 @@ def lives(graph: Graph) -> tuple[Life, ...]:
             if graph.nodes[use.node].role not in OUTPUT_ROLES and use.node not in cast
         }
         root = graph.nodes[group.root.node]
-        made = root.index if root.phase is group.phase else None
+        start = root.index if root.phase is group.phase else None
         certain = [place for place in uses if not is_optional(graph.nodes[place])]
         first = min(uses, default=-1)
         ends = min(certain, default=-1), max(certain, default=-1)
-        found.append(Life(group, made, uses, first, *ends))
-    return tuple(found)
+        all_lives.append(Life(group, start, uses, first, *ends))
+    return tuple(all_lives)
 
 
 @per_graph
@@ -58,17 +58,17 @@ def results_in_order(graph: Graph) -> tuple[tuple[Node, int], ...]:
     reads it, or may if it is saved and not recomputed; a tensor once, and none that is larger than
     what it is a view of."""
     last: dict[int, int] = {}
-    made = {node.name: node.index for node in graph.nodes if node.phase is Phase.FORWARD}
+    by_name = {node.name: node.index for node in graph.nodes if node.phase is Phase.FORWARD}
     for life in lives(graph):
-        root = made.get(graph.nodes[life.group.root.node].name, life.group.root.node)
+        root = by_name.get(graph.nodes[life.group.root.node].name, life.group.root.node)
         last[root] = max(last.get(root, root), *life.uses, root)
-    found: dict[Ref, tuple[Node, int]] = {}
+    results: dict[Ref, tuple[Node, int]] = {}
     for node in graph.with_role(Role.DETACHED):
         root, _ = root_of(graph, node.inputs[0])
-        is_made = graph.nodes[root.node].role is Role.OP
-        if is_made and graph.type_of(node.inputs[0]).num_bytes <= graph.type_of(root).num_bytes:
-            found.setdefault(root, (node, last.get(root.node, root.node)))
-    return tuple(found.values())
+        is_computed = graph.nodes[root.node].role is Role.OP
+        if is_computed and graph.type_of(node.inputs[0]).num_bytes <= graph.type_of(root).num_bytes:
+            results.setdefault(root, (node, last.get(root.node, root.node)))
+    return tuple(results.values())
 
 
 @per_graph
@@ -76,14 +76,14 @@ def gradients(graph: Graph) -> tuple[tuple[list[Node], Ref], ...]:
     """What ops make that becomes gradients, before casts, and of which parameters."""
     params = {node.target: node for node in graph.with_role(Role.PARAM)}
     casts = casts_of(graph).gradients
-    found: dict[Ref, list[Node]] = {}
+    by_root: dict[Ref, list[Node]] = {}
     for node in graph.with_role(Role.GRAD):
         root, _ = root_of(graph, node.inputs[0])
         while root.node in casts:
             root, _ = root_of(graph, graph.nodes[root.node].inputs[0])
         if graph.nodes[root.node].role is Role.OP:
-            found.setdefault(root, []).append(params[node.target])
-    return tuple((owners, root) for root, owners in found.items())
+            by_root.setdefault(root, []).append(params[node.target])
+    return tuple((owners, root) for root, owners in by_root.items())
 
 
 # What other microbatches hold while a device works on one, as far as decisions tell: what they
@@ -110,14 +110,14 @@ class InFlight:
         """Bytes, per choice of an op that backward may recompute, of what waits for the second
         part of backward where the first makes it: a piece of each tensor, cut on every axis."""
         refs = _read_by_both(self.graph).get(key, ())
-        pieces = sum(self.graph.type_of(ref).num_bytes // prod(self.sizes) for ref in refs)
-        is_made = [not isinstance(label, Saved) for label in labels]
-        return np.array(is_made, np.int64) * (self.others.weights * pieces)
+        shard_bytes = sum(self.graph.type_of(ref).num_bytes // prod(self.sizes) for ref in refs)
+        is_recomputed = [not isinstance(label, Saved) for label in labels]
+        return np.array(is_recomputed, np.int64) * (self.others.weights * shard_bytes)
 
     def amounts(self, key: str, labels: Sequence[Label], of_all: IntArray) -> IntArray:
         """Bytes per choice that others hold, of those that a problem counts for all."""
-        times, again = self.times(key), self.recomputed(key, labels)
-        return (of_all - again) // times * (times - 1) + again
+        times, recomputed = self.times(key), self.recomputed(key, labels)
+        return (of_all - recomputed) // times * (times - 1) + recomputed
 
 
 def _keys(graph: Graph, root: Ref) -> tuple[str, str]:
@@ -132,12 +132,12 @@ def _keys(graph: Graph, root: Ref) -> tuple[str, str]:
 def _read_by_second_part(graph: Graph) -> frozenset[str]:
     """The keys of decisions that hand over, or may, what the second part of backward reads, all of
     it."""
-    found: dict[str, bool] = {}
+    by_key: dict[str, bool] = {}
     for group in groups(graph):
         if is_saved(graph, group) or is_optional(graph.nodes[group.root.node]):
             for key in _keys(graph, group.root):
-                found[key] = found.get(key, True) and _is_read_by_second(graph, group)
-    return frozenset(key for key, is_read in found.items() if is_read)
+                by_key[key] = by_key.get(key, True) and _is_read_by_second(graph, group)
+    return frozenset(key for key, is_read in by_key.items() if is_read)
 
 
 @per_graph

@@ -43,12 +43,12 @@ def waiting_bytes(
     those of as many as are the most of `others`."""
     microbatch = scheduled if scheduled.before is None else scheduled.before
     whole, rest = _held(microbatch.saved, prices), _held(microbatch.carried, prices)
-    ways = [
+    totals = [
         tuple(each.backward * a + each.weights * b for a, b in zip(whole, rest, strict=True))
         for each in others
     ]
-    kept, saved = max(ways, key=sum)
-    return kept, saved
+    unsharded, saved = max(totals, key=sum)
+    return unsharded, saved
 
 
 def microbatch_memory(
@@ -78,14 +78,14 @@ def microbatch_memory(
 def _held(values: Sequence[Value], prices: EventPrices) -> tuple[int, int]:
     """Bytes of what a microbatch hands on to a later part of its turn: of what is kept of
     parameters, and of all else but what is there all the time."""
-    found: dict[str, int] = dict.fromkeys(HOLDERS, 0)
+    by_holder: dict[str, int] = dict.fromkeys(HOLDERS, 0)
     for value in values:
         root = prices.graph.nodes[value.ref.node]
         is_copy = root.role is Role.PARAM and value.state != prices.layout.output_state(value.ref)
         if root.role is Role.OP or is_copy:
             holder, num_bytes = prices.held(value)
-            found[holder] += num_bytes
-    return found["unsharded"], found["saved"] + found["transient"]
+            by_holder[holder] += num_bytes
+    return by_holder["unsharded"], by_holder["saved"] + by_holder["transient"]
 
 
 def peak_memory(
@@ -115,12 +115,12 @@ def peak_memory(
         for node in filter(is_result, layout.graph.nodes)
         for ref in (Ref(node.index),)
     )
-    kept, saved, transient = timeline.live[timeline.peak] if timeline.live else (0, 0, 0)
+    unsharded, saved, transient = timeline.live[timeline.peak] if timeline.live else (0, 0, 0)
     memory = Memory(
         params=params,
         gradients=gradients,
         optimizer=optimizer,
-        unsharded=kept + waiting[0],
+        unsharded=unsharded + waiting[0],
         saved=saved + waiting[1],
         transient=transient,
         accumulated=accumulated,
@@ -133,12 +133,12 @@ def _holders(held: tuple[Occupant, ...], layout: Layout) -> tuple[Held, ...]:
     for each in held:
         total = sums[*_named(each, layout), each.holder]
         total[0], total[1] = total[0] + 1, total[1] + each.num_bytes
-    found = [
+    holders = [
         Held(key, state, holder, count, size)
         for (key, state, holder), (count, size) in sums.items()
         if size
     ]
-    return tuple(sorted(found, key=lambda h: (-h.num_bytes, h.key, h.state, h.holder)))[:MAX_HELD]
+    return tuple(sorted(holders, key=lambda h: (-h.num_bytes, h.key, h.state, h.holder)))[:MAX_HELD]
 
 
 def _named(held: Occupant, layout: Layout) -> tuple[str, str]:
@@ -171,8 +171,8 @@ def fullest_points(
         place, start = known.window_of(graph.nodes[node]), end
         if held > most.get(place, (-1, 0))[0]:
             most[place] = held, node
-    found = sorted(most.values(), key=lambda each: (-each[0], each[1]))
-    return tuple((peak_candidate_of(graph, node), static_bytes + held) for held, node in found)
+    fullest = sorted(most.values(), key=lambda each: (-each[0], each[1]))
+    return tuple((peak_candidate_of(graph, node), static_bytes + held) for held, node in fullest)
 
 
 def memory_curve(timeline: Timeline, waiting: tuple[int, int]) -> MemoryCurve:
@@ -193,10 +193,10 @@ def memory_curve(timeline: Timeline, waiting: tuple[int, int]) -> MemoryCurve:
         for place in np.argsort(together, kind="stable"):
             fullest[first[place] : max(first[place], last[place]) + 1] = levels[place]
     fullest += np.array([*waiting, 0], np.int64)
-    kept, saved, transient = (tuple(int(n) for n in fullest[:, k]) for k in range(3))
+    unsharded, saved, transient = (tuple(int(n) for n in fullest[:, k]) for k in range(3))
     rest = (0,) if len(events) < len(timeline.events) else ()
     time_ns = (*marks, *([timeline.end_ns] if rest else []))
-    return MemoryCurve(time_ns, (*kept, *rest), (*saved, *rest), (*transient, *rest))
+    return MemoryCurve(time_ns, (*unsharded, *rest), (*saved, *rest), (*transient, *rest))
 
 
 # How long the parts of a step take that a pipeline puts in an order of its own.

@@ -120,7 +120,7 @@ def sent(
         whole = to_ns(collective_s(each.kind, each.in_bytes, each.out_bytes, mesh.axes[each.axis]))
         return max(0, whole - round(each.behind * compute_ns))
 
-    found = exchanges(graph, node, choice, mesh.sizes)
+    collectives = exchanges(graph, node, choice, mesh.sizes)
     # A ring sends the same in each of its hops.
-    priced = {each: ns(each) for each in dict.fromkeys(found)}
-    return tuple((each, priced[each]) for each in found)
+    priced = {each: ns(each) for each in dict.fromkeys(collectives)}
+    return tuple((each, priced[each]) for each in collectives)

@@ -86,51 +86,51 @@ class Steps:
     def leads(self, move: Collective, pairs: IntArray) -> IntArray:
         """Per pair and side of `move`, 1 if a rank has several pieces along what stands before the
         part that is sharded there (as `moves` counts them), else 0."""
-        found = np.zeros((len(pairs), 2), np.int64)
+        flags = np.zeros((len(pairs), 2), np.int64)
         for side, placement in enumerate((move.source, move.target)):
             if placement.kind == "S":
                 at = self._slots.index(placement.slot)
                 state = 0 if side or move.kind == "all_gather" else 1
-                found[:, side] = self._leads[pairs[:, state], at] > 1
-        return found
+                flags[:, side] = self._leads[pairs[:, state], at] > 1
+        return flags
 
     def _numbered(self) -> IntArray:
         number = [{p: i for i, p in enumerate(options)} for options in self._options]
-        found = [[number[k][p] for k, p in enumerate(state)] for state in self.states]
-        return np.array(found, np.int64).reshape(len(self.states), len(self._options))
+        placements = [[number[k][p] for k, p in enumerate(state)] for state in self.states]
+        return np.array(placements, np.int64).reshape(len(self.states), len(self._options))
 
     def _at(self) -> IntArray:
         """The number of the state with given placements, or -1."""
-        found = np.full([len(options) for options in self._options], -1, np.int64)
+        numbers = np.full([len(options) for options in self._options], -1, np.int64)
         for i, place in enumerate(self.placements.tolist()):
-            found[tuple(place)] = i
-        return found
+            numbers[tuple(place)] = i
+        return numbers
 
     def _is_free(self, axis: int) -> BoolArray:
         """Of every state, whether what `axis` does there can be added or removed: it shards
         nothing, or is the innermost of the axes that shard its part."""
         innermost: dict[tuple[Placement, tuple[int, ...]], bool] = {}
-        found: list[bool] = []
+        is_free: list[bool] = []
         for state in self.states:
             placement = state[axis]
             axes = state.axes_on(placement.slot) if placement.kind == "S" else ()
             if (placement, axes) not in innermost:
                 innermost[placement, axes] = not axes or self._nests(placement, axes)[-1] == axis
-            found.append(innermost[placement, axes])
-        return np.array(found, np.bool_)
+            is_free.append(innermost[placement, axes])
+        return np.array(is_free, np.bool_)
 
     def _nests(self, placement: Placement, axes: tuple[int, ...]) -> tuple[int, ...]:
         return nesting(self.atoms[self.tensor.parts[placement.dim][placement.part]], axes)
 
     def _is_step(self, pairs: IntArray, free: BoolArray) -> BoolArray:
-        found: BoolArray = np.all(free[pairs], axis=1)
-        asked: BoolArray = np.any(self.chunked[pairs], axis=1)
-        for i in np.flatnonzero(asked).tolist():
+        is_step: BoolArray = np.all(free[pairs], axis=1)
+        is_chunked: BoolArray = np.any(self.chunked[pairs], axis=1)
+        for i in np.flatnonzero(is_chunked).tolist():
             ends: list[int] = pairs[i].tolist()
             tail, head = ends
             move = step(self.tensor, self.atoms, self.states[tail], self.states[head])
-            found[i] = move is not None
-        return found
+            is_step[i] = move is not None
+        return is_step
 
 
 def _leads(
@@ -184,23 +184,25 @@ def networks(
     sharing: Sharing,
 ) -> list[Network]:
     """The network of each of `moves`, tensors made of `atoms` on a mesh."""
-    ways = sorted({prod(some) for n in range(len(mesh.sizes) + 1) for some in _some(mesh.sizes, n)})
-    kinds = [(atom.in_param, *(_cut(atom.size, n) for n in ways)) for atom in atoms]
+    part_counts = sorted(
+        {prod(some) for n in range(len(mesh.sizes) + 1) for some in _some(mesh.sizes, n)}
+    )
+    kinds = [(atom.in_param, *(_cut(atom.size, n) for n in part_counts)) for atom in atoms]
     alike: dict[object, dict[tuple[int, ...], list[int]]] = {}
     for number, each in enumerate(moves):
         parts = tuple(tuple(kinds[atom] for atom in dim) for dim in each.tensor.parts)
         kind = itemsize(each.tensor.dtype), parts, each.ends, each.bucketed
         sizes = tuple(atoms[atom].size for _, atom in each.tensor.slots())
         alike.setdefault(kind, {}).setdefault(sizes, []).append(number)
-    found: dict[int, Network] = {}
+    by_number: dict[int, Network] = {}
     for members in alike.values():
         some = [moves[numbers[0]] for numbers in members.values()]
         tensors = tuple(_with_own_atoms(each.tensor, atoms) for each in some)
         used = sharing if some[0].bucketed else None
-        made = _make(tensors, some[0].ends, mesh, device, used)
-        for network, numbers in zip(made, members.values(), strict=True):
-            found |= dict.fromkeys(numbers, network)
-    return [found[number] for number in range(len(moves))]
+        of_kind = _make(tensors, some[0].ends, mesh, device, used)
+        for network, numbers in zip(of_kind, members.values(), strict=True):
+            by_number |= dict.fromkeys(numbers, network)
+    return [by_number[number] for number in range(len(moves))]
 
 
 def _cut(size: int, num_parts: int) -> int:
@@ -256,15 +258,15 @@ def _make(
 
 def _stacked(alike: Sequence[_Tensor]) -> _Tensor:
     """All of these tensors as one, made of atoms of its own whose sizes are arrays."""
-    (one, atoms), made, parts = alike[0], list[Atom](), list[tuple[int, ...]]()
+    (one, atoms), stacked, parts = alike[0], list[Atom](), list[tuple[int, ...]]()
     for dim, of_dim in enumerate(one.parts):
         for part, number in enumerate(of_dim):
             own = [each[tensor.parts[dim][part]].size for tensor, each in alike]
             sizes = np.array(own, np.int64)
-            made.append(replace(atoms[number], size=cast("int", sizes)))
-        parts.append(tuple(range(len(made) - len(of_dim), len(made))))
-    shape = tuple(prod(made[number].size for number in of_dim) for of_dim in parts)
-    return TensorType(one.dtype, shape, tuple(parts)), tuple(made)
+            stacked.append(replace(atoms[number], size=cast("int", sizes)))
+        parts.append(tuple(range(len(stacked) - len(of_dim), len(stacked))))
+    shape = tuple(prod(stacked[number].size for number in of_dim) for of_dim in parts)
+    return TensorType(one.dtype, shape, tuple(parts)), tuple(stacked)
 
 
 def _kinds(steps: Steps, move: Collective, pairs: IntArray) -> tuple[IntArray, IntArray]:
@@ -287,5 +289,5 @@ def closure(
     Canonical order."""
     per_axis = [{R, *(state[axis] for state in ends)} for axis in range(len(sizes))]
     ordered = (sorted(some, key=lambda p: ("RSCP".index(p.kind), p)) for some in per_axis)
-    found = (Sharding(combination) for combination in product(*ordered))
-    return tuple(s for s in found if is_legal(tensor, atoms, s, sizes))
+    states = (Sharding(combination) for combination in product(*ordered))
+    return tuple(s for s in states if is_legal(tensor, atoms, s, sizes))

@@ -72,14 +72,16 @@ class Offloads:
         self.is_open = request.recompute is None
         self.tensors: Mapping[str, Sequence[OffloadedTensor]] = {}
         if not self.is_open:
-            away = offloaded(self.graph, self.mesh, request.offloaded)
-            self.tensors = grouped((root_key(self.graph, each.root), each) for each in away)
+            self.tensors = grouped(
+                (root_key(self.graph, each.root), each)
+                for each in offloaded(self.graph, self.mesh, request.offloaded)
+            )
         elif is_open(request):
             computed = self._computed()
             self.tensors = {
-                key: away
-                for key, away in offloadable(self.graph, self.mesh).items()
-                if self._hides(away[0].root, request.cluster, computed)
+                key: tensors
+                for key, tensors in offloadable(self.graph, self.mesh).items()
+                if self._hides(tensors[0].root, request.cluster, computed)
             }
 
     def _computed(self) -> Mapping[int, float]:
@@ -109,8 +111,8 @@ class Offloads:
         """How a class may be saved that is not recomputed, on the device and in the host's memory;
         None is not at all."""
         may_be = key in self.open_classes
-        away = (Saved((s,), offloaded=True) for s in states if may_be and s is not None)
-        return (*(Saved() if s is None else s for s in states), *away)
+        on_host = (Saved((s,), offloaded=True) for s in states if may_be and s is not None)
+        return (*(Saved() if s is None else s for s in states), *on_host)
 
     def saved_for_backward(
         self,
@@ -149,8 +151,8 @@ class Offloads:
     def held(self, activations: SavedForBackward) -> IntArray:
         """Bytes on the device when forward ends, per choice: of what is offloaded those that stay,
         and those that are soon on their way."""
-        away = len(self.tensors.get(root_key(self.graph, activations.root), ()))
-        near = min(activations.count, activations.count - away + AHEAD)
+        num_offloaded = len(self.tensors.get(root_key(self.graph, activations.root), ()))
+        near = min(activations.count, activations.count - num_offloaded + AHEAD)
         counts = np.where(activations.offloaded, near, activations.count)
         return counts * self._bytes(activations)
 
@@ -162,15 +164,15 @@ class Offloads:
         number: Mapping[str, int],
     ) -> None:
         """What copies cost, and where they hide, per choice."""
-        away = self.tensors.get(root_key(self.graph, activations.root), ())
-        if not away or not any(activations.offloaded):
+        tensors = self.tensors.get(root_key(self.graph, activations.root), ())
+        if not tensors or not any(activations.offloaded):
             return
         pairs = zip(self._bytes(activations).tolist(), activations.offloaded, strict=True)
         each = np.array([copy_ns(n, self.host) if copied else 0 for n, copied in pairs], np.int64)
         launched = np.array(activations.offloaded, np.int64) * self.launch_ns
-        copies = self.graph.microbatches * len(HOST_LINKS) * len(away)
+        copies = self.graph.microbatches * len(HOST_LINKS) * len(tensors)
         costs[activations.holder] += copies * (each + launched)
-        hides = (copied_in(self.graph, self.mesh, one) for one in away)
+        hides = (copied_in(self.graph, self.mesh, one) for one in tensors)
         for k, places in enumerate(zip(*hides, strict=True)):
             sent = windows.hiding.sent(len(self.mesh) + k, each)
             for place, count in Counter(places).items():
@@ -187,7 +189,7 @@ class Offloads:
 
 def optional_ops(graph: Graph, keys: Mapping[str, Sequence[OffloadedTensor]]) -> frozenset[str]:
     """The keys of the ops that make what has these keys."""
-    return frozenset(graph.nodes[away[0].root.node].key for away in keys.values())
+    return frozenset(graph.nodes[tensors[0].root.node].key for tensors in keys.values())
 
 
 def state_of(label: Decision) -> Sharding | None:
@@ -246,9 +248,9 @@ class ParamsOnHost:
         known = can_be_on_host(graph)
         self.members = {key: known[key] for key in on_host_counts(request)}
         """The parameters of each class of which any may be on the host."""
-        names = [name for found in self.members.values() for name in found]
-        found = streamed(graph, request.mesh, names)
-        self.streamed = {graph.nodes[each.param.node].target: each for each in found}
+        names = [name for members in self.members.values() for name in members]
+        params = streamed(graph, request.mesh, names)
+        self.streamed = {graph.nodes[each.param.node].target: each for each in params}
         self._known: dict[tuple[str, int], frozenset[str]] = {}
 
     def on_host(self, key: str, count: int) -> frozenset[str]:
@@ -302,10 +304,10 @@ def add_param_copies(
             chosen = np.array([count == number_on_host for count in counts])
             takes, launched = chosen * each, chosen * np.int64(launch_ns)
             names = hosts.on_host(key, number_on_host)
-            found = [hosts.streamed[name] for name in members if name in names]
-            for (link, is_once, place), count in _places(graph, mesh, found).items():
-                turns = 1 if is_once else graph.microbatches
-                costs[key] += count * turns * (takes + launched)
+            params = [hosts.streamed[name] for name in members if name in names]
+            for (link, is_once, place), count in _places(graph, mesh, params).items():
+                times = 1 if is_once else graph.microbatches
+                costs[key] += count * times * (takes + launched)
                 sent = windows.hiding.sent(mesh.link_names.index(link), takes)
                 hidden = sent, windows.hiding.launched(launched)
                 windows.add_node(place, number[key], *hidden, count=count, once=is_once)
@@ -317,10 +319,10 @@ def _places(
     """How many copies there are on a link to or from the host, in every turn or once, by what hides
     them."""
     known = blocks_of(graph, mesh)
-    found = Counter[tuple[str, bool, WindowPlace | None]]()
+    counts = Counter[tuple[str, bool, WindowPlace | None]]()
     for each in params:
         places = [*each.copied_in(known)]
         if each.gradient is not None:
-            found[TO_HOST, True, places.pop()] += 1
-        found.update((FROM_HOST, False, place) for place in places)
-    return found
+            counts[TO_HOST, True, places.pop()] += 1
+        counts.update((FROM_HOST, False, place) for place in places)
+    return counts

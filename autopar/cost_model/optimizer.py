@@ -102,9 +102,9 @@ def _orthogonal_s(optimizer: Optimizer, tensor: TensorType, device: Device) -> f
     if not optimizer.orthogonal or len(tensor.shape) != 2:
         return 0.0
     m, n = sorted(tensor.shape)
-    products = ((m * m, n), (m * m, m), (m * n, m))
+    matmuls = ((m * m, n), (m * m, m), (m * n, m))
     start_s = device.floor_s(device.kernels.matmul_start_s)
-    taken_s = (matmul_s(made, k, 0.0, "bfloat16", device) for made, k in products)
+    taken_s = (matmul_s(out, depth, 0.0, "bfloat16", device) for out, depth in matmuls)
     once_s = sum(max(0.0, each - start_s) for each in taken_s)
     return _NEWTON_SCHULZ_STEPS * once_s
 

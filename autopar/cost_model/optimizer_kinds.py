@@ -244,11 +244,11 @@ class Optimizers:
     def of(self, param: Node) -> Optimizer:
         """What steps on a parameter: of one that is `external`, nothing that is known."""
         name, tensor = param.target, param.outputs[0]
-        found = find_kind("none") if param.external else self.named.get(name)
-        if found is None:
+        optimizer = find_kind("none") if param.external else self.named.get(name)
+        if optimizer is None:
             hits = (each for pattern, each in self.patterns if matches(pattern, name))
-            found = next(hits, self.rest)
-        return found.of(tensor)
+            optimizer = next(hits, self.rest)
+        return optimizer.of(tensor)
 
     def stranger(self, names: frozenset[str]) -> str:
         """A name or pattern here that none of `names` is meant by; empty if there is none."""
@@ -263,8 +263,8 @@ def find_optimizers(text: str) -> Optimizers:
     first, *others = text.split(";")
     named, patterns = dict[str, Optimizer](), list[tuple[str, Optimizer]]()
     for other in others:
-        name, found, listed = other.strip().partition(" for ")
-        if not found or not listed.split():
+        name, separator, listed = other.strip().partition(" for ")
+        if not separator or not listed.split():
             raise AutoparError(
                 f"optimizer {text!r}: behind a semicolon there is a name and what it is for, as in "
                 '"muon; adamw for head.weight embed.*"'

@@ -56,12 +56,12 @@ def with_peak_rows(
     first = max(usage.stop for usages in problem.usages for usage in usages)
     others, held = rows.in_flight(problem, InFlight(request)), list[dict[int, IntArray]]()
     limits = dict(problem.other_limits)
-    for moment, aside in asides.items():
-        if moment == ON_HOST:
+    for candidate, aside in asides.items():
+        if candidate == ON_HOST:
             limits[first + len(held)] = request.host_memory_bytes
             held.append(host_row(request, problem, aside))
         else:
-            row = rows.at(node_at(request.step, moment), aside)
+            row = rows.at(node_at(request.step, candidate), aside)
             held.append(row | {n: row.get(n, 0) + amounts for n, amounts in others.items()})
     return replace(
         problem,
@@ -142,7 +142,7 @@ class _Rows:
             return {}
         params = self.graph.with_role(Role.PARAM)
         at_rest = {decision_key(n) for n in (*params, *filter(is_result, self.graph.nodes))}
-        found = {
+        row = {
             self.number[key]: known.amounts(key, self.labels[key], usages[0].amounts)
             for key, usages in zip(problem.keys, problem.usages, strict=True)
             if key not in at_rest
@@ -152,8 +152,8 @@ class _Rows:
                 self.number[param.key],
                 known.others.backward * self._unsharded_bytes(param),
             )
-            found[node] = found[node] + copies if node in found else copies
-        return found
+            row[node] = row[node] + copies if node in row else copies
+        return row
 
     def _add(self, node: Node, amounts: IntArray, key: str = "") -> None:
         number = self.number[key or decision_key(node)]
@@ -162,23 +162,25 @@ class _Rows:
     def _add_param(self, life: Life, param: Node, node: Node) -> None:
         """What is kept of it, and a state that the op of the moment reads it in, which may be that
         or its storage."""
-        kept = self._unsharded_bytes(param)
+        unsharded = self._unsharded_bytes(param)
         if not life.group.crosses or life.group.phase is Phase.FORWARD:
-            is_kept = False
+            is_unsharded = False
         elif node.phase is Phase.FORWARD:
-            is_kept = node.index > self.last[life.group.root]
+            is_unsharded = node.index > self.last[life.group.root]
         else:
             # What is cast of it may be cast early.
-            is_kept = node.index <= life.first and not any(use in self.casts for use in life.uses)
-        if is_kept:
-            self._add(param, kept)
+            is_unsharded = node.index <= life.first and not any(
+                use in self.casts for use in life.uses
+            )
+        if is_unsharded:
+            self._add(param, unsharded)
         if node.index in life.uses:
             self._add(node, self._read_bytes(life, node))
-            self._add(param, -self._output_bytes(param, 0) - (kept if is_kept else 0))
+            self._add(param, -self._output_bytes(param, 0) - (unsharded if is_unsharded else 0))
 
     def _add_optional(self, life: Life, copy: Node, node: Node) -> None:
         """An output of an optional copy, if that is there; else what is saved of the original's."""
-        output, piece = life.group.root.output, self._shard_key(life.group.root)
+        output, shard_bytes = life.group.root.output, self._shard_bytes(life.group.root)
         if node.phase is Phase.FORWARD:
             root = Ref(self.by_name[copy.name], output)
             if node.index > self.last.get(root, root.node):
@@ -187,7 +189,7 @@ class _Rows:
             # A copy is made where the first op needs it that is there: maybe later than here.
             self._add(copy, self._saved(copy, output))
         elif life.certain < node.index < life.last:
-            self._add(copy, self._per_label(copy, ("piece", output), lambda _: piece))
+            self._add(copy, self._per_label(copy, ("piece", output), lambda _: shard_bytes))
 
     def _add_saved(self, life: Life, root: Node, node: Node) -> None:
         """What crosses, while nothing reads it, and later a piece of it."""
@@ -221,20 +223,22 @@ class _Rows:
 
     def _add_gradient(self, param: Node, gradient: Ref) -> None:
         """A piece of it, unless it may be on the host already."""
-        piece, residency = self._shard_key(gradient), self.residency
+        shard_bytes, residency = self._shard_bytes(gradient), self.residency
 
         def size(label: Label) -> int:
             assert isinstance(label, ParamChoice)
-            return 0 if residency.is_on_host(param, label) else piece
+            return 0 if residency.is_on_host(param, label) else shard_bytes
 
-        self._add(param, self._per_label(param, ("gradient", piece, residency.who(param)), size))
+        self._add(
+            param, self._per_label(param, ("gradient", shard_bytes, residency.who(param)), size)
+        )
 
     def _add_shard(self, root: Node, ref: Ref) -> None:
         self._add(
-            root, np.full(len(self.labels[decision_key(root)]), self._shard_key(ref), np.int64)
+            root, np.full(len(self.labels[decision_key(root)]), self._shard_bytes(ref), np.int64)
         )
 
-    def _shard_key(self, ref: Ref) -> int:
+    def _shard_bytes(self, ref: Ref) -> int:
         return self.graph.type_of(ref).num_bytes // prod(self.sizes)
 
     def _at_rest(self, param: Node) -> IntArray:
@@ -277,7 +281,7 @@ class _Rows:
             if not isinstance(label, Choice):
                 return 0
             state = shardings(node, label)[1][output]
-            return self._shard_key(ref) if state.has_partial else self._local(ref, state)
+            return self._shard_bytes(ref) if state.has_partial else self._local(ref, state)
 
         return self._per_label(node, ("waiting", output), size)
 
@@ -341,8 +345,8 @@ class _Rows:
         """`size` of each choice of a node, or of another decision; `what` tells apart what is asked
         of nodes alike."""
         if (node.key, *what) not in self._known:
-            found = [size(label) for label in self.labels[decision or decision_key(node)]]
-            self._known[node.key, *what] = np.array(found, np.int64)
+            sizes = [size(label) for label in self.labels[decision or decision_key(node)]]
+            self._known[node.key, *what] = np.array(sizes, np.int64)
         return self._known[node.key, *what]
 
     def _crossing(self, root: Node, ref: Ref, decision: str) -> IntArray:

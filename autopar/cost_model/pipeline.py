@@ -43,15 +43,15 @@ def add_up(
     """The estimates of a pipeline on `cluster` whose stages have so many devices each, of which
     those of a rank hold what `held` says. What ranks share at the end is communication that nothing
     hides."""
-    played = simulate_pipeline(actions, stages, sends, shared)
-    step_ns = played.step_ns
-    rank = played.busy_ns.index(max(played.busy_ns))
+    simulated = simulate_pipeline(actions, stages, sends, shared)
+    step_ns = simulated.step_ns
+    rank = simulated.busy_ns.index(max(simulated.busy_ns))
     own = [stages[s] for s, at in actions.ranks.items() if at == rank]
     total = {name: sum(getattr(each, name) for each in own) for name in _ADDED}
     total["exposed_host_ns"] += sum(
         stages[a.stage].microbatch.action_ns for a in actions.rows[rank]
     )
-    shared_ns = played.shared_ns[rank]
+    shared_ns = simulated.shared_ns[rank]
     total["communication_ns"] += shared_ns
     total["exposed_communication_ns"] += shared_ns
     useful = sum(
@@ -64,7 +64,7 @@ def add_up(
         **total,
         memory_limit=own[0].memory_limit,
         step_ns=step_ns,
-        bubble_ns=step_ns - played.busy_ns[rank] - shared_ns,
+        bubble_ns=step_ns - simulated.busy_ns[rank] - shared_ns,
         cluster=cluster_rates(cluster),
         flops=sum(each.flops for each in stages),
         memory=max(held, key=lambda each: each.total),
@@ -146,8 +146,10 @@ def device_memory(
 ) -> tuple[Memory, ...]:
     """At its fullest moment, by rank, where actions start and end as `spans` say, and stages send
     each other `messages` for each microbatch."""
-    mail = _MessageBytes(actions, spans, messages)
-    return tuple(_fullest(actions, stages, mail, rank) for rank in range(len(actions.rows)))
+    message_bytes = _MessageBytes(actions, spans, messages)
+    return tuple(
+        _fullest(actions, stages, message_bytes, rank) for rank in range(len(actions.rows))
+    )
 
 
 def _fullest(

@@ -50,15 +50,15 @@ def cluster_rates(cluster: Cluster) -> ClusterRates:
 
 
 def _kernels(device: Device) -> dict[str, int]:
-    found: dict[str, int] = {}
+    figures: dict[str, int] = {}
     for name, figure in asdict(device.kernels).items():
         if name.endswith("_s"):
-            found[name.removesuffix("s") + "ns"] = to_ns(device.floor_s(figure))
+            figures[name.removesuffix("s") + "ns"] = to_ns(device.floor_s(figure))
         else:
-            found[f"{name}_ppm"] = round(figure * 1e6)
+            figures[f"{name}_ppm"] = round(figure * 1e6)
     if device.host_launch_s:
-        found["launch_ns"] = to_ns(device.host_launch_s)
-    return found
+        figures["launch_ns"] = to_ns(device.host_launch_s)
+    return figures
 
 
 def _measured(link: Link) -> Iterator[CollectiveRates]:
@@ -101,13 +101,13 @@ def rate_unit(graph: Graph) -> tuple[int, int]:
 @per_graph
 def _looked_up(graph: Graph) -> frozenset[int]:
     """The inputs that are looked up in tables as they are."""
-    found = (
+    nodes = (
         _given(graph, ref)
         for node in graph.with_role(Role.OP)
         if record_of(node.op).embedding_lookup and node.phase is Phase.FORWARD
         for ref in node.inputs[1:]
     )
-    return frozenset(node.index for node in found if node.role is Role.INPUT)
+    return frozenset(node.index for node in nodes if node.role is Role.INPUT)
 
 
 def _given(graph: Graph, ref: Ref) -> Node:

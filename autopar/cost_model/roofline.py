@@ -67,14 +67,14 @@ def on_grid(
         _between(seconds[column], seconds[min(column + 1, len(depths) - 1)], right)
         for seconds in grid.seconds[row : row + 2]
     ]
-    found_s = _between(across[0], across[-1], down)
+    kernel_s = _between(across[0], across[-1], down)
     if inner_out != out:
         at = depths[-1] if out > inner_out else depths[0]
-        found_s *= law(out, at) / law(inner_out, at)
+        kernel_s *= law(out, at) / law(inner_out, at)
     if inner_depth != depth:
         at = outs[-1] if depth > inner_depth else outs[0]
-        found_s *= law(at, depth) / law(at, inner_depth)
-    return found_s
+        kernel_s *= law(at, depth) / law(at, inner_depth)
+    return kernel_s
 
 
 def _place(xs: Sequence[float], x: float) -> tuple[int, float]:
@@ -121,8 +121,10 @@ def matmul_s(
     start_s = device.floor_s(its.matmul_start_s)
     for grid in device.measured.matmuls:
         if grid.dtype == dtype:
-            found_s = on_grid(grid, out_elements, depth, lambda out, k: start_s + compute_s(out, k))
-            return max(found_s, memory_s) + _called_s(device, grid.seconds[0][0])
+            kernel_s = on_grid(
+                grid, out_elements, depth, lambda out, k: start_s + compute_s(out, k)
+            )
+            return max(kernel_s, memory_s) + _called_s(device, grid.seconds[0][0])
     return start_s + max(compute_s(out_elements, depth), memory_s)
 
 
@@ -136,9 +138,9 @@ def pointwise_s(bytes_moved: float, device: Device, part: float, *, starts: bool
     _check(bytes_moved)
     slower = device.kernels.pointwise / part
     least_s = points[0][1]
-    found_s = on_line(points, bytes_moved, lambda moved: start_s + stream_s(moved, device))
+    kernel_s = on_line(points, bytes_moved, lambda moved: start_s + stream_s(moved, device))
     called_s = least_s + _called_s(device, least_s)
-    return slower * max(0.0, found_s - least_s) + (called_s if starts else 0.0)
+    return slower * max(0.0, kernel_s - least_s) + (called_s if starts else 0.0)
 
 
 def _called_s(device: Device, least_s: float) -> float:
@@ -155,13 +157,13 @@ def attention_s(
 
     Points that were measured say by how much the law is off where there are so many keys."""
     _check(flops, bytes_moved)
-    found_s = _attention_s(flops, scores, bytes_moved, dtype, device)
+    kernel_s = _attention_s(flops, scores, bytes_moved, dtype, device)
     for series in device.measured.attention:
         if series.backward == scores.backward and series.dtype == dtype:
             law = partial(_causal_s, series, device)
             keys = min(max(scores.keys, series.seconds[0][0]), series.seconds[-1][0])
-            return found_s * on_line(series.seconds, keys, law) / law(keys)
-    return found_s
+            return kernel_s * on_line(series.seconds, keys, law) / law(keys)
+    return kernel_s
 
 
 def _causal_s(series: AttentionSeries, device: Device, keys: float) -> float:

@@ -61,17 +61,17 @@ def saved_states(
         is_open = group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP
         if is_open and (mesh.axes or key in offloaded or key not in certain):
             source = {s for s in source_states(table[root.key], group) if s is not None}
-            asked = (
-                s for _, wanted in consumer_states(graph, group, table, owners) for s in wanted
+            targets = (
+                s for _, states in consumer_states(graph, group, table, owners) for s in states
             )
-            ends.setdefault(key, source).update(s for s in asked if s is not None)
+            ends.setdefault(key, source).update(s for s in targets if s is not None)
             roots.setdefault(key, group)
     return {
         key: (
-            *_storable(graph, mesh, limits, roots[key].root, found),
+            *_storable(graph, mesh, limits, roots[key].root, states),
             *(() if key in certain else (None,)),
         )
-        for key, found in ends.items()
+        for key, states in ends.items()
     }
 
 
@@ -80,8 +80,8 @@ def _storable(
 ) -> tuple[Sharding, ...]:
     """The states that an activation may be saved in, of those on the way between `ends`."""
     tensor = graph.type_of(root)
-    found = closure(tensor, graph.atoms, sorted(ends), mesh.sizes)
-    whole = tuple(state for state in found if not state.has_partial)
+    states = closure(tensor, graph.atoms, sorted(ends), mesh.sizes)
+    whole = tuple(state for state in states if not state.has_partial)
     return limits.saved_states(root_key(graph, root), tensor, whole)
 
 
@@ -107,19 +107,19 @@ def with_savings(
     """`table`, in which optional copies may also be none: what their originals make is saved, in
     any state that the original leaves it in or a reader of backward asks for, or on the way
     between, or nothing reads it. What ops with keys `offloaded` make may be offloaded."""
-    found = dict(table)
+    widened = dict(table)
     ends: dict[tuple[str, int], set[Sharding]] = {}
     for group in {group.key: group for group in reversed(all_groups)}.values():
         maker = graph.nodes[group.root.node]
         if is_optional(maker):
             states = ends.setdefault((maker.key, group.root.output), set())
-            asked = consumer_states(graph, group, table, owners)
-            states.update(s for _, wanted in asked for s in wanted if s is not None)
+            consumers = consumer_states(graph, group, table, owners)
+            states.update(s for _, targets in consumers for s in targets if s is not None)
     for key, entry in table.items():
         if not is_optional(entry.node):
             continue
         original = table[original_key(key)]
-        made = map(original.output_states, range(len(entry.node.outputs)))
+        output_states = map(original.output_states, range(len(entry.node.outputs)))
         per_output = [
             _storable(
                 graph,
@@ -128,19 +128,19 @@ def with_savings(
                 Ref(original.node.index, output),
                 {s for s in states if s is not None} | ends.get((key, output), set()),
             )
-            for output, states in enumerate(made)
+            for output, states in enumerate(output_states)
         ]
         kept = [Saved(states) for states in _together(original, per_output)]
         if original.key in offloaded:
             kept += [replace(each, offloaded=True) for each in kept]
         more = (*kept, Saved())
-        found[key] = replace(
+        widened[key] = replace(
             entry,
             choices=(*entry.choices, *more),
             inputs=(*entry.inputs, *((),) * len(more)),
             outputs=(*entry.outputs, *(each.states for each in more)),
         )
-    return found
+    return widened
 
 
 def _together(

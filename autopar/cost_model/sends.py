@@ -43,29 +43,29 @@ class MessageBytes(NamedTuple):
 
 def message_bytes(layouts: Sequence[Layout], granule_bytes: int) -> dict[Hop, MessageBytes]:
     """What stages send each other, where memory comes in multiples of `granule_bytes`."""
-    found: dict[Hop, list[int]] = defaultdict(lambda: [0, 0])
+    totals: dict[Hop, list[int]] = defaultdict(lambda: [0, 0])
     for stage, layout in enumerate(layouts):
         for node in layout.graph.nodes:
             if is_end(node):
                 link, size = link_of(node, stage), round_up(_own_bytes(layout, node), granule_bytes)
-                found[link.source, link.target, link.phase][node.op == RECEIVE] += size
-    return {hop: MessageBytes(*total) for hop, total in found.items()}
+                totals[link.source, link.target, link.phase][node.op == RECEIVE] += size
+    return {hop: MessageBytes(*total) for hop, total in totals.items()}
 
 
 def delays(layouts: Sequence[Layout], firsts: Sequence[int], cluster: Cluster) -> tuple[Delay, ...]:
     """Per pair of stages and phase: bytes of a device of the stage that sends, for a microbatch,
     and nanoseconds. `layouts` are those of the stages, which begin with the devices `firsts` of
     `cluster`; each tensor is a message of its own. Stages on the same devices send nothing."""
-    found: dict[tuple[int, int, str], list[int]] = defaultdict(lambda: [0, 0])
+    totals: dict[tuple[int, int, str], list[int]] = defaultdict(lambda: [0, 0])
     for source, layout in enumerate(layouts):
         for node in layout.graph.nodes:
             if node.op == SEND:
                 link = link_of(node, source)
                 size, most = _sent_bytes(layout, node, layouts[link.target], link)
-                total = found[link.source, link.target, link.phase.value]
+                total = totals[link.source, link.target, link.phase.value]
                 total[0] += size
                 total[1] += hop_ns(most, firsts[source], firsts[link.target], firsts, cluster)
-    return tuple(Delay(*hop, *total) for hop, total in sorted(found.items()))
+    return tuple(Delay(*hop, *total) for hop, total in sorted(totals.items()))
 
 
 def hop_ns(
@@ -86,9 +86,9 @@ def sent_bytes(layout: Layout, phase: Phase) -> list[int]:
 
 def _own_bytes(layout: Layout, node: Node) -> int:
     """Bytes of a device of what a stage sends or is sent."""
-    is_sent, (given, made) = node.op == SEND, layout.pair(node)
+    is_sent, (inputs, outputs) = node.op == SEND, layout.pair(node)
     tensor = layout.graph.type_of(node.inputs[0]) if is_sent else node.outputs[0]
-    (state,) = given if is_sent else made
+    (state,) = inputs if is_sent else outputs
     return local_bytes(tensor, layout.graph.atoms, state, layout.mesh.sizes)
 
 
@@ -97,18 +97,18 @@ def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> t
     sends or is sent of it."""
     own, ((state,), _) = _own_bytes(layout, node), layout.pair(node)
     end = next(n for n in other.graph.nodes if n.op == RECEIVE and link_of(n, link.target) == link)
-    (made,) = other.pair(end)[1]
-    if layout.mesh.sizes == other.mesh.sizes and state == made:
+    (target,) = other.pair(end)[1]
+    if layout.mesh.sizes == other.mesh.sizes and state == target:
         return own, own
     tensor, atoms = end.outputs[0], layout.graph.atoms
     held = holders(tensor, atoms, OnMesh(layout.mesh, state))
     out, come = Counter[int](), Counter[int]()
     for device in range(other.mesh.num_devices):
-        for parcel in shard_pieces(
-            held, OnMesh(other.mesh, made).box(tensor, atoms, device), device
+        for part in shard_pieces(
+            held, OnMesh(other.mesh, target).box(tensor, atoms, device), device
         ):
-            size = itemsize(tensor.dtype) * prod(b - a for a, b in parcel.box)
-            out[parcel.source] += size
+            size = itemsize(tensor.dtype) * prod(b - a for a, b in part.box)
+            out[part.source] += size
             come[device] += size
     return own, max((*out.values(), *come.values()))
 
@@ -122,9 +122,9 @@ def tied_in(layouts: Sequence[Layout]) -> Tied:
     )
     # All of them store it alike.
     return {
-        name: (found, gradient_bytes(layouts[found[0]], name))
-        for name, found in stages.items()
-        if len(found) > 1
+        name: (users, gradient_bytes(layouts[users[0]], name))
+        for name, users in stages.items()
+        if len(users) > 1
     }
 
 
@@ -149,7 +149,7 @@ def shared_at_end(
         return ()
     ranks = sorted(set(rank_of.values()))
     everyone = axis_over("world", cluster.num_devices, 1, cluster)
-    found = [
+    shared = [
         _shared(kind, ranks, sizes, "all_gather", everyone)
         for kind, sizes in ((RESULTS, _results(graph)), (RANDOM_STATE, _states(graph, cluster)))
     ]
@@ -160,8 +160,8 @@ def shared_at_end(
     for places, sizes in sums.items():
         if len(places) > 1:
             axis = axis_of_copies(cluster, [firsts[place] for place in places])
-            found.append(_shared(TIED, places, sizes, "all_reduce", axis))
-    return tuple(each for each in found if each.count)
+            shared.append(_shared(TIED, places, sizes, "all_reduce", axis))
+    return tuple(each for each in shared if each.count)
 
 
 def _shared(

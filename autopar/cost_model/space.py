@@ -70,8 +70,8 @@ def classes(
     no gradient can be, and what `limits` forbid. `on_host_counts` says how many parameters, by
     their class, may be on the host; of those left out none. InfeasibleError if they leave nothing.
     """
-    made = (n for n in graph.nodes if not n.view and n.role not in STORED_ROLES)
-    members = grouped((node.key, node) for node in made)
+    deciding = (n for n in graph.nodes if not n.view and n.role not in STORED_ROLES)
+    members = grouped((node.key, node) for node in deciding)
     constant = _constants(graph)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
     uses: dict[str, dict[tuple[int, tuple[str, ...]], tuple[Use, TensorType]]] = {}
@@ -83,7 +83,7 @@ def classes(
             key = owners[user.target] if user.role in STORED_ROLES else user.key
             distinct = uses.setdefault(key, {})
             distinct.setdefault((use.arg, chain), (use, tensor))
-    found: dict[str, NodeClass] = {}
+    table: dict[str, NodeClass] = {}
     for key, nodes in members.items():
         reads = tuple(uses.get(key, {}).values())
         if nodes[0].role is Role.PARAM:
@@ -92,8 +92,8 @@ def classes(
             entry = _param_class(graph, mesh, nodes, reads, given, counts, in_forward=in_forward)
         else:
             entry = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
-        found[key] = limits.filtered(entry)
-    return found
+        table[key] = limits.filtered(entry)
+    return table
 
 
 def _node_class(
@@ -118,7 +118,9 @@ def _node_class(
     if is_constant:
         offered = offered[:1]
     pairs = zip(offered, all_shardings(node, offered), strict=True)
-    return _feasible(graph, mesh, reads, nodes, [(choice, *found) for choice, found in pairs])
+    return _feasible(
+        graph, mesh, reads, nodes, [(choice, *shardings) for choice, shardings in pairs]
+    )
 
 
 def _feasible(
@@ -132,9 +134,9 @@ def _feasible(
     root can be brought into."""
     kept = offered
     for use, tensor in reads:
-        asked = {inputs[use.arg] for _, inputs, _ in kept}
-        found = {each for each in asked if _reaches(graph, mesh.sizes, use, tensor, each)}
-        kept = [each for each in kept if each[1][use.arg] in found]
+        targets = {inputs[use.arg] for _, inputs, _ in kept}
+        reached = {each for each in targets if _reaches(graph, mesh.sizes, use, tensor, each)}
+        kept = [each for each in kept if each[1][use.arg] in reached]
     return NodeClass(
         nodes[0].key,
         nodes[0],
@@ -156,21 +158,21 @@ def _reaches(
 def _constants(graph: Graph) -> frozenset[int]:
     """Nodes computed from nothing the step is given: positions, masks, tables. They are cheap, and
     every rank computes them whole."""
-    found: set[int] = set()
+    constants: set[int] = set()
     for node in graph.nodes:
         if node.role is Role.CONSTANT or (
             node.role is Role.OP
             and node.op != RECEIVE
-            and all(ref.node in found for ref in node.inputs)
+            and all(ref.node in constants for ref in node.inputs)
         ):
-            found.add(node.index)
-    return frozenset(found)
+            constants.add(node.index)
+    return frozenset(constants)
 
 
 def _expressible(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...]:
     """The states DTensor can say: no partial sums, and only leading parts are sharded."""
-    found = states(tensor, graph.atoms, mesh.sizes, partial=False)
-    return tuple(s for s in found if all(p.kind == "R" or p.part == 0 for p in s))
+    candidates = states(tensor, graph.atoms, mesh.sizes, partial=False)
+    return tuple(s for s in candidates if all(p.kind == "R" or p.part == 0 for p in s))
 
 
 def _stored(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...]:
@@ -181,8 +183,8 @@ def _stored(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...
     dim = chunkable_dim(tensor, mesh.sizes)
     dims = (None, *(d for d, parts in enumerate(tensor.parts) if parts))
     per_axis = product(dims, repeat=len(mesh.axes))
-    found = (stored(tensor, graph.atoms, some, mesh.sizes) for some in per_axis)
-    uneven = (s for s in found if chunked_axes(s) and chunked_dim(s) == dim)
+    candidates = (stored(tensor, graph.atoms, some, mesh.sizes) for some in per_axis)
+    uneven = (s for s in candidates if chunked_axes(s) and chunked_dim(s) == dim)
     return (*even, *(s for s in uneven if is_legal(tensor, graph.atoms, s, mesh.sizes)))
 
 
@@ -201,7 +203,7 @@ def _param_class(
     are as many as one of `counts`. It is stored in one of `given`, if that is limited; whole if it
     is external."""
     node, tensor = nodes[0], nodes[0].outputs[0]
-    found: list[ParamChoice] = []
+    options: list[ParamChoice] = []
     if node.external:
         given = [Sharding.replicated(len(mesh))]
     for storage in _stored(graph, tensor, mesh) if given is None else given:
@@ -214,7 +216,7 @@ def _param_class(
                 if target not in gathered and step(tensor, graph.atoms, state, target):
                     gathered.append(target)
         if 0 in counts:
-            found.extend(ParamChoice(storage, kept) for kept in gathered)
-        found.extend(ParamChoice(storage, storage, count) for count in counts if count)
-    pairs = tuple((choice.storage, choice.for_backward) for choice in found)
-    return NodeClass(node.key, node, len(nodes), tuple(found), ((),) * len(pairs), pairs)
+            options.extend(ParamChoice(storage, kept) for kept in gathered)
+        options.extend(ParamChoice(storage, storage, count) for count in counts if count)
+    pairs = tuple((choice.storage, choice.for_backward) for choice in options)
+    return NodeClass(node.key, node, len(nodes), tuple(options), ((),) * len(pairs), pairs)

@@ -58,8 +58,8 @@ def simulate_step(request: PlanRequest, structure: Stage) -> StepSimulation:
         cluster.device.granule_bytes,
     )
     before = len(scheduled.microbatch_before), scheduled.microbatches - 1
-    played = simulate_events(scheduled.events, prices.given(), prices, *before)
-    return StepSimulation(scheduled, played, prices, hiding)
+    timeline = simulate_events(scheduled.events, prices.given(), prices, *before)
+    return StepSimulation(scheduled, timeline, prices, hiding)
 
 
 def _ops_ns(
@@ -76,8 +76,8 @@ def _ops_ns(
         for (key, done), node in nodes.items()
     }
     sends = {
-        kind: [PricedStep(each.kind, each.axis, each.in_bytes, ns, 0) for each, ns in found]
-        for kind, (_, found, _) in priced.items()
+        kind: [PricedStep(each.kind, each.axis, each.in_bytes, ns, 0) for each, ns in exchanges]
+        for kind, (_, exchanges, _) in priced.items()
     }
     return (
         {index: priced[kind][0] for index, kind in kinds.items()},

@@ -139,10 +139,10 @@ class Windows:
         saved: Callable[[int, IntArray], tuple[IntArray, ...]],
     ) -> list[IntArray]:
         """What arcs save, each of the `costs` on links of `axes`."""
-        found = np.zeros((len(self.resources), len(costs)), np.int64)
+        rows = np.zeros((len(self.resources), len(costs)), np.int64)
         for axis in np.unique(axes).tolist():
-            found[:, axes == axis] = saved(axis, costs[axes == axis])
-        return list(found)
+            rows[:, axes == axis] = saved(axis, costs[axes == axis])
+        return list(rows)
 
     def _add(
         self,
@@ -163,13 +163,13 @@ class Windows:
     def stated(self) -> tuple[Window, ...]:
         """All windows in which something may hide."""
         nothing: list[_Table] = [{} for _ in self.resources]
-        found: list[Window] = []
+        windows: list[Window] = []
         for place in sorted({*self.nodes, *self.flows}):
             nodes, flows = (some.get(place, nothing) for some in (self.nodes, self.flows))
             if all(map(any, zip(nodes, flows, strict=True))):
                 savings = map(Saving, self.resources, nodes, flows)
-                found.append(Window(window_key(place), tuple(savings)))
-        return tuple(found)
+                windows.append(Window(window_key(place), tuple(savings)))
+        return tuple(windows)
 
 
 class Hidden:

@@ -69,10 +69,10 @@ class ProgramBuilder:
 
 
 def _names(count: int, parts: Sequence[int | IntArray]) -> IntArray:
-    found = np.zeros((count, _NAME_SIZE), dtype=np.int64)
+    names = np.zeros((count, _NAME_SIZE), dtype=np.int64)
     for place, part in enumerate(parts):
-        found[:, place] = part
-    return found
+        names[:, place] = part
+    return names
 
 
 def places_of(count: int) -> IntArray:

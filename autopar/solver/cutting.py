@@ -47,7 +47,7 @@ def divide(problem: CutProblem, sizes: _Sizes | None = None) -> Division:
     if sizes is not None:
         return _Program(problem, sizes).solve()
     first = _divide_parts(problem)
-    sizes = [[round(sum(ways)) for ways in stage] for stage in first.taken]
+    sizes = [[round(sum(counts)) for counts in stage] for stage in first.taken]
     try:
         whole = _Program(problem, sizes).solve()
     except InfeasibleError:
@@ -64,13 +64,15 @@ def _divide_parts(problem: CutProblem, *, is_least: bool = False) -> Division:
     microbatch_ns = _SLACK * all_ns / len({*problem.ranks})
     while len(problem.counts) >= _MANY_KINDS and microbatch_ns < all_ns:
         try:
-            found = _Program(problem, None, is_least=is_least, microbatch_ns=microbatch_ns).solve()
+            division = _Program(
+                problem, None, is_least=is_least, microbatch_ns=microbatch_ns
+            ).solve()
         except InfeasibleError:
             microbatch_ns *= 2
             continue
-        longest_ns = _longest_microbatch(problem, found, is_least=is_least)
+        longest_ns = _longest_microbatch(problem, division, is_least=is_least)
         if longest_ns <= microbatch_ns:
-            return found
+            return division
         return _Program(problem, None, is_least=is_least, microbatch_ns=longest_ns).solve()
     return _Program(problem, None, is_least=is_least).solve()
 
@@ -87,8 +89,8 @@ def _longest_microbatch(problem: CutProblem, known: Division, *, is_least: bool)
 
 def _least_ns(problem: CutProblem) -> list[int]:
     """What all segments of each sort take at the least for a microbatch."""
-    ways = zip(problem.counts, problem.plans, strict=True)
-    return [count * min(way.time_ns for way in own) for count, own in ways]
+    pairs = zip(problem.counts, problem.plans, strict=True)
+    return [count * min(plan.time_ns for plan in plans) for count, plans in pairs]
 
 
 class _Program:
@@ -110,7 +112,7 @@ class _Program:
         self.microbatch_ns = microbatch_ns * (1 + _GAP)
         self.is_whole = whole or sizes is not None
         self.stages, self.kinds = range(len(problem.ranks)), range(len(problem.counts))
-        self.unit_ns = max(1.0, *(way.time_ns for ways in problem.plans for way in ways))
+        self.unit_ns = max(1.0, *(plan.time_ns for plans in problem.plans for plan in plans))
         """Times are in units of the longest segment's, so that HiGHS sees numbers around 1."""
         self.program = pulp.LpProblem("stages", pulp.LpMinimize)
         self.most = [[self._most(s, k) for k in self.kinds] for s in self.stages]
@@ -128,12 +130,12 @@ class _Program:
         after = (sum(least[kind + 1 :]) + one) / len({*ranks[stage:]})
         return count if max(before, after) <= self.microbatch_ns else 0
 
-    def _plans(self, stage: int, sort: int) -> list[Any]:
-        kind = pulp.LpInteger if self.is_whole else pulp.LpContinuous
-        most = self.most[stage][sort]
+    def _plans(self, stage: int, kind: int) -> list[Any]:
+        category = pulp.LpInteger if self.is_whole else pulp.LpContinuous
+        most = self.most[stage][kind]
         return [
-            self.program.add_variable(f"a{stage:04d}_{sort:04d}_{way:04d}", 0, most, kind)
-            for way in range(len(self.problem.plans[sort]))
+            self.program.add_variable(f"a{stage:04d}_{kind:04d}_{plan:04d}", 0, most, category)
+            for plan in range(len(self.problem.plans[kind]))
         ]
 
     def solve(self) -> Division:
@@ -156,11 +158,11 @@ class _Program:
         for column, value in zip(self.program.variables(), answer.values.tolist(), strict=True):
             column.varValue = value
         taken = tuple(
-            tuple(tuple(way.varValue or 0.0 for way in ways) for ways in stage)
+            tuple(tuple(variable.varValue or 0.0 for variable in variables) for variables in stage)
             for stage in self.taken
         )
         if self.is_whole:
-            taken = tuple(tuple(tuple(map(round, ways)) for ways in stage) for stage in taken)
+            taken = tuple(tuple(tuple(map(round, counts)) for counts in stage) for stage in taken)
         return Division(taken, floor(answer.bound * self.unit_ns * (1 + 1e-9)))
 
     def _minimise(self) -> None:
@@ -175,9 +177,9 @@ class _Program:
     def _time(self, stage: int, what: _Time) -> pulp.LpAffineExpression:
         """What a microbatch takes in a stage, or its forward, or what is done once."""
         return pulp.lpSum(
-            column * (getattr(way, what) / self.unit_ns)
-            for columns, ways in zip(self.taken[stage], self.problem.plans, strict=True)
-            for column, way in zip(columns, ways, strict=True)
+            column * (getattr(plan, what) / self.unit_ns)
+            for columns, plans in zip(self.taken[stage], self.problem.plans, strict=True)
+            for column, plan in zip(columns, plans, strict=True)
         )
 
     def _in_order(self) -> None:
@@ -204,8 +206,8 @@ class _Program:
 
     def _of_sizes(self, sizes: _Sizes) -> None:
         for stage, numbers in zip(self.taken, sizes, strict=True):
-            for ways, number in zip(stage, numbers, strict=True):
-                self.program.addConstraint(pulp.lpSum(ways) == number)
+            for columns, number in zip(stage, numbers, strict=True):
+                self.program.addConstraint(pulp.lpSum(columns) == number)
 
     def _within_limits(self) -> None:
         """No rank is busier than the busiest, or holds more than there is room for."""
@@ -223,10 +225,10 @@ class _Program:
                 self.program.addConstraint(self.busiest >= microbatch)
                 self.program.addConstraint(self.once >= once)
             held = [
-                column * ((way.static_bytes + problem.in_flight[s] * way.saved_bytes) / limit)
+                column * ((plan.static_bytes + problem.in_flight[s] * plan.saved_bytes) / limit)
                 for s in own
-                for columns, ways in zip(self.taken[s], problem.plans, strict=True)
-                for column, way in zip(columns, ways, strict=True)
+                for columns, plans in zip(self.taken[s], problem.plans, strict=True)
+                for column, plan in zip(columns, plans, strict=True)
             ]
             self.program.addConstraint(pulp.lpSum(held) <= 1)
 
@@ -244,9 +246,9 @@ class _Program:
         for s in self.stages:
             for k in self.kinds:
                 self._done_on([s], k, has[ranks.index(problem.ranks[s])])
-        for number, sorts in enumerate(meshes.alike):
+        for number, kinds in enumerate(meshes.alike):
             one = self._one_of(f"l{number:04d}", len(meshes.sizes))
-            for k in sorts:
+            for k in kinds:
                 self._done_on(self.stages, k, one)
 
     def _one_of(self, name: str, count: int) -> list[Any]:
@@ -257,13 +259,13 @@ class _Program:
         self.program.addConstraint(pulp.lpSum(columns) == 1)
         return columns
 
-    def _done_on(self, stages: Sequence[int], sort: int, has: Sequence[Any]) -> None:
+    def _done_on(self, stages: Sequence[int], kind: int, has: Sequence[Any]) -> None:
         """What stages do of a sort they do on the mesh that is had."""
         for mesh, column in enumerate(has):
             taken = [
                 done
                 for s in stages
-                for done, way in zip(self.taken[s][sort], self.problem.plans[sort], strict=True)
-                if way.mesh == mesh
+                for done, plan in zip(self.taken[s][kind], self.problem.plans[kind], strict=True)
+                if plan.mesh == mesh
             ]
-            self.program.addConstraint(pulp.lpSum(taken) <= self.problem.counts[sort] * column)
+            self.program.addConstraint(pulp.lpSum(taken) <= self.problem.counts[kind] * column)

@@ -51,16 +51,16 @@ class FastestPaths:
         """The ways that tensors take instead of `routes`, and what is hidden with them, where each
         node takes its `choice`."""
         sums = [_of_nodes(window, choice) for window in self.problem.windows]
-        found = {f: self._paths(f, choice, routes[f]) for f in self._of_flow}
-        open_to = {f: ways for f, ways in found.items() if len(ways) > 1}
-        taken, now = [*routes], {f: ways[0] for f, ways in found.items()}
-        for way in now.values():
-            _count(sums, way, 1)
+        paths = {f: self._paths(f, choice, routes[f]) for f in self._of_flow}
+        open_to = {f: options for f, options in paths.items() if len(options) > 1}
+        taken, now = [*routes], {f: options[0] for f, options in paths.items()}
+        for path in now.values():
+            _count(sums, path, 1)
         for _ in range(_MAX_SWEEPS):
             changed = False
-            for f, ways in open_to.items():
+            for f, options in open_to.items():
                 _count(sums, now[f], -1)
-                best = max(ways, key=lambda way: _gain(sums, way))
+                best = max(options, key=lambda path: _gain(sums, path))
                 if _gain(sums, best) > _gain(sums, now[f]):
                     now[f], taken[f], changed = best, best.route, True
                 _count(sums, now[f], 1)
@@ -71,20 +71,20 @@ class FastestPaths:
     def _paths(self, f: int, choice: Sequence[int], route: Route) -> list[_FlowPaths]:
         flow = self.problem.flows[f]
         root = int(flow.source_state[choice[flow.source]])
-        asked = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
-        goals = frozenset(state for state in asked if state >= 0)
+        states = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
+        goals = frozenset(state for state in states if state >= 0)
         key = f, root, goals
         if key not in self._known:
-            found = {route.arcs: route}
+            routes = {route.arcs: route}
             for router in self._routers_of(f) if route.arcs and route.exact else ():
                 other = router.route(root, goals)
                 if other is not None and other.cost == route.cost:
-                    found.setdefault(other.arcs, other)
+                    routes.setdefault(other.arcs, other)
             self._known[key] = [
                 _FlowPaths(
                     each, tuple((w, rows[:, each.arcs].sum(axis=1)) for w, rows in self._of_flow[f])
                 )
-                for each in found.values()
+                for each in routes.values()
             ]
         return self._known[key]
 
@@ -97,8 +97,8 @@ class FastestPaths:
             most = flow.costs[is_open].max(initial=0) * len(savings)
             left = [np.where(is_open, most - saved, FORBIDDEN) for saved in savings]
             distinct = [*{some.tobytes(): some for some in left}.values()]
-            made = [Router(flow, links, some) for some in distinct] if len(distinct) > 1 else []
-            self._routers[f] = made
+            routers = [Router(flow, links, some) for some in distinct] if len(distinct) > 1 else []
+            self._routers[f] = routers
         return self._routers[f]
 
 
@@ -159,15 +159,15 @@ class Evaluator:
         if len(choice) != len(problem.keys):
             raise ValueError(f"{len(choice)} choices for {len(problem.keys)} nodes")
         objective, violations = self._nodes_and_edges(choice)
-        found = [
+        cheapest = [
             flow_route(*each, choice) for each in zip(problem.flows, self.routers, strict=True)
         ]
         violations += [
             f"flow {flow.key} cannot reach a state that is asked for"
-            for flow, route in zip(problem.flows, found, strict=True)
+            for flow, route in zip(problem.flows, cheapest, strict=True)
             if route is None
         ]
-        routes = [Route(0, ()) if route is None else route for route in found]
+        routes = [Route(0, ()) if route is None else route for route in cheapest]
         peak, peak_time = peak_usage(problem, choice)
         if problem.usage_limit is not None and peak > problem.limit_at(peak_time):
             limit = problem.limit_at(peak_time)
@@ -208,8 +208,8 @@ class Evaluator:
 
 def flow_route(flow: Flow, router: Router, choice: Sequence[int]) -> Route | None:
     """The cheapest arcs of `flow` under `choice`; None when a state cannot be reached."""
-    asked = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
-    terminals = frozenset(state for state in asked if state >= 0)
+    states = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
+    terminals = frozenset(state for state in states if state >= 0)
     root = int(flow.source_state[choice[flow.source]])
     if root < 0:
         return None if terminals else Route(0, ())

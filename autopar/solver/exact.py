@@ -163,9 +163,9 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
 def _descend(state: Search, start: tuple[int, ...] | None) -> None:
     descent = Descent(state.problem, state.evaluator, state.clock, state.shares)
     for choice in [start] if start else [descent.grown(), descent.smallest_memory()]:
-        found = descent.improve(choice)
-        if found is not None:
-            state.submit(*found)
+        plan = descent.improve(choice)
+        if plan is not None:
+            state.submit(*plan)
 
 
 def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs, Answer]:
@@ -330,9 +330,9 @@ def _solve_integer(
     need no more; whether one is known to be that. With windows, only one that is better than the
     best so far by more than is tolerated."""
     started = process_time()
-    most, is_whole, is_best, wanted = inf, True, False, _cutoff(state, duals)
+    most, is_whole, is_best, cutoff = inf, True, False, _cutoff(state, duals)
     if duals is not None:
-        left = min(_room(state, duals), max(0.0, wanted - duals.value))
+        left = min(_room(state, duals), max(0.0, cutoff - duals.value))
         is_whole = left <= room
         room = min(left, room)
         most = duals.value + room
@@ -340,11 +340,11 @@ def _solve_integer(
             restrict(highs, model, duals, room)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
-        answer = highs.solve_integer(extra, wanted * model.cost_scale)
+        answer = highs.solve_integer(extra, cutoff * model.cost_scale)
         state.statistics["nodes"] = int(state.statistics["nodes"]) + answer.num_nodes
         if answer.outcome is Outcome.INFEASIBLE:
-            is_best = wanted < inf
-            least = min(most, wanted - _TOLERANCE / model.cost_scale)
+            is_best = cutoff < inf
+            least = min(most, cutoff - _TOLERANCE / model.cost_scale)
             _no_plan(state, least, is_whole=is_whole and not is_best)
             break
         if answer.outcome is Outcome.FAILED and state.evaluation is None:

@@ -81,7 +81,7 @@ class Descent:
         graph = nx.Graph(dict(enumerate(self._prices.neighbours)))
         for first in by_spread:
             if choice[first] == _UNDECIDED:
-                for node in (first, *(found for _, found in nx.bfs_edges(graph, first))):
+                for node in (first, *(other for _, other in nx.bfs_edges(graph, first))):
                     choice[node] = int(np.argmin(self._prices(node, choice)))
                     self._prices.moved(node)
         return tuple(choice)
@@ -219,8 +219,8 @@ class _Prices:
         root = self._source_states[f][choice[flow.source]]
         if root < 0:
             return np.where(states < 0, 0.0, _PROHIBITIVE)
-        asked, own = self._consumer_states(f, choice), self._state_of(f, k, choice)
-        others = frozenset(state for state, count in asked.items() if count > (state == own))
+        counts, own = self._consumer_states(f, choice), self._state_of(f, k, choice)
+        others = frozenset(state for state, count in counts.items() if count > (state == own))
         route = self._evaluator.routers[f].route(root, others)
         heads = self._heads[f]
         reached = {root} if route is None else {root, *(heads[a] for a in route.arcs)}

@@ -215,8 +215,8 @@ def _add_flow(
     state_names = np.array([name_of(state) for state in flow.states], np.int64)
     arc_names = joined_name(state_names[flow.tails], state_names[flow.heads])
     source_states = _states(flow.source_state, choices[flow.source])
-    asked = [_states(state, choices[node]) for node, state in sinks]
-    usable = paths(flow, distance, source_states, asked)
+    targets = [_states(state, choices[node]) for node, state in sinks]
+    usable = paths(flow, distance, source_states, targets)
     users = np.zeros(len(flow.costs), dtype=np.int64)
     for arcs in usable:
         users[arcs] += 1
@@ -228,8 +228,8 @@ def _add_flow(
     bearing[shared_arcs] = shared
     priced, priced_arcs = [shared], [shared_arcs]
     of_states: list[IntArray] = []
-    asks = _commodity_names(sinks, nodes)
-    for k, (node, state), arcs in zip(asks, sinks, usable, strict=True):
+    commodities = _commodity_names(sinks, nodes)
+    for k, (node, state), arcs in zip(commodities, sinks, usable, strict=True):
         is_shared = users[arcs] > 1
         own_costs = np.where(is_shared, 0, flow.costs[arcs])
         moves = builder.add_columns(own_costs, NameKind.ARC, name, k, arc_names[arcs])
@@ -256,8 +256,8 @@ def _add_flow(
 
 def distinct_sinks(flow: Flow) -> list[tuple[int, IntArray]]:
     """Node and states of each commodity: sinks of one node that ask for the same are one."""
-    found = {(sink.node, sink.state.tobytes()): sink.state for sink in flow.sinks}
-    return [(node, state) for (node, _), state in found.items()]
+    distinct = {(sink.node, sink.state.tobytes()): sink.state for sink in flow.sinks}
+    return [(node, state) for (node, _), state in distinct.items()]
 
 
 def _commodity_names(sinks: Sequence[tuple[int, IntArray]], nodes: Sequence[int]) -> Iterator[int]:
@@ -287,11 +287,11 @@ def _add_memory(
     most = max((excess_bytes for _, _, excess_bytes, _ in binding), default=1)
     worst = np.ones(1, dtype=np.int64)
     excess_column = builder.add_columns(worst, NameKind.EXCESS) if excess else None
-    found: list[Limit] = []
+    limits: list[Limit] = []
     for time, room, _, above in binding:
         scale = 2.0 ** -max(int(more.max()) for _, more in above).bit_length()
         row = builder.add_rows(1, -np.inf, room * scale, NameKind.LIMIT, time)
-        found.append(Limit(time, int(row[0]), scale))
+        limits.append(Limit(time, int(row[0]), scale))
         for i, more in above:
             there = (more > 0) & (choices[i] >= 0)
             builder.add_entries(
@@ -299,7 +299,7 @@ def _add_memory(
             )
         if excess_column is not None:
             builder.add_entries(row, excess_column, -most * scale)
-    return found
+    return limits
 
 
 def _add_window(

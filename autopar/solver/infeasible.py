@@ -100,11 +100,11 @@ def _links(problem: Problem) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
     for edge in problem.edges:
         yield edge.source, edge.target, edge.cost < FORBIDDEN
     for flow, distance in zip(problem.flows, all_distances(problem.flows), strict=True):
-        made = flow.source_state
+        source = flow.source_state
         for sink in flow.sinks:
-            nothing = (made < 0)[:, None] | (sink.state < 0)[None, :]
-            way = distance[made[:, None], sink.state[None, :]] < FORBIDDEN
-            yield flow.source, sink.node, nothing | way
+            nothing = (source < 0)[:, None] | (sink.state < 0)[None, :]
+            is_reachable = distance[source[:, None], sink.state[None, :]] < FORBIDDEN
+            yield flow.source, sink.node, nothing | is_reachable
 
 
 def _shown(problem: Problem, node: int, left: NDArray[np.bool_]) -> str:

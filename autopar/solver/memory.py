@@ -25,18 +25,18 @@ def live_sets(problem: Problem) -> list[tuple[int, tuple[NodeUsage, ...]]]:
     starts = grouped((usage.start, (node, at)) for node, at, usage in _lasting(problem))
     stops = grouped((usage.stop, (node, at)) for node, at, usage in _lasting(problem))
     live: set[tuple[int, int]] = set()
-    found: list[tuple[int, tuple[NodeUsage, ...]]] = []
+    sets: list[tuple[int, tuple[NodeUsage, ...]]] = []
     newest: int | None = None
     for time in sorted(starts.keys() | stops.keys()):
         if time in stops and newest is not None:
             usages = ((i, problem.usages[i][place].amounts) for i, place in sorted(live))
-            found.append((newest, tuple(usages)))
+            sets.append((newest, tuple(usages)))
             newest = None
         live.difference_update(stops.get(time, ()))
         if time in starts:
             live.update(starts[time])
             newest = time
-    return found
+    return sets
 
 
 def usages_at(problem: Problem, time: int) -> Iterator[NodeUsage]:

@@ -51,11 +51,11 @@ def as_start(model: Model, basis: Basis) -> highspy.HighsBasis:
     bind. HiGHS mends what is no basis then."""
     columns = _known(model.column_names, basis.column_names, basis.columns, _STATUS.kLower)
     rows = _known(model.row_names, basis.row_names, basis.rows, _STATUS.kBasic)
-    found = highspy.HighsBasis()
-    found.col_status = [_STATUS(status) for status in columns.tolist()]
-    found.row_status = [_STATUS(status) for status in rows.tolist()]
-    found.valid, found.alien = True, True
-    return found
+    start = highspy.HighsBasis()
+    start.col_status = [_STATUS(status) for status in columns.tolist()]
+    start.row_status = [_STATUS(status) for status in rows.tolist()]
+    start.valid, start.alien = True, True
+    return start
 
 
 def _known(
@@ -214,13 +214,13 @@ def _most_split(
 ) -> tuple[int, IntArray]:
     """The node whose split choices differ most in usage, with these; (-1, ...) if none is split."""
     padded = np.append(values, 0.0)
-    found, widest = (-1, np.empty(0, dtype=np.int64)), -1
+    most, widest = (-1, np.empty(0, dtype=np.int64)), -1
     for node, columns in enumerate(model.choices):
         there = padded[columns]
         split = np.flatnonzero((there > _INTEGRAL) & (there < 1 - _INTEGRAL))
         if len(split) and (width := int(np.ptp(sizes[node][split]))) > widest:
-            found, widest = (node, split), width
-    return found
+            most, widest = (node, split), width
+    return most
 
 
 def _settle(highs: Highs, columns: IntArray, most: int | None) -> bool:
@@ -256,14 +256,14 @@ def undercharged(
     model: Model, values: FloatArray, evaluation: Evaluation, extra: IntArray
 ) -> IntArray:
     """Shared arcs of the flows that the ILP prices below what they cost, not yet in `extra`."""
-    found = [
+    arcs = [
         shared
         for columns, shared, cost in zip(
             model.flows, model.shared, evaluation.flow_costs, strict=True
         )
         if cost > float(values[columns] @ model.cost[columns]) + 0.5
     ]
-    return np.setdiff1d(np.concatenate([np.empty(0, dtype=np.int64), *found]), extra)
+    return np.setdiff1d(np.concatenate([np.empty(0, dtype=np.int64), *arcs]), extra)
 
 
 def cover(

@@ -23,7 +23,7 @@ from autopar.ir.problem import FORBIDDEN, Flow, IntArray
 
 # Shortest ways between the states of a flow.
 
-_MOST_KEPT = 256
+_MAX_REMEMBERED = 256
 """How many are kept: a problem on three axes has some 130 that differ, and all of them are asked
 for with each of its programs."""
 
@@ -40,22 +40,22 @@ def all_distances(flows: Sequence[Flow]) -> list[IntArray]:
 def shortest_distances(size: int, tails: IntArray, heads: IntArray, costs: IntArray) -> IntArray:
     """The cost of the shortest way from state to state (Floyd and Warshall), by arcs between
     `size` of them; `FORBIDDEN` where there is none."""
-    found = np.full((size, size), FORBIDDEN, dtype=np.int64)
-    np.fill_diagonal(found, 0)
-    np.minimum.at(found, (tails, heads), costs)
+    distances = np.full((size, size), FORBIDDEN, dtype=np.int64)
+    np.fill_diagonal(distances, 0)
+    np.minimum.at(distances, (tails, heads), costs)
     for middle in range(size):
         # Twice FORBIDDEN still fits; the minimum brings it back to FORBIDDEN.
-        np.minimum(found, found[:, middle, None] + found[None, middle], out=found)
-    return found
+        np.minimum(distances, distances[:, middle, None] + distances[None, middle], out=distances)
+    return distances
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_REMEMBERED)
 def _known(size: int, tails: bytes, heads: bytes, costs: bytes) -> IntArray:
-    found = shortest_distances(
+    distances = shortest_distances(
         size, *(np.frombuffer(each, np.int64) for each in (tails, heads, costs))
     )
-    found.flags.writeable = False
-    return found
+    distances.flags.writeable = False
+    return distances
 
 
 MAX_EXACT_TERMINALS = 6
@@ -94,10 +94,10 @@ class Links:
     @cached_property
     def into(self) -> list[list[int]]:
         """Per state, the arcs that end there."""
-        found: list[list[int]] = [[] for _ in self._flow.states]
+        arcs: list[list[int]] = [[] for _ in self._flow.states]
         for arc, head in enumerate(self.heads):
-            found[head].append(arc)
-        return found
+            arcs[head].append(arc)
+        return arcs
 
 
 def links_of(flows: Sequence[Flow]) -> list[Links]:

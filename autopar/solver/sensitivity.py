@@ -70,12 +70,14 @@ class Sensitivity:
         proven = least_whole(dual_bound(model, answer.row_duals / model.cost_scale, absent).value)
         bound = max(self.bound, proven)
         choice = rounded(model, np.where(absent, -1.0, answer.values))
-        found = self._evaluator(choice)
-        if not found.feasible:
+        evaluation = self._evaluator(choice)
+        if not evaluation.feasible:
             return Restriction(bound, None)
-        bound = min(bound, found.objective)
-        status = Status.OPTIMAL if bound == found.objective else Status.FEASIBLE
-        solution = Solution(status, choice, found.arcs, found.objective, bound, _RELAXATION)
+        bound = min(bound, evaluation.objective)
+        status = Status.OPTIMAL if bound == evaluation.objective else Status.FEASIBLE
+        solution = Solution(
+            status, choice, evaluation.arcs, evaluation.objective, bound, _RELAXATION
+        )
         return Restriction(bound, solution)
 
     def bound_with_limit(self, usage_limit: int) -> int:

@@ -171,21 +171,21 @@ class Passing:
     def at_least(self) -> tuple[FloatArray, ...]:
         """Per node of the problem and choice, a bound on the cost of plans with it."""
         core = self.core
-        found = np.full(len(core.cost), -np.inf)
+        bounds = np.full(len(core.cost), -np.inf)
         for upward in (True, False, True):
-            weigh(core, upward, self._theta, self._message, found)
-        found += core.fixed_cost + float(self.multipliers @ (core.base - core.limit))
-        return tuple(np.where(own < 0, np.inf, found[own]) for own in self._labels)
+            weigh(core, upward, self._theta, self._message, bounds)
+        bounds += core.fixed_cost + float(self.multipliers @ (core.base - core.limit))
+        return tuple(np.where(own < 0, np.inf, bounds[own]) for own in self._labels)
 
 
 def memory_prices(problem: Problem, model: Model, row_duals: FloatArray) -> FloatArray:
     """What a byte costs at each of the problem's `maximal_times`, by the duals of `model`."""
     times = maximal_times(problem)
-    found = np.zeros(len(times))
+    prices = np.zeros(len(times))
     for limit in model.limits:
         place = int(np.searchsorted(times, limit.time))
-        found[place] += max(0.0, -float(row_duals[limit.row])) * limit.scale
-    return found
+        prices[place] += max(0.0, -float(row_duals[limit.row])) * limit.scale
+    return prices
 
 
 def unpriced(problem: Problem) -> FloatArray:

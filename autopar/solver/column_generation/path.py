@@ -174,23 +174,23 @@ class _Work:
         state, before = self.state, self._gap()
         cost = state.cost
         master = keep_choices(self.problem, self.kept)
-        found = exact.find_exactly(master, state.clock, state.progress, self._master)
-        state.statistics |= found.statistics | {"rounds": number + 1}
-        state.basis = found.basis or state.basis
-        if found.choice:
-            chosen = self._chosen(self.kept, found.choice)
+        search = exact.find_exactly(master, state.clock, state.progress, self._master)
+        state.statistics |= search.statistics | {"rounds": number + 1}
+        state.basis = search.basis or state.basis
+        if search.choice:
+            chosen = self._chosen(self.kept, search.choice)
             state.submit(chosen, state.evaluator(chosen))
             self._leave_out(self.kept)
         is_better = state.cost < (1 - TOLERANCE) * cost
         has_plan = state.evaluation is not None
-        self._is_vain = has_plan and (not is_better or found.bound >= state.cutoff)
-        if found.relaxation is None or found.infeasible:
+        self._is_vain = has_plan and (not is_better or search.bound >= state.cutoff)
+        if search.relaxation is None or search.infeasible:
             grown = self._grow(sum(map(len, self.kept)))
-            state.infeasible = found.infeasible and not grown
+            state.infeasible = search.infeasible and not grown
             self._done = not grown
             return
-        model, row_duals = found.relaxation
-        state.byte_ns = found.byte_ns
+        model, row_duals = search.relaxation
+        state.byte_ns = search.byte_ns
         summed, distances = self.problem, self.distances
         if summed.windows:
             summed = weighed(summed, model.shares(row_duals))
@@ -278,9 +278,9 @@ class _Work:
         state = self.state
         if self._descent is None:
             self._descent = Descent(state.problem, state.evaluator, state.clock)
-        found = self._descent.improve(start)
-        if found is not None:
-            state.submit(*found)
+        plan = self._descent.improve(start)
+        if plan is not None:
+            state.submit(*plan)
 
     def _gap(self) -> float:
         state = self.state
@@ -328,14 +328,14 @@ class _Work:
         state = self.state
         tolerance = 0.0 if self._breaks_ties else state.tolerance
         aim = exact.Aim(cutoff=state.cutoff, tolerance=tolerance, known=self._best())
-        found = exact.find_exactly(self.problem, state.clock, state.progress, aim)
-        state.statistics |= found.statistics
-        state.basis = found.basis or state.basis
-        if found.choice:
-            chosen = self._chosen([np.arange(len(some)) for some in self.left], found.choice)
+        search = exact.find_exactly(self.problem, state.clock, state.progress, aim)
+        state.statistics |= search.statistics
+        state.basis = search.basis or state.basis
+        if search.choice:
+            chosen = self._chosen([np.arange(len(some)) for some in self.left], search.choice)
             state.prefer(chosen, state.evaluator(chosen))
-        state.raise_bound(min(found.bound, state.cost))
-        state.infeasible = state.evaluation is None and found.infeasible
+        state.raise_bound(min(search.bound, state.cost))
+        state.infeasible = state.evaluation is None and search.infeasible
         self._done = True
 
     def _grow(self, count: int) -> bool:
@@ -356,17 +356,17 @@ class _Work:
 def near(problem: Problem, choice: Sequence[int]) -> list[IntArray]:
     """Per node the choices under which every tensor it makes or asks for is next to what it is
     under `choice`. Of a node without flows, its own alone."""
-    found: list[BoolArray | None] = [None] * len(problem.costs)
+    neighbours: list[BoolArray | None] = [None] * len(problem.costs)
     for flow in problem.flows:
         adjacent = _adjacent(flow)
         ends = [(flow.source, flow.source_state), *((s.node, s.state) for s in flow.sinks)]
         for node, state in ends:
             there = adjacent[state[choice[node]], state]
-            before = found[node]
-            found[node] = there if before is None else before & there
+            before = neighbours[node]
+            neighbours[node] = there if before is None else before & there
     return [
         np.array([c]) if there is None else np.flatnonzero(there)
-        for c, there in zip(choice, found, strict=True)
+        for c, there in zip(choice, neighbours, strict=True)
     ]
 
 

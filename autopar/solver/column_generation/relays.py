@@ -57,7 +57,7 @@ def potentials(
     Sinks of one node that ask alike there are one commodity of the master, though they may be two
     of the problem: the first bears the price.
     """
-    found: list[tuple[FloatArray, ...]] = []
+    by_flow: list[tuple[FloatArray, ...]] = []
     for flow, balances, distance in zip(problem.flows, model.balances, distances, strict=True):
         left: dict[tuple[int, bytes], IntArray] = {}
         for node, states in distinct_sinks(flow):
@@ -69,8 +69,8 @@ def potentials(
             state = states[kept[node]]
             rows = left.pop((node, state.tobytes()), np.full(len(flow.states), -1))
             of_flow.append(_potential(rows, row_duals, distance))
-        found.append(tuple(of_flow))
-    return tuple(found)
+        by_flow.append(tuple(of_flow))
+    return tuple(by_flow)
 
 
 def _potential(rows: IntArray, row_duals: FloatArray, distance: IntArray) -> FloatArray:
@@ -78,9 +78,9 @@ def _potential(rows: IntArray, row_duals: FloatArray, distance: IntArray) -> Flo
     if not len(known):
         return np.zeros(len(rows))
     price: FloatArray = -row_duals[rows[known]]
-    way: FloatArray = np.where(distance >= FORBIDDEN, np.inf, distance.astype(np.float64))
-    most: FloatArray = (price[:, None] + way[known]).min(axis=0)
-    least: FloatArray = (price[None, :] - way[:, known]).max(axis=1)
+    path_costs: FloatArray = np.where(distance >= FORBIDDEN, np.inf, distance.astype(np.float64))
+    most: FloatArray = (price[:, None] + path_costs[known]).min(axis=0)
+    least: FloatArray = (price[None, :] - path_costs[:, known]).max(axis=1)
     most = np.where(np.isfinite(most), most, least)
     least = np.where(np.isfinite(least), least, most)
     reached = np.isfinite(most)
@@ -103,15 +103,15 @@ def distances_weighed(flows: Sequence[Flow], weighed: Sequence[Flow]) -> list[In
     """Per flow and from state to state, the least that a fastest way comes to by the costs that
     arcs have in `weighed`, which are not below 0; `FORBIDDEN` where there is no way."""
     known: dict[tuple[int, bytes, bytes, bytes, bytes], IntArray] = {}
-    found: list[IntArray] = []
+    distances: list[IntArray] = []
     for flow, other in zip(flows, weighed, strict=True):
         ends = (len(flow.states), flow.tails.tobytes(), flow.heads.tobytes())
         key = (*ends, flow.costs.tobytes(), other.costs.tobytes())
         if key not in known:
             arcs = (flow.tails, flow.heads, flow.costs, other.costs)
             known[key] = _least_of_fastest(len(flow.states), *arcs)
-        found.append(known[key])
-    return found
+        distances.append(known[key])
+    return distances
 
 
 @compiled
@@ -133,10 +133,10 @@ def _least_of_fastest(
             if first[i, middle] >= FORBIDDEN:
                 continue
             for j in range(size):
-                way = first[i, middle] + first[middle, j]
+                through = first[i, middle] + first[middle, j]
                 least = second[i, middle] + second[middle, j]
-                if way < first[i, j] or (way == first[i, j] and least < second[i, j]):
-                    first[i, j], second[i, j] = way, least
+                if through < first[i, j] or (through == first[i, j] and least < second[i, j]):
+                    first[i, j], second[i, j] = through, least
     return np.where(first >= FORBIDDEN, FORBIDDEN, second)
 
 
@@ -234,11 +234,11 @@ def _meet(
     to_source = -_at(prices[0] + prices[1], flow.source_state)
     to_node = np.zeros(len(every))
     for (sink, state), price in zip(distinct_sinks(flow), prices, strict=True):
-        way = _paid(distance, every, state)
+        to_sink = _paid(distance, every, state)
         if sink == flow.source:
-            table, to_source = added(table, way.T), to_source + _at(price, state)
+            table, to_source = added(table, to_sink.T), to_source + _at(price, state)
         else:
-            builder.link(node, sink, way, -price, _at(price, state))
+            builder.link(node, sink, to_sink, -price, _at(price, state))
             to_node = to_node + price
     builder.link(flow.source, node, table, to_source, to_node)
 
@@ -262,18 +262,18 @@ def _split(
 def _shortest_distances(size: int, tails: IntArray, heads: IntArray, costs: IntArray) -> IntArray:
     """`routing.shortest_distances`, compiled: on three axes, where a tensor has hundreds of states,
     numpy takes five times as long, and every commodity has costs of its own."""
-    found = np.full((size, size), FORBIDDEN)
+    distances = np.full((size, size), FORBIDDEN)
     for state in range(size):
-        found[state, state] = 0
+        distances[state, state] = 0
     for a in range(len(tails)):
-        found[tails[a], heads[a]] = min(found[tails[a], heads[a]], costs[a])
+        distances[tails[a], heads[a]] = min(distances[tails[a], heads[a]], costs[a])
     for middle in range(size):
         for i in range(size):
-            upto = found[i, middle]
+            upto = distances[i, middle]
             if upto < FORBIDDEN:
                 for j in range(size):
-                    found[i, j] = min(found[i, j], upto + found[middle, j])
-    return found
+                    distances[i, j] = min(distances[i, j], upto + distances[middle, j])
+    return distances
 
 
 def _shares(flow: Flow, prices: tuple[FloatArray, ...]) -> list[IntArray]:
@@ -282,9 +282,9 @@ def _shares(flow: Flow, prices: tuple[FloatArray, ...]) -> list[IntArray]:
     costs = np.minimum(flow.costs, FORBIDDEN).astype(np.float64)
     rises = np.array([np.maximum(0.0, p[flow.heads] - p[flow.tails]) for p in prices])
     total = rises.sum(axis=0)
-    fitting = rises * np.minimum(1.0, costs / np.maximum(total, 1.0))
-    rest = np.maximum(0.0, costs - fitting.sum(axis=0)) / len(prices)
-    exact = np.floor((fitting + rest) * (1 - _ROUNDING)).astype(np.int64)
+    capped = rises * np.minimum(1.0, costs / np.maximum(total, 1.0))
+    rest = np.maximum(0.0, costs - capped.sum(axis=0)) / len(prices)
+    exact = np.floor((capped + rest) * (1 - _ROUNDING)).astype(np.int64)
     exact[0] += np.minimum(flow.costs, FORBIDDEN) - exact.sum(axis=0)
     return [np.where(flow.costs >= FORBIDDEN, FORBIDDEN, part) for part in exact]
 
@@ -326,9 +326,9 @@ def _laid_out(problem: Problem, builder: _Builder) -> Relayed:
     labels: list[IntArray] = []
     for node, costs in enumerate(problem.costs):
         at = place[node]
-        found = np.full(len(costs), -1, dtype=np.int64)
-        found[kept[at]] = np.arange(core.first[at], core.first[at + 1])
-        labels.append(found)
+        of_node = np.full(len(costs), -1, dtype=np.int64)
+        of_node[kept[at]] = np.arange(core.first[at], core.first[at + 1])
+        labels.append(of_node)
     return Relayed(core, _messages(core, moved), tuple(labels))
 
 

@@ -181,8 +181,8 @@ class _Work:
             self.ascent.advance()
 
     def _take_plans(self) -> None:
-        found = [line.best for line in self._lines if line.best is not None]
-        self.best = min(found, key=lambda plan: plan.cost, default=None)
+        plans = [line.best for line in self._lines if line.best is not None]
+        self.best = min(plans, key=lambda plan: plan.cost, default=None)
 
     def _take_guide(self) -> None:
         guide = self.ascent.best

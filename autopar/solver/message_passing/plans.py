@@ -296,14 +296,14 @@ class Improver:
             begin = int(draw.integers(core.num_nodes - size + 1))
             picked[begin : begin + size] = True
             return picked
-        found = [int(draw.integers(core.num_nodes))]
-        picked[found[0]] = True
-        for node in found:
+        nodes = [int(draw.integers(core.num_nodes))]
+        picked[nodes[0]] = True
+        for node in nodes:
             for other in self._neighbours(node):
-                if len(found) < size and not picked[other]:
+                if len(nodes) < size and not picked[other]:
                     picked[other] = True
-                    found.append(other)
-            if len(found) >= size:
+                    nodes.append(other)
+            if len(nodes) >= size:
                 break
         return picked
 

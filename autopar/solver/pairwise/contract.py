@@ -68,14 +68,14 @@ class Contracted:
     def led(self) -> dict[int, tuple[int, IntArray]]:
         """Per node that may take memory, the node in `nodes` that decides it, and its choice for
         each choice of that one (-1 and a single choice where nothing is left to decide)."""
-        found = {node: (node, self.kept[node]) for node in self.nodes}
+        by_node = {node: (node, self.kept[node]) for node in self.nodes}
         for item in reversed(self.decided):
             if not item.leaders:
-                found[item.node] = (-1, item.choices)
-            elif len(item.leaders) == 1 and item.leaders[0] in found:
-                leader, choices = found[item.leaders[0]]
-                found[item.node] = (leader, item.choices[choices])
-        return found
+                by_node[item.node] = (-1, item.choices)
+            elif len(item.leaders) == 1 and item.leaders[0] in by_node:
+                leader, choices = by_node[item.leaders[0]]
+                by_node[item.node] = (leader, item.choices[choices])
+        return by_node
 
 
 def contract(problem: Problem, clock: Clock | None = None) -> Contracted:

@@ -28,13 +28,13 @@ _ODD = np.int64(-7046029254386353131)
 def _lean_tables(tables: Sequence[IntArray], at: IntArray, too_much: float) -> dict[str, Any]:
     """The fields of a `Core` that begin with `lean_`, of edges of which `e` has `tables[at[e]]`.
     What is `FORBIDDEN` costs `too_much`."""
-    found = [_lean(table) for table in tables]
+    lean = [_lean(table) for table in tables]
     none: IntArray = np.empty(0, dtype=np.int64)
-    starts = np.cumsum([0, *(table.size for table, _ in found)]).tolist()
-    table = [start if each.size else -1 for start, (each, _) in zip(starts, found, strict=False)]
-    rows, columns = np.array([each.shape for each, _ in found], np.int64).reshape(-1, 2).T
-    places = [found[int(k)][1] for k in at]
-    pool = np.concatenate([none, *(table.ravel() for table, _ in found)])
+    starts = np.cumsum([0, *(table.size for table, _ in lean)]).tolist()
+    table = [start if each.size else -1 for start, (each, _) in zip(starts, lean, strict=False)]
+    rows, columns = np.array([each.shape for each, _ in lean], np.int64).reshape(-1, 2).T
+    places = [lean[int(k)][1] for k in at]
+    pool = np.concatenate([none, *(table.ravel() for table, _ in lean)])
     return {
         "lean_table": np.array(table, dtype=np.int64)[at],
         "lean_rows": rows[at],
