@@ -1,8 +1,8 @@
-"""The bill of a plan, added up again from the plan itself.
+"""The cost breakdown of a plan, added up from the plan itself.
 
 `price` states a problem over classes of nodes; this walks every node of the graph under the plan's
 decisions. As modelled, the two must agree to the nanosecond, or one of them is wrong: `compile`
-checks that. The step and its memory are those of the schedule as it is played.
+checks that. The step and its memory are those of the simulated schedule.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from autopar.rules.work import flops
 def cost_breakdown(request: PlanRequest, structure: Stage) -> CostBreakdown:
     """Time and memory of one step on each device under `structure`, node by node.
 
-    PlanMismatchError if the decisions do not fit the graph or a tensor never reaches the state a
-    use asks for.
+    PlanMismatchError if the decisions do not fit the graph, or a tensor never reaches the sharding
+    that a use needs.
     """
     step = simulate_step(request, structure)
     scheduled, prices, timeline = step.scheduled, step.prices, step.timeline
@@ -110,8 +110,8 @@ def cost_breakdown(request: PlanRequest, structure: Stage) -> CostBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """The collectives charged to `node`, in one phase, which happen so many `times`. `key` is that
-    of a group, or of the op that sends; or the copies to or from the host
+    """The collectives charged to `node` in one phase, each of which happens `times` times per step.
+    `key` is that of a group, of an op that sends while it runs, or of a copy to or from the host
     (`host_copies.copy_key`)."""
 
     key: str
@@ -134,7 +134,7 @@ def _sends(prices: EventPrices, all_groups: Sequence[Group]) -> Iterator[Sends]:
 
 
 def _copies(prices: EventPrices) -> Iterator[Sends]:
-    """What is offloaded, and comes back, and parameters on the host."""
+    """Offloads and reloads of activations, and copies of parameters on the host."""
     layout, steps, microbatches = prices.layout, prices.steps, prices.graph.microbatches
     for tensor in layout.offloaded_tensors:
         for kind, phase in zip(COPIES, Phase, strict=True):
@@ -147,7 +147,7 @@ def _copies(prices: EventPrices) -> Iterator[Sends]:
 
 
 def _hidden(prices: EventPrices, hiding: Hiding, all_groups: Sequence[Group]) -> dict[str, int]:
-    """What is hidden in each window, added up op by op and step by step."""
+    """Nanoseconds hidden in each window, added up op by op and step by step."""
     layout, graph, mesh, steps = prices.layout, prices.graph, prices.layout.mesh, prices.steps
     hidden, known = Hidden(hiding, graph.microbatches), blocks_of(graph, mesh)
     for index, ns in prices.compute.items():
@@ -199,7 +199,7 @@ def _by_key(mesh: Mesh, sends: Sequence[Sends]) -> dict[str, tuple[CollectiveTot
 
 
 def _added_up(mesh: Mesh, sends: Sequence[Sends]) -> Iterator[CollectiveTotal]:
-    """Step k of all of them together: they take the same steps."""
+    """Step k of all `sends` together: they take the same steps."""
     for k, (kind, axis, *_) in enumerate(sends[0].steps):
         num_bytes = sum(each.times * each.steps[k].in_bytes for each in sends)
         ns = sum(each.times * each.steps[k].ns for each in sends)
@@ -217,7 +217,7 @@ def _op_totals(
     sends: Sequence[Sends],
     updates: Mapping[int, int],
 ) -> dict[str, OpTotal]:
-    """Per key; a redistribution is charged to the key of the tensor's maker."""
+    """Totals per key; a redistribution is charged to the op that makes the tensor."""
     graph = layout.graph
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0, 0])
     charged = (*compute, *(each.node for each in sends), *updates)
@@ -262,6 +262,6 @@ def _op_totals(
 
 
 def _typical(graph: Graph, compute: Mapping[int, int]) -> dict[str, Node]:
-    """The op in the middle of those of each key: in the middle of a stack of blocks too."""
+    """The middle op of each key, which is in the middle of a stack of blocks too."""
     by_key = grouped((graph.nodes[index].key, index) for index in compute)
     return {key: graph.nodes[indices[len(indices) // 2]] for key, indices in by_key.items()}

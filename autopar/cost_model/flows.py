@@ -1,9 +1,10 @@
-"""The ways of all tensors, as flows of the problem.
+"""The redistributions of all tensors, as flows of the problem.
 
-A parameter's forward flow starts from its storage and has the kept state as one more sink; its
-backward flow starts from the kept state; its gradient's flow ends in its storage. An activation
-that crosses likewise has a node of its own for the state it is saved in, which is a sink forward
-and the source backward; where it may be recomputed, that is the node of its optional copy.
+A parameter's forward flow starts from its storage, and its sharding for backward is one more sink.
+Its backward flow starts from that sharding, and its gradient's flow ends in its storage. An
+activation that is saved for backward likewise has a node of its own for the sharding it is saved
+in, which is a sink forward and the source backward. Where the activation may be recomputed, that
+node is the one of its optional copy.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from autopar.ir.uses import SAVED, Group, requirement, root_key
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What flows are stated in: the classes, the states of saved activations, the numbers of both
-    as nodes of the problem, and the keys of parameters by name."""
+    """What flows refer to: the classes of nodes (`table`), the shardings of saved activations
+    (`saves`), the `number` of both as nodes of the problem, and the keys of parameters by name
+    (`owners`)."""
 
     graph: Graph
     table: Mapping[str, NodeClass]
@@ -46,8 +48,9 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class _FlowPaths:
-    """Where a group's tensor starts and goes: the key of its maker and the state per choice of
-    that, None where it is not made; of every sink the key and the state it asks for per choice."""
+    """Where a group's tensor starts and ends: the key of its `maker`, and the `source` sharding per
+    choice of it, None where no tensor is made; of each consumer the key and, per choice, the
+    sharding it needs."""
 
     group: Group
     maker: str
@@ -63,7 +66,7 @@ class _FlowPaths:
 def stated_flows(
     space: Space, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], windows: Windows
 ) -> tuple[Flow, ...]:
-    """A flow per class of groups; what hides in `windows` is added to them."""
+    """A flow per class of groups. Adds to `windows` what hides in them."""
     graph, members = space.graph, grouped((group.key, group) for group in all_groups)
     first = {key: alike[0] for key, alike in members.items()}
     hidden = Counter((group.key, hides_in(graph, mesh, group)) for group in all_groups)
@@ -116,7 +119,7 @@ def _flow_paths(space: Space, group: Group) -> _FlowPaths:
 
 
 def _flow(space: Space, paths: _FlowPaths, network: Network, count: int) -> Flow:
-    """The flow of `count` groups alike. What is not made is in a state that no arc leaves."""
+    """The flow of `count` equal groups. No arc leaves the state of a tensor that is not made."""
     place, nowhere = network.place, len(network.names)
     is_whole = None not in paths.source
     names, placements = network.names, network.placements
@@ -143,7 +146,7 @@ def _flow(space: Space, paths: _FlowPaths, network: Network, count: int) -> Flow
 
 
 def source_states(root: NodeClass, group: Group) -> tuple[Sharding | None, ...]:
-    """The state the group's tensor starts in, per choice of its maker; None where it makes none."""
+    """The group's sharding at its source, per choice of its maker; None where nothing is made."""
     if root.node.role is Role.PARAM:
         which = 1 if group.phase is Phase.BACKWARD else 0
         return tuple(pair[which] for pair in root.outputs)
@@ -153,7 +156,7 @@ def source_states(root: NodeClass, group: Group) -> tuple[Sharding | None, ...]:
 def consumer_states(
     graph: Graph, group: Group, table: Mapping[str, NodeClass], owners: Mapping[str, str]
 ) -> tuple[tuple[str, tuple[Sharding | None, ...]], ...]:
-    """(key of the consumer, state it asks for per choice) of every sink of the group; `owners` are
+    """(key of the consumer, sharding it needs per choice) of every sink of the group; `owners` are
     the keys of parameters by name."""
     consumers: list[tuple[str, tuple[Sharding | None, ...]]] = []
     for use in group.uses:
@@ -175,7 +178,7 @@ def consumer_states(
 
 
 def saved_by(copy: NodeClass, output: int) -> tuple[Sharding | None, ...]:
-    """The state in which an optional copy has an output of its original saved, per choice."""
+    """The sharding an output is saved in, per choice of the optional copy that recomputes it."""
     return tuple(
         choice.states[output] if isinstance(choice, Saved) and choice.states else None
         for choice in copy.choices

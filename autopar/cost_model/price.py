@@ -4,7 +4,7 @@ node costs     compute time of the choice, times the nodes of the class        (
                the time in which the host launches it                          (`kernel_cost`);
                of a parameter's, its share of the optimizer's step             (`optimizer`)
 flows          one per class of groups: redistributions of its tensor          (`flows`)
-usages         parameters, gradients, optimizer states, kept copies           (`optimizer`);
+usages         parameters, gradients, optimizer states, unsharded copies      (`optimizer`);
                activations saved for backward, in the sharding that is chosen  (`offloads`)
 offloads       copies to and from the host, instead of memory                  (`offloads`);
                of parameters that live there, and their gradients              (`offloads`)
@@ -59,9 +59,9 @@ from autopar.plans.requests.request import PlanRequest
 
 @collection_paused()
 def price(request: PlanRequest) -> Problem:
-    """The problem of finding the plan that is wanted. Costs in nanoseconds per step, usages in
-    bytes per device, which may add up to the memory limit. InfeasibleError if an op has no choice
-    at all."""
+    """The problem whose solution is the plan. Costs are in nanoseconds per step. Usages are in
+    bytes per device, and their sum may not exceed the memory limit. InfeasibleError if an op has
+    no choice at all."""
     graph, cluster, mesh = request.step, request.cluster, request.mesh
     all_groups = groups(graph)
     table, limits = limited_classes(request, all_groups)
@@ -113,8 +113,8 @@ def price(request: PlanRequest) -> Problem:
 def limited_classes(
     request: PlanRequest, all_groups: Sequence[Group]
 ) -> tuple[dict[str, NodeClass], Limits]:
-    """The classes with the choices that what is imposed leaves them, and the limits it sets to all
-    else. InfeasibleError if a class has none."""
+    """The classes with the choices that imposed constraints leave, and the limits on all else.
+    InfeasibleError if a class has no choice."""
     graph, mesh = request.step, request.mesh
     limits = impose(graph, mesh, all_groups, request.imposed)
     table = classes(graph, mesh, all_groups, limits, on_host_counts(request))
@@ -142,8 +142,8 @@ def _compute(
     windows: Windows,
     hosts: ParamsOnHost,
 ) -> dict[str, IntArray]:
-    """Compute time of every choice of every class, and of what its op sends, summed over the nodes
-    of the class; the optimizer's time of parameters that are trained."""
+    """Nanoseconds of every choice of every class, summed over its nodes: compute, and what the op
+    sends while it runs; for trained parameters, the optimizer's time."""
     graph, cluster, mesh, options = request.step, request.cluster, request.mesh, request.options
     fused, known = options.fuses(cluster.device), blocks_of(graph, mesh)
     work = traffic(graph, fused=fused)
@@ -188,8 +188,8 @@ def _compute(
 def _node_ns(
     graph: Graph, device: Device, mesh: Mesh, entry: NodeClass, done: Traffic
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Nanoseconds of a node of a class, per choice; by which it takes longer for what it sends, per
-    mesh axis and choice; and in which the host launches it."""
+    """Three times of one node in nanoseconds: compute per choice; what sends while it runs add, per
+    mesh axis and choice; and the host's launches per choice."""
     computed = np.zeros(len(entry.choices), np.int64)
     sent = np.zeros((len(mesh.axes), len(entry.choices)), np.int64)
     launched = np.zeros(len(entry.choices), np.int64)
@@ -211,9 +211,9 @@ def _held(
     in_flight: int,
     hosts: ParamsOnHost,
 ) -> dict[str, IntArray]:
-    """Bytes per device of every choice that parameters and their like take all the time, of all
-    nodes, and what is kept of them for as many microbatches as are `in_flight`; and what turns add
-    up, beside the gradients that a script may have kept."""
+    """Bytes per device of every choice, summed over the nodes of a class: parameters, gradients and
+    optimizer states, and unsharded copies for `in_flight` microbatches. Sums over microbatches
+    count beside the gradients that a script may have accumulated."""
     graph, mesh = request.step, request.mesh
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}

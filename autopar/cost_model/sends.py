@@ -1,5 +1,5 @@
-"""What the stages of a pipeline send each other, and how long that is under way: between them in
-every microbatch, and what several of them share at the end of a step."""
+"""Bytes and times of communication between pipeline stages: messages of every microbatch, and
+collectives among ranks at the end of a step."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ from autopar.plans.layout import Layout
 RESULTS, RANDOM_STATE, TIED = "results", "state of random numbers", "gradients of tied weights"
 
 _WHOLE = (Role.LOSS, Role.VALUE, Role.MUTATION)
-"""The results that all ranks have whole: others stay where they are."""
+"""The results of which every rank gets the whole; others stay where they are."""
 
 Tied = Mapping[str, tuple[Collection[int], int]]
-"""The stages that use a weight, and bytes of its gradient on a device, by name."""
+"""By name of a tied weight, the stages that use it and bytes of its gradient on a device."""
 
 
 class MessageBytes(NamedTuple):
-    """Bytes of what goes along a hop for a microbatch: of a device that sends, and of one that is
-    sent it."""
+    """Bytes along a hop for a microbatch, of a device that sends, and of one that receives."""
 
     sent: int
     received: int
 
 
 def message_bytes(layouts: Sequence[Layout], granule_bytes: int) -> dict[Hop, MessageBytes]:
-    """What stages send each other, where memory comes in multiples of `granule_bytes`."""
+    """Bytes that stages send each other, each tensor rounded up to `granule_bytes`."""
     totals: dict[Hop, list[int]] = defaultdict(lambda: [0, 0])
     for stage, layout in enumerate(layouts):
         for node in layout.graph.nodes:
@@ -53,9 +52,9 @@ def message_bytes(layouts: Sequence[Layout], granule_bytes: int) -> dict[Hop, Me
 
 
 def delays(layouts: Sequence[Layout], firsts: Sequence[int], cluster: Cluster) -> tuple[Delay, ...]:
-    """Per pair of stages and phase: bytes of a device of the stage that sends, for a microbatch,
-    and nanoseconds. `layouts` are those of the stages, which begin with the devices `firsts` of
-    `cluster`; each tensor is a message of its own. Stages on the same devices send nothing."""
+    """Bytes of a device of the sending stage and nanoseconds, per pair of stages and phase, for a
+    microbatch. The stages have these `layouts` and begin with the devices `firsts` of `cluster`.
+    Each tensor is a message of its own. Stages on the same devices send nothing."""
     totals: dict[tuple[int, int, str], list[int]] = defaultdict(lambda: [0, 0])
     for source, layout in enumerate(layouts):
         for node in layout.graph.nodes:
@@ -71,8 +70,8 @@ def delays(layouts: Sequence[Layout], firsts: Sequence[int], cluster: Cluster) -
 def hop_ns(
     num_bytes: int, source: int, target: int, firsts: Sequence[int], cluster: Cluster
 ) -> int:
-    """Nanoseconds of a message of so many bytes from each device of one part of `cluster` to
-    another: as a permutation among the parts, which begin with the devices `firsts`."""
+    """Nanoseconds of a message of `num_bytes` from each device of one part of `cluster` to another,
+    as a permutation among the parts. These begin with the devices `firsts`."""
     if source == target:
         return 0
     axis = axis_between(cluster, source, target, len({*firsts}))
@@ -80,12 +79,12 @@ def hop_ns(
 
 
 def sent_bytes(layout: Layout, phase: Phase) -> list[int]:
-    """Bytes of a device of each message of a stage, in one phase of a microbatch."""
+    """Bytes of a device of each message that a stage sends, in one phase of a microbatch."""
     return [_own_bytes(layout, n) for n in layout.graph.nodes if n.op == SEND and n.phase is phase]
 
 
 def _own_bytes(layout: Layout, node: Node) -> int:
-    """Bytes of a device of what a stage sends or is sent."""
+    """Bytes of a device of the tensor of a send or receive node."""
     is_sent, (inputs, outputs) = node.op == SEND, layout.pair(node)
     tensor = layout.graph.type_of(node.inputs[0]) if is_sent else node.outputs[0]
     (state,) = inputs if is_sent else outputs
@@ -93,8 +92,8 @@ def _own_bytes(layout: Layout, node: Node) -> int:
 
 
 def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> tuple[int, int]:
-    """Bytes of a device of what a stage sends another one, and the most that a device of either
-    sends or is sent of it."""
+    """Bytes of a device of a tensor that a stage sends to another, and the most bytes of it that a
+    device of either sends or receives."""
     own, ((state,), _) = _own_bytes(layout, node), layout.pair(node)
     end = next(n for n in other.graph.nodes if n.op == RECEIVE and link_of(n, link.target) == link)
     (target,) = other.pair(end)[1]
@@ -114,13 +113,13 @@ def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> t
 
 
 def tied_in(layouts: Sequence[Layout]) -> Tied:
-    """The weights that several stages use."""
+    """The tied weights, which several stages use."""
     stages = grouped(
         (node.target, stage)
         for stage, layout in enumerate(layouts)
         for node in layout.graph.with_role(Role.GRAD)
     )
-    # All of them store it alike.
+    # All stages store a tied weight alike.
     return {
         name: (users, gradient_bytes(layouts[users[0]], name))
         for name, users in stages.items()
@@ -129,7 +128,7 @@ def tied_in(layouts: Sequence[Layout]) -> Tied:
 
 
 def gradient_bytes(layout: Layout, name: str) -> int:
-    """Bytes of a device of the gradient of a parameter."""
+    """Bytes of a parameter's gradient on a device."""
     node = next(n for n in layout.graph.with_role(Role.PARAM) if n.target == name)
     return layout.held_bytes(Ref(node.index), layout.params[name].storage)
 
@@ -141,10 +140,10 @@ def shared_at_end(
     cluster: Cluster,
     firsts: Sequence[int],
 ) -> tuple[Shared, ...]:
-    """What ranks of a pipeline over `cluster` share of the step `graph` when all microbatches are
-    done, in the order in which they do: `rank_of` says on which of them each stage is, and they
-    begin with the devices `firsts`. A result goes to all as in a ring, which passes on what an
-    all_gather does; the gradients of a weight are added up among the ranks that have it."""
+    """Communication among ranks of a pipeline over `cluster` after the last microbatch, in order.
+    `graph` is the step, `rank_of` the rank of each stage, and ranks begin with the devices
+    `firsts`. A result goes to all ranks, priced as an all_gather in a ring. The gradients of a tied
+    weight are summed among the ranks that have it."""
     if 1 in (len(rank_of), cluster.num_devices):
         return ()
     ranks = sorted(set(rank_of.values()))
@@ -173,12 +172,12 @@ def _shared(
 
 
 def _results(graph: Graph) -> Iterator[int]:
-    """Bytes of each result of a step that all ranks have."""
+    """Bytes of each result of a step that every rank gets."""
     return (graph.type_of(node.inputs[0]).num_bytes for node in graph.with_role(*_WHOLE))
 
 
 def _states(graph: Graph, cluster: Cluster) -> Iterator[int]:
-    """Bytes of the state of random numbers, if the step draws any: a GPU's is its seed and how far
-    it has come."""
+    """Bytes of the generator's state, if the step draws random numbers; on a GPU a seed and an
+    offset."""
     if any(node.random for node in graph.nodes):
         yield STATE_BYTES if cluster.device.kind == "cpu" else 16

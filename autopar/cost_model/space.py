@@ -23,8 +23,8 @@ from autopar.ir.uses import Group, Use, read_in_forward, requirement
 class NodeClass:
     """The nodes of one key, of which `node` is the first, and what they may choose.
 
-    `inputs[c]` and `outputs[c]` are the shardings under choice `c`; for a parameter `outputs[c]` is
-    (storage, kept), for an output item `inputs[c]` is what it asks for.
+    `inputs[c]` and `outputs[c]` are the shardings under choice `c`. For a parameter `outputs[c]` is
+    (storage, sharding for backward); for an output item `inputs[c]` is the sharding it needs.
     """
 
     key: str
@@ -35,11 +35,11 @@ class NodeClass:
     outputs: tuple[tuple[Sharding, ...], ...]
 
     def only(self, labels: Collection[str]) -> NodeClass:
-        """The class with the choices that are written so, if it has any."""
+        """The class with those of its choices whose text is in `labels`."""
         return self.taking([c for c, each in enumerate(self.choices) if str(each) in labels])
 
     def taking(self, kept: Sequence[int]) -> NodeClass:
-        """The class with these of its choices."""
+        """The class with the choices at the indices `kept`."""
         return replace(
             self,
             choices=tuple(self.choices[c] for c in kept),
@@ -48,11 +48,11 @@ class NodeClass:
         )
 
     def input_states(self, arg: int) -> tuple[Sharding | None, ...]:
-        """What it asks input `arg` to be in, per choice; None where it does not read it."""
+        """The sharding it needs input `arg` in, per choice; None where it does not read it."""
         return tuple(states[arg] if states else None for states in self.inputs)
 
     def output_states(self, output: int) -> tuple[Sharding | None, ...]:
-        """What it leaves output `output` in, per choice; None where it makes none."""
+        """The sharding it makes output `output` in, per choice; None where it makes none."""
         return tuple(states[output] if states else None for states in self.outputs)
 
 
@@ -63,12 +63,12 @@ def classes(
     limits: Limits,
     on_host_counts: Mapping[str, Sequence[int]],
 ) -> dict[str, NodeClass]:
-    """Every class that takes a decision (no views, nothing that leaves as a parameter is stored),
-    in order of the first node.
+    """Every class that takes a decision, in order of the first node: no views, and no outputs that
+    leave the graph in a parameter's storage.
 
-    A choice that asks for an input no root can be brought into is left out, as is a parameter's if
-    no gradient can be, and what `limits` forbid. `on_host_counts` says how many parameters, by
-    their class, may be on the host; of those left out none. InfeasibleError if they leave nothing.
+    A choice is left out if a root cannot reach the sharding of an input, if a gradient cannot reach
+    the storage, or if `limits` forbid it. `on_host_counts` are the numbers of parameters that may
+    be on the host, by class (by default 0). InfeasibleError if no choice is left.
     """
     deciding = (n for n in graph.nodes if not n.view and n.role not in STORED_ROLES)
     members = grouped((node.key, node) for node in deciding)
@@ -130,8 +130,8 @@ def _feasible(
     nodes: Sequence[Node],
     offered: Sequence[tuple[Decision, tuple[Sharding, ...], tuple[Sharding, ...]]],
 ) -> NodeClass:
-    """The class with the choices, each with the shardings of inputs and outputs, whose inputs every
-    root can be brought into."""
+    """The class with those of the offered (choice, input shardings, output shardings) whose inputs
+    every root can reach."""
     kept = offered
     for use, tensor in reads:
         targets = {inputs[use.arg] for _, inputs, _ in kept}
@@ -150,13 +150,13 @@ def _feasible(
 def _reaches(
     graph: Graph, sizes: Sequence[int], use: Use, tensor: TensorType, target: Sharding
 ) -> bool:
-    """Whether the root, of type `tensor`, can be brought into what gives the use `target`."""
+    """Whether the root, of type `tensor`, can reach a sharding that gives the use `target`."""
     needed = requirement(graph, use, target)
     return needed is not None and is_legal(tensor, graph.atoms, needed, sizes)
 
 
 def _constants(graph: Graph) -> frozenset[int]:
-    """Nodes computed from nothing the step is given: positions, masks, tables. They are cheap, and
+    """Nodes that depend on no input of the step: positions, masks, tables. They are cheap, and
     every rank computes them whole."""
     constants: set[int] = set()
     for node in graph.nodes:
@@ -170,15 +170,15 @@ def _constants(graph: Graph) -> frozenset[int]:
 
 
 def _expressible(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...]:
-    """The states DTensor can say: no partial sums, and only leading parts are sharded."""
+    """The shardings DTensor can express: no partial sums, and only leading parts sharded."""
     candidates = states(tensor, graph.atoms, mesh.sizes, partial=False)
     return tuple(s for s in candidates if all(p.kind == "R" or p.part == 0 for p in s))
 
 
 def _stored(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...]:
-    """How a parameter may be stored: in any state DTensor can say. A dim is cut into uneven chunks
-    only where the axis does not divide it, and only one dim is: it saves as much memory as
-    another, and the space stays as large as that of a parameter whose dims all divide."""
+    """The storages of a parameter: all shardings that DTensor can express. Uneven chunks are only
+    of a dim that the axis does not divide, and of one dim only. That saves as much memory as
+    another dim would, and the space stays as large as if all dims divided."""
     even = _expressible(graph, tensor, mesh)
     dim = chunkable_dim(tensor, mesh.sizes)
     dims = (None, *(d for d, parts in enumerate(tensor.parts) if parts))
@@ -198,10 +198,10 @@ def _param_class(
     *,
     in_forward: bool,
 ) -> NodeClass:
-    """(storage, kept) pairs: a parameter is kept for backward as it is stored or, if it is read
-    `in_forward`, gathered over some of the axes; nothing where any are on the host, of which there
-    are as many as one of `counts`. It is stored in one of `given`, if that is limited; whole if it
-    is external."""
+    """Choices are pairs (storage, sharding for backward). The latter is the storage or, if forward
+    reads the parameter, the storage gathered over some axes; with parameters on the host, whose
+    number is one of `counts`, it is the storage. Storages are those in `given`, if that is not
+    None, and whole for an external parameter."""
     node, tensor = nodes[0], nodes[0].outputs[0]
     options: list[ParamChoice] = []
     if node.external:
