@@ -200,14 +200,14 @@ def _whole_bytes(kind: str, in_bytes: int, out_bytes: int) -> int:
 
 # The bytes of a bucket, by mesh axis: enough that the start is a small part of its time.
 #
-# The start of an all-gather takes as long as its link takes for 4 MB among 8 ranks on NVLink 4, for
-# 850 MB among 512 over NDR, where a ring has 511 steps, and for 0.1 MB over Ethernet of 1 Gb/s. A
-# larger bucket delays the first message, and takes more memory.
+# The start of an all-gather takes as long as its link takes for 4 MB among 8 ranks on NVLink 4.
+# Among 512 over NDR, where a ring has 511 steps, it is 850 MB, and over Ethernet of 1 Gb/s 0.1 MB.
+# A larger bucket delays the first message, and takes more memory.
 
 START_PART = 0.2
 """The largest part of a full bucket's time that is its start. On 512 H100 in nodes of 8, the
-simulated step of an 8B Llama with FSDP takes 1,120 ms with buckets of 25 MiB, 406 with 400 and 276
-with 1,000."""
+simulated step of an 8B Llama with FSDP takes 1,120 ms with buckets of 25 MiB. It takes 406 ms with
+400 MiB, and 276 ms with 1,000."""
 
 SMALL_START_PART = 0.05
 """The same for a bucket that is smaller than `mesh.BUCKET_BYTES`. With n buckets, the last one, 1/n

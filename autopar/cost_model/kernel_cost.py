@@ -46,8 +46,9 @@ DRAWN_ON_CPU_S = 6.6e-9
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Which tensor inputs a node reads from memory, which outputs it writes there, the number of
-    `views` that are called for it, and whether it runs `alone`, not fused with its neighbours."""
+    """Memory traffic of a node: which tensor inputs it reads from memory, and which outputs it
+    writes there. `views` is the number of views that are called for it. It runs `alone` if it is
+    not fused with its neighbours."""
 
     reads: tuple[bool, ...]
     writes: tuple[bool, ...]

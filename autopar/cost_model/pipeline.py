@@ -111,9 +111,10 @@ _ADDED = (
 # Memory of a device of each rank of a pipeline in a step, over all stages of the rank.
 #
 # It is added up action by action of the rank's row of the schedule. During each action a device
-# holds the static memory of every stage, the saved activations of other microbatches in flight in
-# any of them, the memory of the stage at work, and messages. Messages are those sent and not read
-# yet, and those whose receive is posted, in the executor's order (`runtime.program.mail`).
+# holds the static memory of every stage, and the saved activations of other microbatches in flight
+# in any of them. It also holds the memory of the stage at work, and messages. Messages are those
+# sent and not read yet, and those whose receive is posted, in the executor's order
+# (`runtime.program.mail`).
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,8 @@ def rate_unit(graph: Graph) -> tuple[int, int]:
     token sequences, else in samples.
 
     An input is a token sequence if it has integers [batch, sequence] that are indices of an
-    embedding table, or targets of a loss, one for each position of an input
-    [batch, sequence, width] (a model that gets embeddings). Positions of a sequence also interact:
+    embedding table. In a model that gets embeddings [batch, sequence, width], it may be the targets
+    of a loss instead, one for each position. Positions of a sequence also interact:
     there is attention or recurrence over that many, or a loss for each or for all but one of them.
     So columns of categories [batch, columns] are no sequence, nor are labels of images. With
     floating-point inputs of other dims (images, audio features), speed is in samples. Samples are

@@ -1,6 +1,6 @@
-"""What a choice costs and uses, worked out from the problem alone, in integers.
+"""Cost and memory of a choice, computed from the problem alone, in integers.
 
-This shares no code with the ILP: it is the second opinion on everything the solver says.
+This shares no code with the ILP: it checks everything that the solver says.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from autopar.ir.grouping import grouped
 from autopar.ir.problem import FORBIDDEN, Flow, IntArray, Problem, Window
 from autopar.solver.routing import Links, Route, Router, links_of
 
-# Which of equally fast ways tensors take, so that most is hidden.
+# The choice among equally fast paths of tensors, so that most communication is hidden.
 #
-# Where two mesh axes lie on links of one kind, a tensor that moves over both may take either first:
-# as fast, but the links that carry more of it differ. Window by window the busiest resource counts,
-# so that what is best for one tensor depends on the others: each in turn takes the way with which
-# most is hidden, until none changes.
+# Where two mesh axes lie on links of one kind, a tensor that moves over both may take either first.
+# Both paths are as fast, but they load different links. In a window the busiest resource counts, so
+# that the best path of one tensor depends on the others. One after the other, each takes the path
+# with which most is hidden, until none changes.
 
 _MAX_SWEEPS = 8
 
 
 class _FlowPaths(NamedTuple):
-    """A route of a flow, and what it saves: per window that it is in, by resource."""
+    """A route of a flow, and its savings: pairs (window, saving of each resource)."""
 
     route: Route
     savings: tuple[tuple[int, IntArray], ...]
 
 
 class FastestPaths:
-    """Chooses among fastest ways, for one problem."""
+    """Chooses among the fastest paths of one problem."""
 
     def __init__(self, problem: Problem, links: Sequence[Links]) -> None:
         self.problem = problem
@@ -48,8 +48,8 @@ class FastestPaths:
         )
 
     def __call__(self, choice: Sequence[int], routes: Sequence[Route]) -> tuple[list[Route], int]:
-        """The ways that tensors take instead of `routes`, and what is hidden with them, where each
-        node takes its `choice`."""
+        """The routes that tensors take instead of `routes`, and the nanoseconds hidden with them,
+        where each node takes its `choice`."""
         sums = [_of_nodes(window, choice) for window in self.problem.windows]
         paths = {f: self._paths(f, choice, routes[f]) for f in self._of_flow}
         open_to = {f: options for f, options in paths.items() if len(options) > 1}
@@ -89,7 +89,7 @@ class FastestPaths:
         return self._known[key]
 
     def _routers_of(self, f: int) -> list[Router]:
-        """Of the fastest ways, one finds the way with which a resource is the least busy."""
+        """Routers for flow `f`: each finds the fastest path that loads one resource least."""
         if f not in self._routers:
             flow, links = self.problem.flows[f], self._links[f]
             savings = np.sum([rows for _, rows in self._of_flow[f]], axis=0)
@@ -122,11 +122,11 @@ def _gain(sums: list[IntArray], path: _FlowPaths) -> int:
 class Evaluation:
     """Cost and use of one choice.
 
-    `objective` leaves out what is forbidden or unreachable, and means nothing unless `feasible`;
+    `objective` leaves out forbidden and unreachable parts, and means nothing unless `feasible`.
     `arcs[f]` and `flow_costs[f]` belong to flow `f`. `peak` bytes are in use at `peak_time`, the
-    first of the worst times (`peak_usage`). `violation` names the first rule broken. `exact` is
-    false when a flow had too many terminals for an exact arborescence: the objective is then an
-    upper bound.
+    first of the worst times (`peak_usage`). `violation` names the first rule that is broken.
+    `exact` is false if a flow has too many terminals for an exact arborescence: the objective is
+    then an upper bound.
     """
 
     objective: int
@@ -145,7 +145,7 @@ def evaluate(problem: Problem, choice: Sequence[int]) -> Evaluation:
 
 
 class Evaluator:
-    """`evaluate` for many choices of one problem; remembers routes."""
+    """`evaluate` for many choices of one problem, with a cache of routes."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -217,9 +217,9 @@ def flow_route(flow: Flow, router: Router, choice: Sequence[int]) -> Route | Non
 
 
 def peak_usage(problem: Problem, choice: Sequence[int]) -> tuple[int, int]:
-    """The sum of usages at the first of the worst times, and that time: when it is largest, or
-    furthest above its limit, if any have one of their own (`Problem.other_limits`); (0, 0) if
-    nothing is ever live."""
+    """The sum of usages at the first of the worst times, and that time. Worst is where the sum is
+    largest or, with limits of their own (`Problem.other_limits`), furthest above the limit. (0, 0)
+    if nothing is ever live."""
     changes: dict[int, int] = {}
     for usages, c in zip(problem.usages, choice, strict=True):
         for usage in usages:
