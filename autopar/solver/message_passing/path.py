@@ -141,7 +141,7 @@ class _Work:
         self.bound = certify(core, self.memory, self.ascent.best)
         self.rounds = 0
         self.shortage: Shortage | None = None
-        self._lines = [Improver(core, self.memory, clock, seed) for seed in range(2)]
+        self._improvers = [Improver(core, self.memory, clock, seed) for seed in range(2)]
         self._guide: Guide = self.ascent.best
 
     def run(self) -> None:
@@ -151,7 +151,7 @@ class _Work:
         with ThreadPoolExecutor(1) as pool:
             while not self._finished():
                 self.rounds += 1
-                first, second = self._lines
+                first, second = self._improvers
                 beside = (
                     pool.submit(second.improve, self._guide, self.best)
                     if self.ascent.has_converged
@@ -182,7 +182,7 @@ class _Work:
             self.ascent.advance()
 
     def _take_plans(self) -> None:
-        plans = [line.best for line in self._lines if line.best is not None]
+        plans = [each.best for each in self._improvers if each.best is not None]
         self.best = min(plans, key=lambda plan: plan.cost, default=None)
 
     def _take_guide(self) -> None:
