@@ -45,7 +45,8 @@ def ready_column_generation() -> None:
         key="f",
         source=0,
         source_state=states,
-        sinks=(Sink(1, states),),
+        # With three commodities, each has distances of its own.
+        sinks=tuple(Sink(node, states) for node in range(1, TINY_NODES)),
         states=("a", "b"),
         tails=states,
         heads=states[::-1].copy(),
