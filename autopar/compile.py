@@ -26,7 +26,6 @@ from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
 from autopar.ir.gc_pause import collection_paused
-from autopar.ir.input_sharding import with_input_shardings
 from autopar.ir.peak_candidates import ON_HOST, known_in
 from autopar.ir.problem import Basis, Problem, Solution
 from autopar.ir.sharding import InputSharding
@@ -36,6 +35,7 @@ from autopar.plans.memory_refinement import (
     MAX_ROUNDS,
     Beaten,
     Candidate,
+    CostBreakdown,
     MemoryRefinement,
     bounded,
     infeasible,
@@ -114,11 +114,16 @@ def plan_call(
     call: ModelCall, find: Callable[[Traced], PlanT], stage: StageContext = nullcontext
 ) -> tuple[Traced, PlanT]:
     """The plan, or the plans, found for a call, and the graph they are for."""
-    strict = call.options.strict
     with stage("trace"), _recording(call.model):
-        traced = trace(call.model, call.args, call.kwargs, strict=strict, selects=call.wants)
-        traced = replace(traced, graph=with_input_shardings(traced.graph, call.input_shardings))
-        if call.options.unread_outputs:
+        traced = trace(
+            call.model,
+            call.args,
+            call.kwargs,
+            strict=call.options.given.search.strict,
+            selects=call.wants,
+            input_shardings=call.input_shardings,
+        )
+        if call.options.given.outputs.unread:
             mode = Read(call.model, "training", "the model's training mode")
             traced = replace(traced, reads=(*traced.reads, mode))
     return traced, find(traced)
@@ -141,8 +146,8 @@ def best_on(
         free = _without_limit(request, say)
         found = _within(free, cutoff)
         if found is not None:
-            limit_bytes = request.memory_limit_bytes
-            return replace(found, problem=replace(found.problem, usage_limit=limit_bytes))
+            within = replace(found.problem, usage_limit=request.memory_limit_bytes)
+            return replace(found, problem=within)
         if cutoff is not None and free.estimates and free.estimates.modelled_ns >= cutoff:
             raise Beaten(request.name, free.bound)
         say(f"{request.mesh}: memory binds; deciding what to recompute or offload as well")
@@ -197,14 +202,10 @@ def best_as_stated(
     while True:
         solution = solved(fitting.problem(), start=start)
         fitting.rules_out(solution)
-        settled, plain, found = _resolved(request, stated, solution)
-        structure = make_stage(settled, plain, found)
-        bill = cost_breakdown(settled, structure)
-        is_over = bill.estimates.host_bytes > request.host_memory_bytes
+        found, _ = _candidate(request, stated, solution)
+        is_over = found.estimates.host_bytes > request.host_memory_bytes
         if not is_over or fitting.rows or stated.usage_limit is None:
-            return Candidate(
-                settled, plain, structure, bill.estimates, bill.microbatch_memory, found
-            )
+            return found
         fitting.rows, start = {ON_HOST: 0}, solution.basis
 
 
@@ -233,18 +234,13 @@ def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | Non
         refinement.basis = solution.basis or refinement.basis
         if refinement.rules_out(solution):
             continue
-        settled, plain, found = _resolved(request, problem, solution)
-        structure = make_stage(settled, plain, found)
-        bill = cost_breakdown(settled, structure)
-        if refinement.holds(solution, found, bill) and not solution.is_rough:
+        found, bill = _candidate(request, problem, solution)
+        if refinement.holds(solution, found.solution, bill) and not solution.is_rough:
+            plain, rows = found.problem, refinement.rows
             if request.is_open:
-                plain = with_peak_rows(settled, plain, refinement.rows)
-            found = bounded(found, refinement.bound)
-            peak_candidates = tuple(refinement.rows)
-            estimates, held = bill.estimates, bill.microbatch_memory
-            return Candidate(
-                settled, plain, structure, estimates, held, found, peak_candidates=peak_candidates
-            )
+                plain = with_peak_rows(found.request, plain, rows)
+            proven = bounded(found.solution, refinement.bound)
+            return replace(found, problem=plain, solution=proven, peak_candidates=tuple(rows))
         if problem.usage_limit is None:
             return None
     raise refinement.failure()
@@ -261,19 +257,22 @@ def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[...,
     )
 
 
-def _resolved(
-    request: PlanRequest, stated: Problem, solution: Solution
-) -> tuple[PlanRequest, Problem, Solution]:
-    """What was asked, the problem and its solution, with nothing open any more about what is made
-    again, or offloaded: the step has just the copies that `solution` wants, and is priced so."""
-    if not request.is_open:
-        return request, stated, solution
-    settled = resolved_request(request, stated, solution)
-    plain = price(settled)
-    choice = same_choice(stated, solution, plain, settled.step)
-    found = evaluate(plain, choice)
-    solution = replace(solution, choice=choice, arcs=found.arcs, objective=found.objective)
-    return settled, plain, solution
+def _candidate(
+    request: PlanRequest, problem: Problem, solution: Solution
+) -> tuple[Candidate, CostBreakdown]:
+    """The plan that a solution is, and its cost breakdown. Nothing is open any more about what is
+    recomputed, or offloaded: the step has just the copies that `solution` wants, and is priced
+    so."""
+    if request.is_open:
+        stated, request = problem, resolved_request(request, problem, solution)
+        problem = price(request)
+        choice = same_choice(stated, solution, problem, request.step)
+        found = evaluate(problem, choice)
+        solution = replace(solution, choice=choice, arcs=found.arcs, objective=found.objective)
+    structure = make_stage(request, problem, solution)
+    bill = cost_breakdown(request, structure)
+    held = bill.microbatch_memory
+    return Candidate(request, problem, structure, bill.estimates, held, solution), bill
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The errors autopar raises. Each says what is wrong, where, and what to do; `exit_status` is the
-status the command line ends with."""
+"""Errors that autopar raises. Each says what is wrong, where, and what to do; `exit_status` is the
+exit status of the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class AutoparError(Exception):
 
 
 class ArgumentError(AutoparError, TypeError):
-    """An argument that is not there, or of a kind that says nothing."""
+    """An argument that does not exist, or one that has an unusable type or value."""
 
 
 class TraceError(AutoparError):
@@ -21,7 +21,7 @@ class TraceError(AutoparError):
 
 
 class GuardError(TraceError):
-    """What the model reads cannot be watched for changes."""
+    """The model reads something that guards cannot watch for changes."""
 
 
 class TargetError(AutoparError):
@@ -33,15 +33,16 @@ class ClusterError(AutoparError):
 
 
 class ConstraintError(AutoparError):
-    """A pin, a forbidden axis or a strategy cannot be read, or speaks of what is not there."""
+    """A pin, a forbidden axis or a strategy cannot be parsed, or names something that does not
+    exist."""
 
 
 class UnsuitedMeshError(ConstraintError):
-    """A mesh on which a constraint means nothing: it lacks an axis that is named."""
+    """A mesh to which a constraint does not apply: it lacks an axis that the constraint needs."""
 
 
 class UndividedBatchError(UnsuitedMeshError):
-    """A batch that a strategy cuts among more devices than its rows divide by."""
+    """A strategy shards a batch over a number of devices that does not divide its rows."""
 
 
 class InfeasibleError(AutoparError):
@@ -51,15 +52,15 @@ class InfeasibleError(AutoparError):
 
 
 class MicrobatchError(AutoparError):
-    """A step cannot be taken in microbatches, or not in so many."""
+    """A step cannot be split into microbatches, or not into that many."""
 
 
 class LossChunksError(AutoparError):
-    """A step has no loss that can be worked on in chunks."""
+    """A step has no loss that can be computed in chunks."""
 
 
 class StageError(AutoparError):
-    """A step cannot be cut into stages, or not there."""
+    """A step cannot be cut into pipeline stages, or not at that place."""
 
 
 class SolverError(AutoparError):
@@ -67,7 +68,7 @@ class SolverError(AutoparError):
 
 
 class ProblemFileError(AutoparError):
-    """A problem file cannot be read, or what it says is not a problem."""
+    """A problem file cannot be read, or does not describe a problem."""
 
 
 class PlanError(AutoparError):
@@ -75,7 +76,7 @@ class PlanError(AutoparError):
 
 
 class RecipeError(AutoparError):
-    """A file that says how a golden plan is made cannot be read."""
+    """A recipe, the file that says how a golden plan is made, cannot be read."""
 
 
 class PlanMismatchError(AutoparError):
@@ -85,7 +86,7 @@ class PlanMismatchError(AutoparError):
 
 
 class RankError(AutoparError):
-    """A rank did not come to a call of a compiled model, or left it."""
+    """A rank did not reach a call of a compiled model, or left it."""
 
     exit_status = 5
 
@@ -105,11 +106,11 @@ class AutoparWarning(UserWarning):
 
 
 class NotImposedWarning(AutoparWarning):
-    """A program for inputs of another shape cannot keep to what the user asked of the plan."""
+    """The program for inputs of another shape cannot have an option or constraint of the user."""
 
 
 class OldNameWarning(AutoparWarning, DeprecationWarning):
-    """An option is called as it was; that name goes with the next release."""
+    """An option is passed by an old name, which the next release removes."""
 
 
 class UnknownOpWarning(AutoparWarning):
@@ -117,30 +118,33 @@ class UnknownOpWarning(AutoparWarning):
 
 
 class SideEffectWarning(AutoparWarning):
-    """The model's forward does in Python what its program will not do again."""
+    """The model's forward has a side effect in Python, which its program does not repeat."""
 
 
 class ManyProgramsWarning(AutoparWarning):
-    """What the model reads changes from call to call, and each change makes another program."""
+    """A value that the model reads changes from call to call, and each change leads to another
+    program."""
 
 
 class CacheWarning(AutoparWarning):
-    """What is kept from one process to the next cannot be read or written: work is done anew."""
+    """A file that one process leaves for the next cannot be read or written: its work is
+    repeated."""
 
 
 class OtherStepWarning(AutoparWarning):
-    """A plan's problem, stated again, has another best step: prices or options differ."""
+    """A plan's problem, stated anew, has another best step: prices or options differ."""
 
 
 def listed(items: Iterable[object], most: int = 5) -> str:
-    """`a, b and 7 more`: the first few of what a message names."""
-    found = [str(item) for item in items]
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+    """`a, b and 7 more`: the first `most` of the items that a message names."""
+    texts = [str(item) for item in items]
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def sentence(error: BaseException) -> str:
-    """What to tell a person: an error raised on purpose says it itself."""
+    """The message for the user. That of an AutoparError is complete; others get their type, and a
+    hint."""
     if isinstance(error, AutoparError):
         return str(error)
     return (

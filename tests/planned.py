@@ -98,7 +98,7 @@ def as_planned(
         model=request.graph.name,
         fingerprint=fingerprint(request.graph),
         cluster=request.cluster.name,
-        optimizer=request.options.optimizer,
+        optimizer=request.options.given.optimizer,
         inputs=describe_inputs(request.graph),
         stages=(stage,),
     )

@@ -49,18 +49,18 @@ ROOT = Path(__file__).parents[1]
 
 LIMITS = {
     "1": {
-        "climbs until price returns": 37,
-        "climbs until price is called": 9,
-        "climbs that are called up": 2,
+        "climbs until price returns": 34,
+        "climbs until price is called": 6,
+        "climbs that are called up": 1,
         "shallowest from answer": 6,
         "deepest from answer": 6,
         "shallowest from autopar plan": 10,
         "deepest from autopar plan": 10,
     },
     "2": {
-        "climbs until price returns": 52,
-        "climbs until price is called": 23,
-        "climbs that are called up": 2,
+        "climbs until price returns": 44,
+        "climbs until price is called": 15,
+        "climbs that are called up": 1,
         "shallowest from answer": 7,
         "deepest from answer": 9,
         "shallowest from autopar plan": 11,
@@ -251,7 +251,8 @@ class _Recorder:
         kind = type(value)
         if not depth or not kind.__module__.startswith("autopar."):
             return False
-        names = (*getattr(kind, "__slots__", ()), *getattr(value, "__dict__", ()))
+        slots = (name for each in kind.__mro__ for name in getattr(each, "__slots__", ()))
+        names = (*slots, *getattr(value, "__dict__", ()))
         return any(self._has_graph(getattr(value, name, None), depth - 1) for name in names)
 
 

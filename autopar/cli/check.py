@@ -52,7 +52,7 @@ def check(
     from autopar.report.checks import CheckOutcome, checks, checks_markdown
     from autopar.report.verdict import parse_bounds
 
-    asked = Check(
+    options = Check(
         update=update,
         allow_gap=allow_gap,
         bounds=None if fail_over is None else parse_bounds(fail_over),
@@ -64,10 +64,10 @@ def check(
     with spoken_progress() as progress:
         progress(f"planning {len(paths)} plans again")
 
-        def told(outcome: CheckOutcome) -> None:
+        def on_outcome(outcome: CheckOutcome) -> None:
             progress(f"{next(done)} of {len(paths)} planned again; {outcome.name} {outcome.status}")
 
-        outcomes = run_all(paths, asked, told)
+        outcomes = run_all(paths, options, on_outcome)
     for outcome in outcomes:
         for line in outcome.warnings:
             warnings.warn(AutoparWarning(f"{outcome.name}: {line}"), stacklevel=2)

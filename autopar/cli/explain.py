@@ -66,16 +66,16 @@ def explain(
     is_target = target is None and _TARGET.fullmatch(name or "") is not None
     if is_target and not any(knows(each, name or "") for each in plan.stages):
         name, target = None, name
-    found = explained(plan, name or "", stage)
+    reasons = explained(plan, name or "", stage)
     if target is not None:
         from autopar.plans.requests.plan_options import ConstraintOptions
 
         given = ConstraintOptions(**options["constraints"])
         imposed = None if given.is_empty else given
-        found = _alternatives(
+        reasons = _alternatives(
             plan, name or "", target, global_batch, cluster, profile_file, imposed, stage
         )
-    print_content(found, found.page, how)
+    print_content(reasons, reasons.page, how)
 
 
 def _alternatives(
@@ -90,7 +90,7 @@ def _alternatives(
 ) -> Reasons:
     from autopar.plans.recorded import cluster_of, options_of
 
-    # What is missing is said before torch is imported.
+    # A missing cluster or option is an error before torch is imported.
     if cluster is None:
         cluster_of(plan)
     options_of(plan, imposed)

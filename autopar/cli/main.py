@@ -29,7 +29,7 @@ INTERRUPTED = 130
 
 
 class Cli(click.Group):
-    """A group whose errors are one line, and whose exit statuses are autopar's: 0 fine, 1 error,
+    """A group of commands whose errors are one line. Exit statuses are autopar's: 0 fine, 1 error,
     2 plans differ, 3 infeasible, 4 not equal to eager, 5 plan and model do not fit, 130 Ctrl-C."""
 
     def main(
@@ -42,7 +42,7 @@ class Cli(click.Group):
     ) -> Any:
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         is_own = args is None
-        # What is left of a plan is not looked through before the process that told it ends.
+        # The process of a plan ends without a last garbage collection, which would take long.
         with collection_paused() if is_own and arguments[0] == plan.name else nullcontext():
             status = self._status(arguments, complete_var, **extra)
             if is_own:

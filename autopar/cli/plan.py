@@ -85,12 +85,12 @@ def plan(
 
         if search["margin"] is None:
             search["margin"] = output is not None
-        found = make_plan(built.model, built.inputs, progress=progress, **options)
+        new_plan = make_plan(built.model, built.inputs, progress=progress, **options)
     if output is not None:
-        found.save(output)
+        new_plan.save(output)
         if is_standard_output(output):
             return
-    summary = summarize(found)
+    summary = summarize(new_plan)
     print_content(summary, summary.page, how)
 
 
@@ -112,11 +112,11 @@ def _frontier(
         from autopar.driver.api import frontier
 
         points = frontier(built.model, built.inputs, limits=limits, progress=progress, **options)
-        found = points.summary()
+        summary = points.summary()
     if output is not None:
         from autopar.report.html.frontier import frontier_html
 
-        write_page(output, frontier_html(found))
+        write_page(output, frontier_html(summary))
         if is_standard_output(output):
             return
-    print_content(found, found.page, how)
+    print_content(summary, summary.page, how)

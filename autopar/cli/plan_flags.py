@@ -36,7 +36,7 @@ class PlanFlags(click.Command):
         return [f for f in option_fields() if self.groups is None or f.group in self.groups]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses `args`, with flags of the names without groups replaced."""
+        """Parses `args`, in which old flags, without a group, are replaced by those of today."""
         now = {_as_flag(f.before, f): flag_of(f) for f in self._fields() if f.before}
         now |= {f"--no-{k[2:]}": f"--no-{v[2:]}" for k, v in now.items()}
         anew: list[str] = []
@@ -51,12 +51,12 @@ class PlanFlags(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Calls the command with its options in one argument."""
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for field in self._fields():
             value = ctx.params.pop(_name(field))
-            group: dict[str, Any] = found.setdefault(field.group, {}) if field.group else found
+            group: dict[str, Any] = options.setdefault(field.group, {}) if field.group else options
             group[field.name] = value
-        ctx.params["options"] = found
+        ctx.params["options"] = options
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -52,17 +52,17 @@ def profile(
     is_first = place_of_process()[0] == 0
     unfinished = f"{out}{_UNFINISHED}" if out and is_first else None
     with spoken_progress(quiet=not is_first) as progress:
-        found = measure(
+        measured = measure(
             device, cluster=cluster, quick=quick, progress=progress, unfinished=unfinished
         )
     if not is_first:
         return
-    for gap in found.left_out:
+    for gap in measured.left_out:
         click.echo(f"autopar: left out: {gap.entry}: {gap.reason}", err=True)
     if out is None:
-        click.echo(found.to_bytes(), nl=False)
+        click.echo(measured.to_bytes(), nl=False)
     else:
-        found.save(out)
+        measured.save(out)
         Path(f"{out}{_UNFINISHED}").unlink(missing_ok=True)
 
 
@@ -74,10 +74,10 @@ def _learn(out: str | None, runs: tuple[str, ...]) -> None:
     if out is None:
         raise click.UsageError("--learn takes a profile: name it with -o FILE")
     records = [RunRecord.load(path) for path in runs]
-    found, said = learn(
+    corrected, messages = learn(
         Profile.load(out),
         [(each.source, each.compute_ratio, each.communication_ratio) for each in records],
     )
-    found.save(out)
-    for line in said:
-        click.echo(line)
+    corrected.save(out)
+    for message in messages:
+        click.echo(message)

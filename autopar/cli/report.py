@@ -26,12 +26,14 @@ def report(file: str, output: str | None, trace_file: str | None, stage: int | N
     if output is None and trace_file is None:
         raise click.UsageError("say what to write: -o PAGE, --trace TRACE, or both")
     plan = Plan.load(file)
-    own = stage_of(plan, stage, "a trace") if stage is not None or trace_file is not None else None
+    stage_plan = (
+        stage_of(plan, stage, "a trace") if stage is not None or trace_file is not None else None
+    )
     if output is not None:
         from autopar.report.html.page import html
 
         write_page(output, html(plan, stage))
-    if trace_file is not None and own is not None:
+    if trace_file is not None and stage_plan is not None:
         from autopar.report.trace import chrome_trace
 
-        write_page(trace_file, chrome_trace(own))
+        write_page(trace_file, chrome_trace(stage_plan))

@@ -98,15 +98,15 @@ def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | 
     if text is None:
         return None
     try:
-        found = float(text)
+        duration_s = float(text)
     except ValueError:
         try:
-            found = parse_seconds(text)
+            duration_s = parse_seconds(text)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
-    if not 0 < found < inf:
+    if not 0 < duration_s < inf:
         raise click.BadParameter(f"{text!r}: it must be more than 0 seconds")
-    return found
+    return duration_s
 
 
 stage_option = click.option(

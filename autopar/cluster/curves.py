@@ -12,16 +12,16 @@ _Terms = tuple[float, float, float]
 _SINGULAR = 1e-12
 _ROUNDS = 30
 _EXACT = 0.02
-"""Points this close to the curve weigh alike."""
+"""Points with smaller relative errors than this have equal weights."""
 _LEAST = 0.1
-"""The start is at least this part of the shortest time, the bytes take at least this part of the
-longest: a figure of zero would be none."""
+"""The start is at least this part of the shortest time, and the bytes take at least this part of
+the longest: a figure of zero would be no measurement."""
 
 
 def crossing(kind: str, ranks: int, sides: int, shared: int) -> tuple[float, int]:
-    """How often a byte of the unsharded side crosses the adapters in question, in a collective over
-    `ranks` ranks that lie on `sides` sides of a link, `shared` side by side on each; and over how
-    many adapters it is spread (`cost_model.collectives` has the formulas)."""
+    """(times, adapters): how often a byte of the unsharded side crosses the link's adapters, and
+    over how many adapters it is spread. The collective is over `ranks` ranks on `sides` sides of a
+    link, `shared` of them on each side (`cost_model.collectives` has the formulas)."""
     match kind:
         case "permute":
             return 1.0, 1
@@ -35,7 +35,7 @@ def crossing(kind: str, ranks: int, sides: int, shared: int) -> tuple[float, int
 
 class Fit(NamedTuple):
     """V bytes take `start_s + V / bytes_per_s + root_s sqrt(V)`; `errors` are |fitted / measured
-    - 1| of the points it was made of."""
+    - 1| of the points that were fitted."""
 
     start_s: float
     bytes_per_s: float
@@ -44,13 +44,13 @@ class Fit(NamedTuple):
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Fit:
-    """The law through measured (bytes, seconds), whose relative errors have the least sum: one
-    point that something disturbed does not bend it. ValueError without a point.
+    """The law through measured (bytes, seconds) with the least sum of relative errors, so that a
+    single outlier does not bend it. ValueError without a point.
 
-    What disturbs a run makes it longer: no message counts for more than a larger one took. Least
-    squares, weighted anew until they are least absolute errors (Schlossmacher, "An iterative
-    technique for absolute deviations curve fitting", 1973). No term is negative: of every choice of
-    terms the best one that has none is taken.
+    Disturbances make a run longer: a message counts for no more than a larger one took. The method
+    is least squares, reweighted until they are least absolute errors (Schlossmacher, "An iterative
+    technique for absolute deviations curve fitting", 1973). No term is negative: the best fit
+    without negative terms is taken, over all subsets of terms.
     """
     if not points:
         raise ValueError("no point to fit to")
@@ -63,7 +63,7 @@ def fit(points: Sequence[tuple[int, float]]) -> Fit:
     weights, more, errors = [1.0] * len(target), least, target
     for _ in range(_ROUNDS):
         more = _non_negative(relative, target, weights)
-        errors = [abs(_dot(row, more) - wanted) for row, wanted in zip(relative, target)]
+        errors = [abs(_dot(row, more) - value) for row, value in zip(relative, target)]
         weights = [1 / max(error, _EXACT) for error in errors]
     start_s, byte_s, root_s = (a + b for a, b in zip(least, more, strict=True))
     return Fit(start_s, 1 / byte_s, root_s, tuple(errors))
@@ -73,13 +73,13 @@ def _non_negative(rows: Sequence[_Terms], target: Sequence[float], weights: _Fig
     """The weighted least squares solution among those without a negative figure."""
     best, least = (0.0, 0.0, 0.0), inf
     for some in (c for n in range(4) for c in combinations(range(3), n)):
-        found = _least_squares([[row[k] for k in some] for row in rows], target, weights)
-        if found is None or min(found, default=0) < 0:
+        solution = _least_squares([[row[k] for k in some] for row in rows], target, weights)
+        if solution is None or min(solution, default=0) < 0:
             continue
         whole = [0.0] * 3
-        for k, figure in zip(some, found, strict=True):
+        for k, figure in zip(some, solution, strict=True):
             whole[k] = figure
-        errors = (_dot(row, whole) - wanted for row, wanted in zip(rows, target, strict=True))
+        errors = (_dot(row, whole) - value for row, value in zip(rows, target, strict=True))
         squares = sum(w * e * e for w, e in zip(weights, errors, strict=True))
         if squares < least:
             best, least = (whole[0], whole[1], whole[2]), squares
@@ -89,7 +89,8 @@ def _non_negative(rows: Sequence[_Terms], target: Sequence[float], weights: _Fig
 def _least_squares(
     rows: Sequence[_Figures], target: _Figures, weights: _Figures
 ) -> list[float] | None:
-    """By the normal equations, with columns of one length; None where they do not say."""
+    """The least squares solution by the normal equations, with normalised columns; None where these
+    are singular."""
     n = len(rows[0])
     scale = [sum(row[k] ** 2 for row in rows) ** 0.5 for k in range(n)]
     columns = [[row[k] / scale[k] for row in rows] for k in range(n)]

@@ -1,10 +1,10 @@
 """Devices that autopar knows by name: data, with the source of every figure.
 
 Rates are dense peaks (no sparsity) and datasheet bandwidths. "float32" is the rate outside tensor
-cores, since torch leaves TF32 off unless asked. "float64" is the tensor-core rate where there is
-one, since cuBLAS uses it. A datasheet's "GB" is read as 10^9 bytes, which the memory that a driver
-reports exceeds by up to 7 %: the difference is left to the CUDA context. What kernels reach of
-these rates is in `kernels.py`.
+cores, since torch leaves TF32 off by default. "float64" is the tensor-core rate where there is one,
+since cuBLAS uses it. A datasheet's "GB" is read as 10^9 bytes. The memory that a driver reports is
+up to 7 % more; the difference is left to the CUDA context. What kernels reach of these rates is in
+`kernels.py`.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _rates(
     float64: float, float32: float, half: float, float8: float | None = None
 ) -> dict[str, float]:
     """TFLOP/s per dtype; `half` is for both dtypes of two bytes, `float8` for both of one byte."""
-    found = {"float64": float64, "float32": float32, "bfloat16": half, "float16": half}
-    return found if float8 is None else found | {"float8_e4m3fn": float8, "float8_e5m2": float8}
+    rates = {"float64": float64, "float32": float32, "bfloat16": half, "float16": half}
+    return rates if float8 is None else rates | {"float8_e4m3fn": float8, "float8_e5m2": float8}
 
 
 _A100_RATES = _rates(19.5, 19.5, 312.0)
@@ -318,13 +318,13 @@ ALIASES: dict[str, str] = {
 
 
 def preset_of(name: str, memory_bytes: int | None = None) -> str | None:
-    """The preset with a device's name, as its driver tells it, and its memory, or what the name
-    says of that: H100 for "NVIDIA H100 80GB HBM3", and not where H100-PCIe says more of it. A size
-    in a preset's name is the memory's."""
+    """The preset of a device, by its driver's name for it and its memory, which may be part of that
+    name: H100 for "NVIDIA H100 80GB HBM3". Of several matching presets the one with the longest
+    name is taken, such as H100-PCIe. A size in a preset's name is that of the memory."""
     words = re.split(r"[\s-]+", name.upper())
     spoken = {"".join(words[i:j]) for j in range(len(words) + 1) for i in range(max(0, j - 3), j)}
-    said = [int(found[1]) for word in words if (found := re.fullmatch(r"(\d+)GB", word))]
-    size = memory_bytes or (said[0] * 10**9 if said else None)
+    sizes_gb = [int(match[1]) for word in words if (match := re.fullmatch(r"(\d+)GB", word))]
+    size = memory_bytes or (sizes_gb[0] * 10**9 if sizes_gb else None)
 
     def fits(preset: str) -> bool:
         has_size = size is None or abs(DEVICES[preset].memory_bytes - size) < 0.15 * size

@@ -1,8 +1,8 @@
-"""What else is at hand where a cluster is asked for, and the cluster that it tells of: what
-`nvidia-smi` prints, lists of hosts, traces of torch's profiler, plans.
+"""Texts and files that are no cluster, but say something of one: output of `nvidia-smi`, lists of
+hosts, traces of torch's profiler, plans.
 
 None of them is read as a cluster: they leave out what prices need, the device first of all. An
-error says what was given, and what to write, filled in with what it tells.
+error says what was given, and what to write, with the figures from it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from autopar.ir.grouping import grouped
 EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
 
 _HEAD_BYTES = 2**20
-"""How much of a file is looked at: a trace may be as large as it likes, and says at its beginning
-where it is from."""
+"""Only these first bytes of a file are read: a trace may be huge, and its beginning says where it
+is from."""
 
 _USUAL = "H100"
-"""The device in a cluster to write where nothing tells which it is."""
+"""The device in a proposed cluster where the device is unknown."""
 
 _OF_LINKS = {6: ("NVLink 2", "V100"), 12: ("NVLink 3", "A100"), 18: ("NVLink 4", "H100")}
 _NVLINK_GB_PER_S = 25
-"""Of each link and direction: NVLink 2 to 4."""
+"""The rate per link and direction of NVLink 2 to 4."""
 
 _HOST = re.compile(
     r"(?P<host>[\w.@-]+)(:(?P<count>\d+))?(?P<slots>(\s+(max[_-])?slots\s*=\s*\d+)*)", re.ASCII
@@ -44,16 +44,16 @@ _HOST = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What was given, after "this is", and what to write for the cluster it tells of: sentences,
-    and lines of TOML behind them."""
+    """`what` was given, as the end of "this is ...", and the `remedy`: what to write for the
+    cluster, as sentences with lines of TOML behind them."""
 
     what: str
     remedy: str
 
 
 def cluster_from(given: str | Path) -> str | None:
-    """What was given for a cluster that is none, and what to do, as the end of a sentence: devices
-    of several kinds, a list of hosts, a file. None if it is none of these."""
+    """What was `given` in the place of a cluster, and what to do, as the end of a sentence. None if
+    it is not devices of several kinds, a list of hosts, or a file."""
     if isinstance(given, str):
         if not given.strip():
             return None
@@ -64,7 +64,7 @@ def cluster_from(given: str | Path) -> str | None:
         if hosts is not None:
             return f"is {hosts.what}. {hosts.remedy}"
     try:
-        found = look_into(given)
+        foreign = look_into(given)
     except (FileNotFoundError, NotADirectoryError):
         is_path = os.sep in str(given) or re.search(r"[^\d\W]\.\w+$", str(given))
         return f"is no cluster, and no file: write {EXAMPLES}" if is_path else None
@@ -72,15 +72,15 @@ def cluster_from(given: str | Path) -> str | None:
         return None
     except OSError as error:
         return f"is a file that cannot be read: {error.strerror}"
-    if found is None and isinstance(given, Path):
+    if foreign is None and isinstance(given, Path):
         return None
-    found = found or Foreign("a file of another kind", "")
-    remedy = found.remedy or f"Write a cluster, {EXAMPLES}"
-    return f"is {found.what}, and no cluster. {remedy}"
+    foreign = foreign or Foreign("a file of another kind", "")
+    remedy = foreign.remedy or f"Write a cluster, {EXAMPLES}"
+    return f"is {foreign.what}, and no cluster. {remedy}"
 
 
 def look_into(path: str | os.PathLike[str]) -> Foreign | None:
-    """What a file is that describes no cluster; None if it is none that is known. OSError if it
+    """What a file is that describes no cluster; None if it is of an unknown kind. OSError if it
     cannot be read, ValueError if its name cannot be that of a file."""
     if Path(path).is_dir():
         return Foreign("a folder", "")
@@ -111,7 +111,7 @@ def _unzipped(data: bytes) -> bytes:
 
 
 def _write(num_nodes: int, per_node: int, device: str | None) -> str:
-    """How to write so many devices, of a kind that is known or not."""
+    """The advice how to write so many devices. None is an unknown device."""
     sizes = f"{num_nodes}x{per_node}" if num_nodes > 1 else f"{per_node}"
     if device is not None:
         return f"write {sizes}x{device}"
@@ -134,15 +134,15 @@ def _trace(text: str) -> Foreign | None:
     per_node = min(size, len(there))
     if size % per_node:
         return Foreign(what, f"It tells of {size} ranks on nodes of {len(there)} devices, {name}.")
-    told = f"It tells of {size} ranks on {size // per_node} nodes, with {name}"
-    return Foreign(what, f"{told}: {_write(size // per_node, per_node, device)}.")
+    summary = f"It tells of {size} ranks on {size // per_node} nodes, with {name}"
+    return Foreign(what, f"{summary}: {_write(size // per_node, per_node, device)}.")
 
 
 def _part(text: str, key: str, missing: Any) -> Any:
     """The value of a key of JSON that may be cut off behind it."""
-    found = re.search(rf'"{key}"\s*:\s*', text)
+    match = re.search(rf'"{key}"\s*:\s*', text)
     try:
-        value = json.JSONDecoder().raw_decode(text, found.end())[0] if found else missing
+        value = json.JSONDecoder().raw_decode(text, match.end())[0] if match else missing
     except ValueError:
         return missing
     return value if isinstance(value, type(missing)) else missing
@@ -152,8 +152,8 @@ def _plan(text: str) -> Foreign | None:
     if not text.startswith("{") or '"schema"' not in text or '"structure"' not in text:
         return None
     cluster: object = _part(text, "structure", {}).get("cluster")
-    told = f": its cluster is {cluster}, write that" if isinstance(cluster, str) else ""
-    return Foreign("a plan of autopar's", f"It was made for one cluster{told}.")
+    hint = f": its cluster is {cluster}, write that" if isinstance(cluster, str) else ""
+    return Foreign("a plan of autopar's", f"It was made for one cluster{hint}.")
 
 
 def _topology(text: str) -> Foreign | None:
@@ -171,11 +171,11 @@ def _topology(text: str) -> Foreign | None:
 
 
 def _joined(table: Sequence[Sequence[str]]) -> str:
-    """Which links join GPUs, and the TOML of that: groups that NVLink joins, as far as they are
-    equally large and alike."""
+    """The links between GPUs, and the TOML for them: with groups that NVLink joins, if these are
+    alike and equally large."""
     num = len(table)
     kinds = Counter(kind for k, row in enumerate(table) for kind in row[k + 1 :])
-    told = f"They are joined by {', '.join(sorted(kinds))}" if kinds else "There is one"
+    text = f"They are joined by {', '.join(sorted(kinds))}" if kinds else "There is one"
     nvlinks = {int(kind[2:]) for kind in kinds if re.fullmatch(r"NV\d+", kind)}
     groups = {
         frozenset(j for j, kind in enumerate(row) if kind[:2] in ("X", "NV")) for row in table
@@ -185,15 +185,15 @@ def _joined(table: Sequence[Sequence[str]]) -> str:
     if not is_even:
         plain = f'levels = [{{size = {num}, link = "PCIe 4 x16"}}]'
         slowest = "the slowest, taken for PCIe 4" if nvlinks else "taken for PCIe 4"
-        return _toml_of(f"{told}: {slowest}", _USUAL if nvlinks else "L40S", plain)
+        return _toml_of(f"{text}: {slowest}", _USUAL if nvlinks else "L40S", plain)
     (count,), (size,) = nvlinks, sizes
     link, device = _OF_LINKS.get(count, ("NVLink 3", "A100"))
     inner = f'"{link}"'
     if count not in _OF_LINKS:
         inner = f'{{preset = "{link}", bytes_per_s = "{count * _NVLINK_GB_PER_S}GB/s"}}'
     outer = f'{{size = {num // size}, link = "PCIe 4 x16"}}, ' if size < num else ""
-    told += f", {count} NVLinks each" + (' (of B200s that is "NVLink 5")' if count == 18 else "")
-    return _toml_of(told, device, f"levels = [{outer}{{size = {size}, link = {inner}}}]")
+    text += f", {count} NVLinks each" + (' (of B200s that is "NVLink 5")' if count == 18 else "")
+    return _toml_of(text, device, f"levels = [{outer}{{size = {size}, link = {inner}}}]")
 
 
 def _toml_of(text: str, device: str, levels: str) -> str:
@@ -230,7 +230,7 @@ def _toml(text: str) -> Foreign | None:
 
 
 def _node_list(text: str) -> Foreign | None:
-    """Names and ranges in brackets, split at commas outside of brackets."""
+    """A list of hosts with ranges in brackets, split at commas outside of brackets."""
     name = r"[A-Za-z][\w.-]*(?:\[[\d,-]+\][\w.-]*)*"
     text = text.strip()
     if not re.fullmatch(rf"{name}(,{name})*", text, re.ASCII) or not ("[" in text or "," in text):
@@ -256,9 +256,9 @@ def _of_hosts(num: int) -> str:
 
 def _hostfile(text: str) -> Foreign | None:
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    found = [_HOST.fullmatch(line) for line in lines if line]
-    hosts = [host for host in found if host is not None]
-    if not hosts or len(hosts) < len(found):
+    matches = [_HOST.fullmatch(line) for line in lines if line]
+    hosts = [host for host in matches if host is not None]
+    if not hosts or len(hosts) < len(matches):
         return None
     slots = [_slots(host) for host in hosts]
     if None in slots and not all(re.search(r"[\d.-]|^localhost$", host["host"]) for host in hosts):
@@ -279,5 +279,5 @@ def _hostfile(text: str) -> Foreign | None:
 
 
 def _slots(host: re.Match[str]) -> int | None:
-    said = re.search(r"(?<![_-])slots\s*=\s*(\d+)", host["slots"])
-    return int(host["count"] or (said[1] if said else 0)) or None
+    match = re.search(r"(?<![_-])slots\s*=\s*(\d+)", host["slots"])
+    return int(host["count"] or (match[1] if match else 0)) or None

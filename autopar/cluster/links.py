@@ -1,9 +1,9 @@
 """Links that autopar knows by name: data, with the source of every figure.
 
-Rates are those of datasheets, per device and direction. Collectives come to less, and start slowly:
-what they were measured to take is kept as curves (`ir.mesh.Curve`, `cost_model.collectives`), which
-hold for the other links of a family at their rates. The residual of a fit is the median and the
-90th percentile of |fitted / measured - 1| over sizes from 256 B to 1 GiB.
+Rates are those of datasheets, per device and direction. Collectives reach less, and start slowly:
+their measured times are curves (`ir.mesh.Curve`, `cost_model.collectives`), which hold for the
+other links of a family at their rates. The residual of a fit is the median and the 90th percentile
+of |fitted / measured - 1| over sizes from 256 B to 1 GiB.
 
 Fits of one node are of sweeps with NCCL 2.27 to 2.29 in loops that keep the device busy, published
 in ai-dynamo/aiconfigurator (systems/data/*/comm/nccl). The host's time in PyTorch is not in them.
@@ -24,7 +24,7 @@ _Fits = Mapping[str, Sequence[tuple[int, float, float, float]]]
 
 
 def _curves(gb_per_s: float, fits: _Fits) -> tuple[Curve, ...]:
-    """Fits to a link of so many GB/s, in figures that hold at other rates as well."""
+    """The curves of fits to a link of `gb_per_s`, in figures that hold at other rates as well."""
     return tuple(
         Curve(
             kind,
@@ -33,8 +33,8 @@ def _curves(gb_per_s: float, fits: _Fits) -> tuple[Curve, ...]:
             fitted / gb_per_s,
             root_us * _US / (start_us * _US * _MIB / (fitted * 1e9)) ** 0.5,
         )
-        for kind, found in fits.items()
-        for ranks, start_us, fitted, root_us in found
+        for kind, rows in fits.items()
+        for ranks, start_us, fitted, root_us in rows
     )
 
 
@@ -201,8 +201,8 @@ def _ethernet(gb: int, efficiency: float) -> Link:
 _NODE, _NETWORK = 0.5, 0.05
 """Contention within a node and between nodes: of matmuls beside all-gathers on A100-40, 0.47 to
 0.55 over NVLink and 0.02 to 0.09 over Ethernet, the middle half of 160 pairs (Dazz993/Mist,
-tools/results-final). Other devices and links were not measured. Processes that share cores take
-turns."""
+tools/results-final). Other devices and links were not measured. Processes that share cores have a
+contention of 1."""
 
 _NVLINK3, _NVLINK4, _NVLINK5, _FABRIC, _PCIE5, _NDR400, _GLOO = (
     replace(link, contention=contention)
@@ -263,7 +263,7 @@ LINKS: dict[str, Link] = {
 }
 
 SHARED_LINKS = frozenset({"Ethernet 10G", "Ethernet 25G", "Ethernet 100G"})
-"""Links of which a node has one: its devices share the bandwidth."""
+"""Links that a node has only one of: its devices share the bandwidth."""
 
 LINK_ALIASES: dict[str, str] = {
     "HDR": "InfiniBand HDR 200",

@@ -1,4 +1,4 @@
-"""A profile in the place of the figures of a cluster: its device, and its links."""
+"""A cluster whose figures, of its device and its links, come from a profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autopar.ir.mesh import (
 
 _OUTSIDE = 0.99
 _DIGITS = 5
-"""More would differ between machines that compute the same fit."""
+"""Significant digits of fits. More would differ between machines that compute the same fit."""
 
 
 def measured_on(cluster: Cluster, profile: Profile) -> Cluster:
@@ -34,7 +34,7 @@ def measured_on(cluster: Cluster, profile: Profile) -> Cluster:
     device = device_from_profile(profile, cluster.device)
     links: list[Link] = []
     for k, level in enumerate(reversed(cluster.levels)):
-        # Meshes lay axes by the slowest link: noise must not turn levels round.
+        # Meshes lay axes by the slowest link: noise must not reverse the order of levels.
         most = _OUTSIDE * links[-1].bytes_per_s if links else inf
         links.append(_link(k, level.link, profile, most))
     if profile.learned:
@@ -45,7 +45,7 @@ def measured_on(cluster: Cluster, profile: Profile) -> Cluster:
 
 
 def _slower_device(device: Device, times: float) -> Device:
-    """The device whose kernels take so many times as long."""
+    """The device whose kernels take `times` as long."""
     its, measured = device.kernels, device.measured
     return replace(
         device,
@@ -70,7 +70,7 @@ def _slower_device(device: Device, times: float) -> Device:
 
 
 def _slower_link(link: Link, times: float) -> Link:
-    """The link whose collectives take so many times as long."""
+    """The link whose collectives take `times` as long."""
     return replace(
         link,
         bytes_per_s=link.bytes_per_s / times,
@@ -81,14 +81,13 @@ def _slower_link(link: Link, times: float) -> Link:
 
 
 def device_from_profile(profile: Profile, base: Device) -> Device:
-    """`base` with what `profile` measured: its points, between which prices are interpolated, and
-    for what lies outside the rates that the largest matmul of each dtype and the largest pointwise
-    op reached, and the launch.
+    """`base` with what `profile` measured. Prices are interpolated between its points. Beyond them,
+    prices follow the rates that the largest matmul of each dtype and the largest pointwise op
+    reached. The launch is measured too.
 
-    The price of a kernel takes parts of datasheet rates, those of `base`'s kernels, so these are
-    the rates with which it gives the measured times back. Dtypes that were not measured keep
-    `base`'s rates.
-    ClusterError if the profile is of another kind of device.
+    Prices of kernels are in parts of datasheet rates, those of `base`'s kernels. So the rates here
+    are the ones that reproduce the measured times with these parts. Dtypes that were not measured
+    have `base`'s rates. ClusterError if the profile is of another kind of device.
     """
     if profile.kind != base.kind:
         raise ClusterError(
@@ -97,7 +96,7 @@ def device_from_profile(profile: Profile, base: Device) -> Device:
         )
     largest = max(profile.pointwise, key=lambda entry: entry.num_bytes)
     rate = largest.num_bytes / largest.time_ns * 1e9 / base.kernels.pointwise
-    # No product that was measured moved more than the bandwidth would let through.
+    # No measured matmul moved more than the bandwidth allows.
     moved = (entry.num_bytes / entry.time_ns * 1e9 for entry in profile.matmuls)
     thin = max(base.kernels.matmul_memory, *(each / rate for each in moved))
     device = replace(
@@ -124,7 +123,7 @@ def device_from_profile(profile: Profile, base: Device) -> Device:
 
 
 def _kernels(profile: Profile) -> Measured:
-    """The points of a profile, in order. What disturbs a run makes it longer: none counts for more
+    """The points of a profile, in order. Disturbances make a run longer: a point counts for no more
     than a larger one took."""
     grids = (_grid(profile, dtype) for dtype in sorted({e.dtype for e in profile.matmuls}))
     return Measured(
@@ -135,8 +134,8 @@ def _kernels(profile: Profile) -> Measured:
 
 
 def _grid(profile: Profile, dtype: str) -> MatmulGrid | None:
-    """The products of `dtype` with square results; of those left out, all with their depth. None
-    where less than two of each are left."""
+    """The matmuls of `dtype` with square results, at the depths that all sizes have. None with less
+    than two sizes or two depths."""
     seconds = {
         (e.m * e.n, e.k): e.time_ns * 1e-9
         for e in profile.matmuls
@@ -156,14 +155,14 @@ def _grid(profile: Profile, dtype: str) -> MatmulGrid | None:
 
 
 def _series(profile: Profile, backward: bool) -> Iterator[AttentionSeries]:
-    found = grouped(
+    series = grouped(
         (
             (e.batch * e.heads * e.sequence, e.head_dim, e.dtype),
             (e.sequence, (e.backward_ns if backward else e.forward_ns) * 1e-9),
         )
         for e in profile.attentions
     )
-    for place, points in sorted(found.items()):
+    for place, points in sorted(series.items()):
         yield AttentionSeries(backward, *place, _rising(sorted(points)))
 
 
@@ -172,20 +171,20 @@ def _rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...
 
 
 def _peak(entry: Matmul, device: Device) -> float:
-    """The peak FLOP/s with which the price of a product gives `entry`'s time back, which is that of
+    """The peak FLOP/s with which the price of a matmul reproduces `entry`'s time, which is that of
     the device, without a launch."""
     its, seconds = device.kernels, entry.time_ns * 1e-9
     start_s = device.floor_s(its.matmul_start_s) if device.kind == "cuda" else 0.0
     computing_s = seconds - start_s if start_s < seconds / 2 else seconds
     moving_s = entry.num_bytes / (its.matmul_memory * device.memory_bytes_per_s)
-    # A matmul that is bound by memory says of the peak only that it is not lower than what it did.
+    # A matmul that is bound by memory only gives a lower bound of the peak: its own rate.
     if moving_s > 0.9 * computing_s:
         return entry.flops / (its.matmul * seconds)
     return its.matmul_flops(entry.m * entry.n, entry.k) / (its.matmul * computing_s)
 
 
 class _Place(NamedTuple):
-    """Where collectives were measured: all that a curve is for."""
+    """The kind of collective, and the ranks, that a curve is for."""
 
     kind: str
     shared: int
@@ -194,8 +193,8 @@ class _Place(NamedTuple):
 
 
 def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> Link:
-    """The link of `level`, 0 the innermost, its nominal rate no more than given; `base` where
-    nothing was measured on it."""
+    """The link of `level`, 0 the innermost, with a nominal rate of at most `most_bytes_per_s`;
+    `base` where nothing was measured on it."""
     measured = grouped(
         (_Place(sent.kind, sent.shared, sent.sides, sent.ranks), sent)
         for sent in profile.collectives
@@ -203,11 +202,11 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
     )
     if not measured:
         return base
-    found = {
+    fits = {
         place: fit([(sent.num_bytes, sent.time_ns * 1e-9) for sent in measured[place]])
         for place in sorted(measured)
     }
-    adapter = {place: _adapter_bytes_per_s(place, each) for place, each in found.items()}
+    adapter = {place: _adapter_bytes_per_s(place, each) for place, each in fits.items()}
     rate = _rounded(min(most_bytes_per_s, max(adapter.values())))
     curves = tuple(
         Curve(
@@ -218,7 +217,7 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
             _rounded(each.root_s / (each.start_s * _link_byte_s(place, each)) ** 0.5),
             place.shared,
         )
-        for place, each in found.items()
+        for place, each in fits.items()
     )
     start_s, latency_s = _steps(curves)
     return Link(
@@ -227,7 +226,7 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
         latency_s=latency_s,
         start_s=start_s,
         source=f"profile with torch {profile.torch}, all {profile.num_devices} ranks at once; "
-        f"fits within {_percents([error for each in found.values() for error in each.errors])}",
+        f"fits within {_percents([error for each in fits.values() for error in each.errors])}",
         curves=curves,
         contention=_contention(level, profile, base),
     )
@@ -244,8 +243,8 @@ def _link_byte_s(place: _Place, law: Fit) -> float:
 
 
 def _steps(curves: Sequence[Curve]) -> tuple[float, float]:
-    """(start, latency of a step) of what has no curve: through the starts of the all-gathers with
-    the fewest and the most sides."""
+    """(start, latency of a step) of collectives without a curve: the line through the starts of the
+    all-gathers with the fewest and the most sides."""
     gathers = sorted(
         (curve for curve in curves if curve.kind == "all_gather"), key=lambda curve: curve.ranks
     )

@@ -1,8 +1,8 @@
-"""Meshes over a whole cluster: parsing one, and listing all that are worth a search.
+"""Meshes over a whole cluster: parsing one, and listing the candidates of a search.
 
 Ranks lie row-major on the devices of the cluster, its outermost level first, so that the last axis
-of a mesh connects the nearest neighbours. An axis is given the slowest link that any of its groups
-crosses: one that stays inside a node gets the node's link, one that leaves it the network's.
+of a mesh connects the nearest neighbours. An axis has the slowest link that any of its groups
+crosses: inside a node that is the node's link, across nodes the network's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MeshLike = str | int | Sequence[int] | Mapping[str, int] | None
 
 
 def read_mesh(mesh: MeshLike) -> str:
-    """`mesh` as text: `2x4` of (2, 4), `dp=2,tp=4` of {"dp": 2, "tp": 4}. ArgumentError if it is
-    none that can be written so."""
+    """`mesh` as text: `2x4` for (2, 4), `dp=2,tp=4` for {"dp": 2, "tp": 4}. ArgumentError if `mesh`
+    is no mesh."""
     if mesh is None:
         return "auto"
     if isinstance(mesh, str):
@@ -59,17 +59,17 @@ def parse_mesh(text: str, cluster: Cluster) -> Mesh:
     multiply to the number of devices.
     """
     names, sizes = _axes(text)
-    wanted, present = prod(sizes), cluster.num_devices
-    if wanted != present:
+    size, present = prod(sizes), cluster.num_devices
+    if size != present:
         raise ClusterError(
-            f"mesh {text!r} has {wanted} device{'s' * (wanted != 1)}, but cluster {cluster.name} "
+            f"mesh {text!r} has {size} device{'s' * (size != 1)}, but cluster {cluster.name} "
             f"has {present}: choose sizes that multiply to {present}"
         )
     return _lay(names, sizes, cluster)
 
 
 def size_of_mesh(text: str) -> int:
-    """How many devices the mesh has that `text` describes. ClusterError if it is malformed."""
+    """The number of devices of the mesh that `text` describes. ClusterError if it is malformed."""
     return prod(_axes(text)[1])
 
 
@@ -78,29 +78,28 @@ def candidate_meshes(
 ) -> tuple[Mesh, ...]:
     """Every mesh of 1 to `max_axes` axes, each of size 2 or more, over all devices of `cluster`.
 
-    Fewer axes first, then by sizes. Of meshes whose axes are the same sizes over the same links, in
-    whatever order, only the first is listed: they have the same plans at the same cost. With
-    `in_order` all are, for users who speak of an axis by its name or place. One device gives the
-    mesh without axes. ClusterError unless 1 <= `max_axes` <= 3.
+    Fewer axes first, then by sizes. Meshes whose axes have the same sizes over the same links, in
+    any order, have the same plans at the same cost, and only the first is listed. With `in_order`
+    all are listed, for users who name an axis or its place. One device gives the mesh without axes.
+    ClusterError unless 1 <= `max_axes` <= 3.
     """
     if not 1 <= max_axes < len(_NAMES):
         raise ClusterError(f"a mesh search takes 1 to {len(_NAMES) - 1} axes, not {max_axes}")
     if cluster.num_devices == 1:
         return (Mesh(()),)
-    found: dict[tuple[_Signature, ...], Mesh] = {}
+    meshes: dict[tuple[_Signature, ...], Mesh] = {}
     for num_axes in range(1, max_axes + 1):
         for sizes in _factorizations(cluster.num_devices, num_axes):
             mesh = _lay(_NAMES[num_axes], sizes, cluster)
             signatures = map(_signature, mesh.axes)
-            found.setdefault(tuple(signatures if in_order else sorted(signatures)), mesh)
-    return tuple(found.values())
+            meshes.setdefault(tuple(signatures if in_order else sorted(signatures)), mesh)
+    return tuple(meshes.values())
 
 
 @dataclass(frozen=True, slots=True)
 class KindOfAxis:
-    """Axes whose collectives take as long as one another: groups of `ranks`, each `stride` from the
-    one before, that lie on `sides` sides of the link of `level` (0 the innermost), `shared` side by
-    side."""
+    """Axes with equal prices of collectives: groups of `ranks`, each `stride` from the one before,
+    that lie on `sides` sides of the link of `level` (0 the innermost), `shared` of them on each."""
 
     level: int
     ranks: int
@@ -109,7 +108,7 @@ class KindOfAxis:
     shared: int
 
     def groups(self, num_devices: int) -> list[list[int]]:
-        """All of its groups over so many devices."""
+        """All groups of such an axis over so many devices."""
         span = self.ranks * self.stride
         firsts = (b + k for b in range(0, num_devices, span) for k in range(self.stride))
         return [list(range(first, first + span, self.stride)) for first in firsts]
@@ -119,23 +118,23 @@ class KindOfAxis:
 
 
 def kinds_of_axes(cluster: Cluster) -> tuple[KindOfAxis, ...]:
-    """The kinds of axes of more than one rank that meshes over all of `cluster` can have, whose
-    ranks lie evenly, each once. An axis crosses the outermost of the links that it can."""
+    """The kinds of axes that meshes over all of `cluster` can have, each once: those of more than
+    one rank whose ranks lie evenly. An axis crosses the outermost possible link."""
     # That is the slowest one, if rates rise inwards.
     depth, n = len(cluster.levels), cluster.num_devices
     ordered = tuple(
         replace(each, link=replace(each.link, name=str(depth - 1 - k), bytes_per_s=k + 1))
         for k, each in enumerate(cluster.levels)
     )
-    found: dict[tuple[int, int, int], KindOfAxis] = {}
+    kinds: dict[tuple[int, int, int], KindOfAxis] = {}
     for ranks in (size for size in range(2, n + 1) if n % size == 0):
         for stride in (s for s in range(1, n // ranks + 1) if n // ranks % s == 0):
             axis = axis_over("", ranks, stride, replace(cluster, levels=ordered))
             if axis.sides * axis.shared == ranks:
                 level = int(axis.crossed.name)
                 kind = KindOfAxis(level, ranks, stride, axis.sides, axis.shared)
-                found.setdefault((level, axis.shared, axis.sides), kind)
-    return tuple(found[key] for key in sorted(found))
+                kinds.setdefault((level, axis.shared, axis.sides), kind)
+    return tuple(kinds[key] for key in sorted(kinds))
 
 
 def _lay(names: tuple[str, ...], sizes: tuple[int, ...], cluster: Cluster) -> Mesh:
@@ -162,7 +161,7 @@ def axis_over(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
         extent, block = block, block // level.size
         if level.size > 1 and block % (stride * size) and stride % extent:
             crossed.append((level.link, max(1, block // stride)))
-    slowest = min(crossed, key=lambda found: (found[0].bytes_per_s, -found[0].latency_s))
+    slowest = min(crossed, key=lambda pair: (pair[0].bytes_per_s, -pair[0].latency_s))
     link, shared = slowest
     below = (other for other, _ in crossed[crossed.index(slowest) + 1 :])
     inner = min(below, key=lambda link: link.bytes_per_s, default=None)
@@ -176,7 +175,7 @@ _Signature = tuple[int, int, _LinkSignature, _LinkSignature]
 
 
 def _signature(axis: Axis) -> _Signature:
-    """What prices depend on."""
+    """What the prices on an axis depend on."""
     return axis.size, axis.shared, _link_signature(axis.crossed), _link_signature(axis.inner)
 
 
@@ -200,7 +199,7 @@ def _axes(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return _sized(text)
     sizes: dict[str, int] = {}
     for part in text.split(","):
-        name, equals, size = (piece.strip() for piece in part.partition("="))
+        name, equals, size = (token.strip() for token in part.partition("="))
         if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)):
             raise ClusterError(f"mesh {text!r}: {part.strip()!r} is not name=size ({_EXAMPLES})")
         if name in sizes:

@@ -32,14 +32,14 @@ unit of its key or a quantity in quotes:
 A device may say what its kernels reach of its rates (`ir.mesh.Kernels`), where it differs from its
 preset or from what is usual: `kernels = {matmul = 0.7, start_s = "3us"}`.
 
-A link of a preset takes what collectives were measured to take along: at another `bytes_per_s` they
-come to the same part of it. One that is given a latency, a start or an efficiency is described by
-these alone, unless `curves` says what was measured on it (`ir.mesh.Curve`):
+A link from a preset has the preset's curves of collectives: at another `bytes_per_s` these reach
+the same part of it. A link with a latency, a start or an efficiency of its own is described by
+these alone, unless `curves` has measurements on it (`ir.mesh.Curve`):
 
     link = {preset = "NVLink 4", bytes_per_s = "225GB/s"}
     link.curves = [{kind = "all_gather", ranks = 8, start_s = "10us", reach = 0.8, knee = 1}]
 
-What `autopar profile` wrote is a description too: that of the cluster it ran on.
+A profile (`autopar profile`) is a description too: that of the cluster it ran on.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
     try:
         return _of_presets(text)
     except ClusterError:
-        told = cluster_from(text)
-        if told is None:
+        message = cluster_from(text)
+        if message is None:
             raise
-    raise ClusterError(f"cluster {text!r} {told}")
+    raise ClusterError(f"cluster {text!r} {message}")
 
 
 def is_cluster_file(text: str) -> bool:
-    """Whether this is a path, and not sizes and a device."""
+    """Whether `text` is a path, and not sizes and a device."""
     return text.lower().endswith((".toml", ".json"))
 
 
@@ -103,20 +103,20 @@ def _of_presets(text: str) -> Cluster:
     if match is None or not match[2]:
         raise ClusterError(f"cluster {text!r} names no device: write one, {EXAMPLES}")
     sizes = tuple(_size(token, text) for token in re.findall(r"\d+", match[1])) or (1,)
-    found = device(match[2], f"cluster {text!r}", sizes)
+    base = device(match[2], f"cluster {text!r}", sizes)
     if len(sizes) > 2:
         raise ClusterError(
             f"cluster {text!r} has {len(sizes)} levels: a text has nodes and devices per node; "
             "describe more in a .toml file"
         )
-    system = SYSTEMS[found.name]
+    system = SYSTEMS[base.name]
     names = (system.network_link, system.node_link)[-len(sizes) :]
     levels = tuple(
         Level(size, _preset_link(name, prod(sizes[k + 1 :]), f"cluster {text!r}"))
         for k, (size, name) in enumerate(zip(sizes, names, strict=True))
     )
-    name = "x".join([*map(str, sizes), found.name])
-    return checked(Cluster(name, found, levels, system.host), f"cluster {text!r}")
+    name = "x".join([*map(str, sizes), base.name])
+    return checked(Cluster(name, base, levels, system.host), f"cluster {text!r}")
 
 
 def _profiled(path: Path) -> Cluster:
@@ -133,7 +133,7 @@ def _profiled(path: Path) -> Cluster:
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of the tables of a cluster file; None is what was left out."""
+    """Base of the tables of a cluster file; None stands for a key that was left out."""
 
 
 class _DeviceTable(_File):
@@ -201,8 +201,8 @@ def _read(path: Path) -> Cluster:
     try:
         content = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        told = cluster_from(path)
-        raise ClusterError(f"{where} {told}" if told else f"{where}: {error}") from error
+        message = cluster_from(path)
+        raise ClusterError(f"{where} {message}" if message else f"{where}: {error}") from error
     if not content:
         raise ClusterError(f"{where} {cluster_from(path) or 'describes nothing'}")
     try:
@@ -321,9 +321,9 @@ def _merge(
     readers: dict[str, Callable[[str], int | float]],
     where: str,
 ) -> _Noun:
-    """A `make` of what the table gives, and of `base` where it gives nothing.
+    """A `make` with the table's fields, and those of `base` where the table has none.
 
-    A source that is left out says that the base was changed, if it was.
+    If the source is left out, it says that the base was changed, if it was.
     """
     fields: dict[str, Any] = {}
     for key in given.__struct_fields__:
@@ -356,7 +356,7 @@ def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> i
 
 
 def _preset_link(name: str, devices_below: int, where: str) -> Link:
-    """The link a device sees; what a node has once is divided by the devices it serves."""
+    """The link of a single device; a link that a node has only one of is divided by its devices."""
     link = preset(name, LINKS, "link", where, LINK_ALIASES)
     if link.name not in SHARED_LINKS or devices_below == 1:
         return link

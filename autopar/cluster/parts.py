@@ -1,4 +1,4 @@
-"""Parts of a cluster that a stage of a pipeline has to itself."""
+"""Parts of a cluster, one for each rank of a pipeline."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from autopar.ir.mesh import Axis, Cluster, Level, Link
 
 
 def has_parts(cluster: Cluster, devices: int) -> bool:
-    """Whether all of `cluster` is groups of so many devices, each within a node, and so on at each
-    level, or of whole ones."""
+    """Whether `cluster` divides into parts of so many devices. At each level, a part must lie
+    within one group (such as a node), or consist of whole groups."""
     left = devices
     for level in reversed(cluster.levels):
         if left % level.size and level.size % left:
@@ -22,8 +22,8 @@ def has_parts(cluster: Cluster, devices: int) -> bool:
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
-    """A cluster of so many devices of `cluster` that are next to each other. ClusterError if that
-    many are neither within a node, and so on at each level, nor whole ones."""
+    """A cluster of so many neighbouring devices of `cluster`. ClusterError if they neither lie
+    within one group of a level, such as a node, nor consist of whole groups."""
     if devices == cluster.num_devices:
         return cluster
     levels: list[Level] = []
@@ -47,22 +47,22 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
 
 
 def sizes_of_parts(cluster: Cluster, ranks: int) -> tuple[int, ...]:
-    """The sizes of parts, largest first, that are next to what each of so many ranks would have if
-    they shared `cluster` evenly. Each is so many times the next, so that any number of them lie
-    evenly; in one node any do, and where such sizes cannot be all of it they differ by one."""
+    """The sizes of parts, largest first, that are nearest to an even division of `cluster` among so
+    many ranks. Each is a multiple of the next, so that any number of them lie evenly. Within one
+    node any sizes do: where multiples cannot add up to all devices, the sizes differ by one."""
     devices = cluster.num_devices
     possible = [size for size in range(1, devices) if has_parts(cluster, size)]
     base = max((size for size in possible if size * ranks <= devices), default=1)
     larger = [size for size in possible if size > base and size % base == 0]
     smaller = [size for size in possible if size < base and base % size == 0]
-    found = (*larger[:1], base, *smaller[-1:])
-    if len(cluster.levels) == 1 and ranks <= devices and not add_up_to(devices, ranks, found):
+    sizes = (*larger[:1], base, *smaller[-1:])
+    if len(cluster.levels) == 1 and ranks <= devices and not add_up_to(devices, ranks, sizes):
         return (devices // ranks + 1, devices // ranks)
-    return found
+    return sizes
 
 
 def add_up_to(devices: int, ranks: int, sizes: Sequence[int]) -> bool:
-    """Whether so many ranks have all devices, where each has one of `sizes`."""
+    """Whether so many ranks can have all devices, where each has one of `sizes`."""
     if not ranks or not sizes:
         return ranks == devices == 0
     most = min(ranks, devices // sizes[0])
@@ -70,9 +70,9 @@ def add_up_to(devices: int, ranks: int, sizes: Sequence[int]) -> bool:
 
 
 def place_parts(cluster: Cluster, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The first device of each of several parts of so many devices, which are all of `cluster`: one
-    after the other where all of them lie evenly so, else larger ones first. ClusterError if they
-    cannot."""
+    """The first device of each part, where parts of these `sizes` make up `cluster`. The parts
+    follow one another in order if all of them lie evenly so, else larger ones first. ClusterError
+    if neither is possible."""
     if sum(sizes) != cluster.num_devices:
         raise ClusterError(
             f"parts of {', '.join(map(str, sizes))} devices are {sum(sizes)}, but cluster "
@@ -91,25 +91,25 @@ def place_parts(cluster: Cluster, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _lies_evenly(cluster: Cluster, first: int, size: int) -> bool:
-    """Whether so many devices from `first` on are within a node, and so on at each level, or are
-    whole ones."""
-    block, found = cluster.num_devices, True
+    """Whether `size` devices from `first` on lie, at each level, within one group (such as a node),
+    or are whole groups."""
+    block, is_even = cluster.num_devices, True
     for level in cluster.levels:
         block //= level.size
         ends = first // block, (first + size - 1) // block
-        found &= ends[0] == ends[1] if size <= block else first % block == size % block == 0
-    return found
+        is_even &= ends[0] == ends[1] if size <= block else first % block == size % block == 0
+    return is_even
 
 
 def axis_between(cluster: Cluster, source: int, target: int, parts: int) -> Axis:
-    """The axis along which one of so many parts sends another what it makes, while others do the
-    same: those that begin with the devices `source` and `target`."""
+    """The axis along which one of so many `parts` sends to another, while others do the same. The
+    two parts begin with the devices `source` and `target`."""
     return Axis("stage", parts, slowest_between(cluster, (source, target)))
 
 
 def axis_of_copies(cluster: Cluster, firsts: Sequence[int]) -> Axis:
-    """The axis along which the devices of the parts that begin with the devices `firsts` are joined
-    to those in the same place of the others, over the slowest of the links between them."""
+    """The axis that joins devices in the same place of several parts, over the slowest of the links
+    between these. The parts begin with the devices `firsts`."""
     return Axis("stage", len(firsts), slowest_between(cluster, firsts))
 
 

@@ -1,4 +1,4 @@
-"""Presets: systems that autopar knows by the name of their device, however it is written.
+"""Presets: systems that autopar knows by the name of their device, in any spelling.
 
 A new device is one entry in each of `devices.DEVICES` and `SYSTEMS`.
 """
@@ -17,7 +17,7 @@ from autopar.cluster.devices import ALIASES, DEVICES
 from autopar.errors import ClusterError
 from autopar.ir.mesh import Device, Host
 
-# Presets by their names, however these are written, and what to do about a name that is none.
+# Presets by name, in any spelling, and the advice for an unknown name.
 
 Preset = TypeVar("Preset")
 
@@ -29,9 +29,9 @@ def preset(
     name: str, presets: Mapping[str, Preset], what: str, where: str, aliases: Mapping[str, str]
 ) -> Preset:
     """The preset of that name; ClusterError, which names the most similar one, if there is none."""
-    found = _key(name, presets, aliases)
-    if found is not None:
-        return presets[found]
+    key = _key(name, presets, aliases)
+    if key is not None:
+        return presets[key]
     nearest = _nearest(name, presets, aliases, 0.6)
     hint = f"; did you mean {nearest}?" if nearest else ""
     raise ClusterError(f"{where}: unknown {what} {name!r} (known: {', '.join(presets)}){hint}")
@@ -39,7 +39,7 @@ def preset(
 
 def device(name: str, where: str, sizes: Sequence[int]) -> Device:
     """The device of that name; ClusterError, with a file in which to describe it, if there is
-    none. `sizes` are those of the levels that have been asked for."""
+    none. `sizes` are those of the requested levels."""
     try:
         return preset(name, DEVICES, "device", where, ALIASES)
     except ClusterError as error:
@@ -50,16 +50,16 @@ def several_kinds(text: str) -> str | None:
     """What to do about a text that lists devices of several kinds, as in `2xL4+2xA10G`; None where
     it is no such list."""
     parts = [part.strip() for part in re.split(r"[+,;&|]|\band\b", text) if part.strip()]
-    found = [_counted(part) for part in parts]
-    kinds = list(dict.fromkeys(kind for kind, _ in found if kind is not None))
-    if len(parts) < 2 or not kinds or not all(kind or sizes for kind, sizes in found):
+    entries = [_counted(part) for part in parts]
+    kinds = list(dict.fromkeys(kind for kind, _ in entries if kind is not None))
+    if len(parts) < 2 or not kinds or not all(kind or sizes for kind, sizes in entries):
         return None
-    counts = [count or 1 for _, count in found]
-    if len(kinds) == 1 and all(kind for kind, _ in found):
+    counts = [count or 1 for _, count in entries]
+    if len(kinds) == 1 and all(kind for kind, _ in entries):
         sizes = [len(counts), counts[0]] if len({*counts}) == 1 else [sum(counts), 1]
         return f"is in parts of one kind: write {sizes[0]}x{sizes[1]}x{kinds[0]}"
     least = min(kinds, key=lambda kind: (DEVICES[kind].memory_bytes, DEVICES[kind].peak("float32")))
-    alone = " and ".join(part for part, (kind, _) in zip(parts, found, strict=True) if kind)
+    alone = " and ".join(part for part, (kind, _) in zip(parts, entries, strict=True) if kind)
     return (
         "has devices of several kinds, and a cluster has one: all ranks hold and compute as much. "
         f"Plan for each kind by itself ({alone}), or for all of them as if they were the one with "
@@ -68,8 +68,7 @@ def several_kinds(text: str) -> str | None:
 
 
 def _counted(part: str) -> tuple[str | None, int]:
-    """The kind of a part of a list, None if it is unknown, and how many there are, 0 if it does not
-    say."""
+    """(kind, count) of a part of a list: None for an unknown kind, 0 without a count."""
     match = re.fullmatch(_PART, part, re.IGNORECASE | re.ASCII | re.DOTALL)
     assert match is not None
     sizes = [int(size[:9]) for size in re.findall(r"\d+", match[1])]
@@ -92,11 +91,11 @@ def _description(name: str, sizes: Sequence[int]) -> str:
         f'device.memory_bytes_per_s = "{like.memory_bytes_per_s / 1e9:g}GB/s"',
         f"device.flops_per_s = {{{rates}}}",
     ]
-    told = (
+    intro = (
         ". Describe it in a file whose name ends in .toml, and give that. These are the figures of "
         f"{nearest}, the nearest name, to be replaced by its own; the rest stays {nearest}'s:"
     )
-    return "\n    ".join([told, *lines])
+    return "\n    ".join([intro, *lines])
 
 
 def _key(name: str, presets: Mapping[str, object], aliases: Mapping[str, str]) -> str | None:
@@ -123,7 +122,7 @@ def _folded(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What usually stands around a device: links (by name) in and between nodes, and the host."""
+    """The usual surroundings of a device: links (by name) in and between nodes, and the host."""
 
     node_link: str
     network_link: str
@@ -133,8 +132,8 @@ class System:
 def _system(
     node: str, network: str, memory_gb: float, ram_gb_per_s: float, gb_per_s: float, source: str
 ) -> System:
-    """The host's share per device: its memory, what that reads and writes (all channels of the
-    processors that such hosts have), and what copies to it come to."""
+    """A system from the host's share per device: its memory, the rate of that memory (all channels
+    of the usual processors), and the rate of copies to it."""
     source = f"{source}; latency: estimate; memory: {ram_gb_per_s:g} GB/s, estimate by channels"
     rates = gb_per_s * 1e9, 10e-6, source, ram_gb_per_s * 1e9
     return System(node, network, Host(round(memory_gb * 1e9), *rates))

@@ -1,8 +1,7 @@
-"""A profile: what devices and their links were measured to do. Times are whole nanoseconds, sizes
-bytes.
+"""A profile: measurements of devices and their links. Times are whole nanoseconds, sizes bytes.
 
 As a file it is canonical JSON, like a plan (`ir.files`). `runtime.measuring` makes one,
-`cluster.measured` turns one into the figures that the price of a plan starts from.
+`cluster.measured` turns one into the figures that prices start from.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ class Pointwise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Collective `kind` over axes whose slowest link is that of `level` (0 the innermost), while
-    all ranks run it: `ranks` in each group, that lie on `sides` sides of the link, `shared` side by
-    side. `num_bytes` are those of the side of the local tensor that is not sharded."""
+    all ranks run it. Each group has `ranks`, on `sides` sides of the link, `shared` on each.
+    `num_bytes` are those of the local tensor that is not sharded, source or target."""
 
     level: _Count
     kind: str
@@ -92,7 +91,7 @@ class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Learned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `runs` runs took in millionths of what was predicted of them, one after the other."""
+    """The measured times of runs in millionths of the predicted times, and the number of `runs`."""
 
     compute_ppm: Positive
     communication_ppm: Positive
@@ -100,20 +99,20 @@ class Learned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was not measured, and why."""
+    """An entry that was not measured, and why."""
 
     entry: str
     reason: str
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What devices were measured to do; see the module's text.
+    """Measurements of devices and links; see the module's text.
 
     `kind` is "cuda" or "cpu", `device` the driver's name for one, `memory_bytes` all of its memory.
     `cluster` is the text of the presets that stand for what was not measured, empty if there are
-    none; `sizes` are those of its levels, outermost first. All its devices were at work at once.
-    `launch_ns` is the host's time to launch one op through torch. `learned` is what runs told of
-    prices that were made with it.
+    none; `sizes` are those of its levels, outermost first. All its devices worked at the same time.
+    `launch_ns` is the host's time to launch one op through torch. `learned` is what runs showed of
+    prices from this profile.
     """
 
     schema: int
@@ -138,7 +137,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """A short hash of all that was measured."""
+        """A short hash of the whole profile."""
         return sha256(self.to_bytes()).hexdigest()[:8]
 
     def to_bytes(self) -> bytes:
@@ -182,38 +181,38 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return _FORMAT.load(path)
         except ClusterError as error:
             try:
-                found = look_into(path)
+                foreign = look_into(path)
             except (OSError, TypeError, ValueError):
                 raise error from None
-            if found is None:
+            if foreign is None:
                 raise
-        told = f"profile {os.fspath(path)} is {found.what}; `autopar profile` measures one"
-        raise ClusterError(f"{told}. {found.remedy}".rstrip())
+        message = f"profile {os.fspath(path)} is {foreign.what}; `autopar profile` measures one"
+        raise ClusterError(f"{message}. {foreign.remedy}".rstrip())
 
 
 _FORMAT = Format(Profile, "profile", "measure again", PROFILE_VERSION, ClusterError)
 
 # What a profile learns from runs of plans that were priced with it.
 #
-# Points are measured one by one; in a step they heat the device, fill its caches and wait for one
-# another. What a step takes beyond its price is one factor for all that a device computes, and one
-# for all that links carry.
+# Points are measured one by one; in a step, kernels heat the device, fill its caches and wait for
+# each other. The time of a step beyond its price becomes one factor for all compute of a device,
+# and one for all communication.
 
 MOST = 3.0
-"""One lesson changes a price by no more than this factor: what is further off is no matter of
-degree, but of something that was not measured."""
+"""One lesson changes a price by no more than this factor: a larger error comes from something that
+was not measured."""
 
 RunRatios = tuple[str, float | None, float | None]
-"""The source of the figures that a run was priced with, and how many times what was predicted it
-took to compute and to communicate; None is not known."""
+"""(source, compute, communication): the source of the figures that a run was priced with, and the
+ratios of measured to predicted times; None is not known."""
 
 _PPM = 1_000_000
 
 
 def learn(profile: Profile, runs: Sequence[RunRatios]) -> tuple[Profile, tuple[str, ...]]:
-    """The profile with the geometric means of what the runs tell, on top of what it has learned
-    before; and what that is, in words. ClusterError if a run was priced with anything else: what it
-    tells is not of this profile, or was learned already."""
+    """The profile with the geometric means of the runs' ratios, on top of what it has learned
+    before; and notes on these, as text. ClusterError if a run was priced with anything else: its
+    ratios are of another profile, or were learned already."""
     for source, _, _ in runs:
         if f"profile {profile.digest} " not in source:
             raise ClusterError(
@@ -221,15 +220,15 @@ def learn(profile: Profile, runs: Sequence[RunRatios]) -> tuple[Profile, tuple[s
                 "has: plan with the profile, run that, and let it learn from there"
             )
     before = profile.learned or Learned(_PPM, _PPM, 1)
-    said: list[str] = []
-    compute = _mean("compute", [ratio for _, ratio, _ in runs], said)
-    communication = _mean("communication", [ratio for _, _, ratio in runs], said)
+    notes: list[str] = []
+    compute = _mean("compute", [ratio for _, ratio, _ in runs], notes)
+    communication = _mean("communication", [ratio for _, _, ratio in runs], notes)
     learned = Learned(
         compute_ppm=round(before.compute_ppm * compute),
         communication_ppm=round(before.communication_ppm * communication),
         runs=len(runs) + (profile.learned.runs if profile.learned else 0),
     )
-    return msgspec.structs.replace(profile, learned=learned), tuple(said)
+    return msgspec.structs.replace(profile, learned=learned), tuple(notes)
 
 
 def _mean(what: str, ratios: Sequence[float | None], notes: list[str]) -> float:
@@ -237,11 +236,11 @@ def _mean(what: str, ratios: Sequence[float | None], notes: list[str]) -> float:
     if not known:
         notes.append(f"{what}: not known, left as it is")
         return 1.0
-    found = exp(sum(map(log, known)) / len(known))
+    mean = exp(sum(map(log, known)) / len(known))
     beyond = [ratio for ratio in ratios if ratio is not None and not 1 / MOST <= ratio <= MOST]
     furthest = ", ".join(f"{ratio:.3g}" for ratio in beyond)
-    told = (
+    remark = (
         f" ({furthest} counts as the factor of {MOST:g} that one lesson changes)" if beyond else ""
     )
-    notes.append(f"{what}: takes {found:.3g} times what was predicted{told}")
-    return found
+    notes.append(f"{what}: takes {mean:.3g} times what was predicted{remark}")
+    return mean

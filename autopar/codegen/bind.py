@@ -1,4 +1,4 @@
-"""From the graphs that all ranks share to those of one rank."""
+"""Binds the graphs that all ranks share to one rank."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def bind(
     coordinate: Sequence[int],
     device: torch.device | None = None,
 ) -> Program:
-    """`program` for the rank at `coordinate` of `mesh`, whose process group on each axis
-    `groups` names. Graphs are traced on the CPU: what they make there is made on `device`.
+    """`program` for the rank at `coordinate` of `mesh`. `groups` names its process group on each
+    axis. Graphs are traced on the CPU: tensors that they create there are created on `device`.
 
-    The given program is left as it is. PlanMismatchError for an axis without a group.
+    The given program is not changed. PlanMismatchError for an axis without a group.
     """
     index = {axis.name: at for axis, at in zip(mesh, coordinate, strict=True)}
     missing = [name for name in index if name not in groups]
@@ -73,8 +73,8 @@ def _bound(
         elif device is not None and device.type != "cpu":
             node.args, node.kwargs = _on(node.args, device), _on(node.kwargs, device)
     graph.lint()
-    found = fx.GraphModule(gm, graph)
-    return found if device is None else found.to(device)
+    module = fx.GraphModule(gm, graph)
+    return module if device is None else module.to(device)
 
 
 def _on(value: Any, device: torch.device) -> Any:

@@ -1,10 +1,10 @@
 """The nodes of one transfer: the collective, and the copies that lay its buffers out.
 
 Functional collectives work on the leading dim. A tensor is seen here as its parts in order, of
-local sizes; the sharded part is brought to the front before the pieces of a scatter are sent, or
-into place after the pieces of a gather have come. Where nothing stands before it, no copy is made.
-Results are contiguous: some kernels read memory as if every tensor were (the backward of layer norm
-on the CPU, for its statistics).
+local sizes. The sharded part is moved to the front before a scatter, or from the front into its
+place after a gather. No copy is made where it is in front already. Results are contiguous: some
+kernels read memory as if every tensor were (the backward of layer norm on the CPU, for its
+statistics).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Parts:
 def parts_of(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> Parts:
-    """The parts of one rank's piece in `sharding`."""
+    """The parts of one rank's shard in `sharding`."""
     local = local_part_sizes(tensor, atoms, sharding, sizes)
     return Parts(
         tuple(slot for slot, _ in tensor.slots()),
@@ -81,7 +81,8 @@ WAIT = c10d.wait_tensor.default
 
 @contextmanager
 def sending(graph: fx.Graph, what: str) -> Generator[None]:
-    """Inside, collectives that are appended to `graph` are of `what`: errors say so."""
+    """Inside, collectives that are appended to `graph` are marked as those of `what`, for
+    errors."""
     last = next(iter(reversed(graph.nodes)))
     yield
     for node in takewhile(lambda each: each is not last, reversed(graph.nodes)):
@@ -102,8 +103,8 @@ def collective_call(kind: str, num: int, axis: str) -> tuple[Any, tuple[Any, ...
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How `move` over a mesh axis called `axis`, of `num` ranks, takes a tensor in parts `before`
-    to parts `after`, in nodes that are appended to `graph`."""
+    """How `move` over the mesh axis `axis`, of `num` ranks, brings a tensor from parts `before` to
+    parts `after`, in nodes that are appended to `graph`."""
 
     graph: LeanGraph
     axis: str
@@ -114,7 +115,7 @@ class Packing:
 
     @property
     def landed_shape(self) -> Sequence[int]:
-        """The shape of what the collective brings; not of an all_to_all."""
+        """The shape of the collective's result; not for an all_to_all."""
         shape = self.before.shape
         if self.move.kind == "all_gather":
             return [self.num * shape[0], *shape[1:]]
@@ -192,14 +193,15 @@ class Packing:
         return self.graph.call(aten.contiguous.default, self._reshape(x, have, want))
 
     def _split(self, x: fx.Node, target: Slot) -> tuple[fx.Node, list[int], int]:
-        """Part `target` cut in as many pieces as there are ranks, and where they stand."""
+        """`x` with part `target` cut into one slice per rank along a dim of its own, its shape, and
+        that dim."""
         at = self.before.position(target)
         sizes = list(self.before.sizes)
         split = [*sizes[:at], self.num, sizes[at] // self.num, *sizes[at + 1 :]]
         return self._reshape(x, self.before.shape, split), split, at
 
     def _exchanged(self, x: fx.Node, source: Slot, target: Slot) -> fx.Node:
-        """The pieces that come are the outer parts of `source`."""
+        """The slices received from the ranks are the outer parts of `source`."""
         at, place = self.before.position(target), self.before.position(source)
         sizes = list(self.before.sizes)
         sizes[at] //= self.num
@@ -211,15 +213,15 @@ class Packing:
 
 # The nodes of a step that joins or cuts chunks of a dim, which may be uneven.
 #
-# Collectives send pieces of equal length along the leading dim: the dim in chunks is brought there,
-# chunks are padded with zeros, and what comes is cut to the rows that are there. All of it depends
-# on the rank by `runtime.symbols` alone.
+# Collectives send slices of equal length along the leading dim. So the dim in chunks is moved
+# there, chunks are padded with zeros, and what is received is cut to the rows that there are. Only
+# `runtime.symbols` depend on the rank.
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPacking:
-    """How a step of `kind` joins or cuts chunks: `size` rows along `dim` of a tensor of `num_dims`
-    dims are cut by `cuts`, of which the last is undone (a gather) or made."""
+    """How a step of `kind` joins or cuts chunks. `cuts` cut `size` rows along `dim` of a tensor of
+    `num_dims` dims; the step undoes the last of them (a gather) or makes it."""
 
     graph: LeanGraph
     kind: str
@@ -237,7 +239,7 @@ class ChunkPacking:
         move: Move,
         step: Collective,
     ) -> ChunkPacking:
-        """For `move` of a tensor, whose collective `step` is."""
+        """For collective `step` of the `move` of a tensor."""
         cut = move.source if step.kind == "all_gather" else move.target
         dim = cut[step.axis].dim
         shape = local_shape(tensor, atoms, without_chunks(cut), mesh.sizes)

@@ -1,7 +1,6 @@
 """A plan, applied: the joint graph of a model to the local forward and backward graphs of a rank.
 
-Both graphs are the schedule's events, written down one by one; views are taken again wherever they
-are used.
+Both graphs are the schedule's events, one by one. Views are written where they are used.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ aten = torch.ops.aten
 
 @collection_paused()
 def generate(gm: fx.GraphModule, graph: Graph, layout: Layout) -> Program:
-    """The local graphs of a stage that is laid out so, for the joint graph `gm`, of which `graph`
-    is the snapshot.
+    """The local graphs of a stage by its `layout`, for the joint graph `gm`, whose snapshot is
+    `graph`.
 
     PlanMismatchError, naming the tensor, if the plan's decisions do not fit the graph.
     """
@@ -89,8 +88,8 @@ def generate(gm: fx.GraphModule, graph: Graph, layout: Layout) -> Program:
 
 
 class _Generator:
-    """Writes the graphs of `scheduled`, which is the last turn of a step or one before it; `traced`
-    is what `gm` is, `layout` has what is made of it."""
+    """Writes the graphs of `scheduled`, the last microbatch of a step or one before it. `traced` is
+    the snapshot of `gm`, and `layout` has the graph after passes."""
 
     def __init__(
         self,
@@ -109,15 +108,15 @@ class _Generator:
         self.local = {phase: LocalGraph(self.layout, self._spoken) for phase in Phase}
         """The graphs that are written: of a backward in two parts first one, then the other."""
         self.fx_nodes = sources(gm, graph)
-        found = groups(graph)
-        self.read = {group.root for group in found}
-        self.use_of = {(use.node, use.arg): (group, use) for group in found for use in group.uses}
+        all_groups = groups(graph)
+        self.read = {group.root for group in all_groups}
+        self.use_of = {(u.node, u.arg): (group, u) for group in all_groups for u in group.uses}
         self.gradients = {
             self.use_of[node.index, 0][0].root: node.target for node in graph.with_role(Role.GRAD)
         }
         self.own = OwnOps(graph, self.sizes, is_last=is_last)
         self.left: set[Ref] = set()
-        """What left as the gradient of a parameter."""
+        """The tensors that were returned as the gradient of a parameter."""
         self.shapes: dict[tuple[str, tuple[Sharding, ...], tuple[Sharding, ...]], Shapes] = {}
 
     def run(self) -> Program:
@@ -149,7 +148,7 @@ class _Generator:
         return self._program(forward, backward, weights)
 
     def _second_part(self) -> LocalGraph:
-        """The second part of backward, which has what is carried from the first."""
+        """The second part of backward, which takes what the first carries over as inputs."""
         first = self.local[Phase.BACKWARD]
         second = self.local[Phase.BACKWARD] = LocalGraph(self.layout, self._spoken)
         for node in self.graph.with_role(Role.TANGENT):
@@ -158,8 +157,8 @@ class _Generator:
             )
         for name in self._further_inputs(self.schedule.weights):
             second.placeholder(name)
-        handed = dict.fromkeys((*self.schedule.saved, *self.schedule.carried))
-        numbers = {value: number for number, value in enumerate(handed)}
+        saved = dict.fromkeys((*self.schedule.saved, *self.schedule.carried))
+        numbers = {value: number for number, value in enumerate(saved)}
         for value in self.schedule.carried:
             name = f"saved:{numbers[value]}"
             first.outputs[name] = self._value(first, value)
@@ -169,14 +168,14 @@ class _Generator:
         return second
 
     def sums(self) -> tuple[Sum, ...]:
-        """What turns hand on."""
+        """The sums that microbatches pass on to the next."""
         return tuple(
             self.own.sum_of(node, self.layout.output_state(Ref(node.index)))
             for node in filter(is_result, self.graph.nodes)
         )
 
     def _output(self, node: Node) -> Value:
-        """What a node makes, as it is laid out."""
+        """The output of a node, in its sharding."""
         state = self.layout.output_state(Ref(node.index))
         return Value(node.phase, Ref(node.index), state, self._is_on_host(node))
 
@@ -260,10 +259,10 @@ class _Generator:
             return
         arguments = [self._argument(node, arg) for arg in read_before(node)]
         if node.op in OWN_OPS:
-            made = self.own.write(graph, node, arguments, local.inputs, self.layout.pair(node))
+            result = self.own.write(graph, node, arguments, local.inputs, self.layout.pair(node))
             if node.op == SEND:
-                local.outputs[sent_name(node)] = made
-            local.values |= dict.fromkeys(event.makes, made)
+                local.outputs[sent_name(node)] = result
+            local.values |= dict.fromkeys(event.makes, result)
             return
         results = self._results(graph, node, self.fx_nodes[node.name], arguments)
         local.values |= state_left(graph, node, results, self.layout.pair(node)[0])
@@ -271,15 +270,15 @@ class _Generator:
             if value.ref not in self.read:
                 continue
             result = results[output]
-            ways = self._averaged_over(node, output)
-            if ways > 1:
-                result = graph.call(aten.div.Scalar, result, ways)
+            num_parts = self._averaged_over(node, output)
+            if num_parts > 1:
+                result = graph.call(aten.div.Scalar, result, num_parts)
             local.values[value] = result
 
     def _results(
         self, graph: LeanGraph, node: Node, source: fx.Node, arguments: Sequence[fx.Node]
     ) -> Sequence[fx.Node]:
-        """The local tensors that an op makes."""
+        """The local outputs of an op."""
         choice, (inputs, outputs) = self.layout.choice(node), self.layout.pair(node)
         if exchange_axes(node, choice):
             given = iter(arguments)
@@ -314,9 +313,9 @@ class _Generator:
         given = iter(arguments)
         args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))
         target, args, kwargs = localize(source.target, args, kwargs, shapes)
-        made = graph.call_function(target, args, kwargs)
-        made.meta[BIAS] = adds_bias(node, shapes, self.graph.input_types(node))
-        return made
+        call = graph.call_function(target, args, kwargs)
+        call.meta[BIAS] = adds_bias(node, shapes, self.graph.input_types(node))
+        return call
 
     def _shapes(
         self, node: Node, inputs: tuple[Sharding, ...], outputs: tuple[Sharding, ...]
@@ -324,17 +323,17 @@ class _Generator:
         """Nodes of one key have equal shapes."""
         known = node.key, inputs, outputs
         if known not in self.shapes:
-            types, (given, made) = self.graph.input_types(node), self.types[node.name]
+            whole_inputs, whole_outputs = self.types[node.name]
             self.shapes[known] = Shapes(
-                tuple(t.shape for t in given),
-                tuple(t.shape for t in made),
-                tuple(map(self._local_shape, types, inputs)),
+                tuple(t.shape for t in whole_inputs),
+                tuple(t.shape for t in whole_outputs),
+                tuple(map(self._local_shape, self.graph.input_types(node), inputs)),
                 tuple(map(self._local_shape, node.outputs, outputs)),
             )
         return self.shapes[known]
 
     def _local_shape(self, tensor: TensorType, sharding: Sharding) -> tuple[int, ...]:
-        """As a view is told it: of a dim in chunks, each rank knows its own size."""
+        """The local shape, with -1 for a dim in chunks, whose size depends on the rank."""
         shape = list(local_shape(tensor, self.graph.atoms, sharding, self.sizes))
         dim = chunked_dim(sharding)
         if dim is not None:
@@ -342,18 +341,18 @@ class _Generator:
         return tuple(shape)
 
     def _averaged_over(self, node: Node, output: int) -> int:
-        """Over how many pieces an output was averaged one by one. The mean of each is partial once
-        it is divided by their number: the mean of the whole is the sum."""
+        """Over how many shards and microbatches an output was averaged, each by itself. Divided by
+        their number the means are partial: they sum up to the mean of the whole."""
         if not node.mean:
             return 1
         reduced = {f.name for f in node.factors if f.outputs[output] is None}
-        given, made = self.types[node.name]
+        inputs, outputs = self.types[node.name]
         now = self.graph.input_types(node)[0].num_bytes, node.outputs[output].num_bytes
-        microbatches = given[0].num_bytes // now[0] * now[1] // made[output].num_bytes
+        microbatches = inputs[0].num_bytes // now[0] * now[1] // outputs[output].num_bytes
         return microbatches * self.layout.choice(node).num_parts(reduced, self.sizes)
 
     def _spoken(self, transfer: Transfer) -> str:
-        """What a transfer brings, in words."""
+        """The tensor of a transfer, in words."""
         root = self.graph.nodes[transfer.source.ref.node]
         if root.role is not Role.OP:
             return f"{root.role.value} {root.target}"
@@ -366,12 +365,12 @@ class _Generator:
         """The local value of a tensor input, in the sharding that the node's choice asks for."""
         group, use = self.use_of[node.index, arg]
         if node.role in STORED_ROLES:
-            wanted = self.layout.params[node.target].storage
+            target = self.layout.params[node.target].storage
         else:
-            wanted = self.layout.pair(node)[0][arg]
-        states = self.layout.seen_through(use, wanted)
+            target = self.layout.pair(node)[0][arg]
+        states = self.layout.seen_through(use, target)
         if states is None:
-            raise PlanMismatchError(f"{node.key}: no sharding of {group.key} gives {wanted}")
+            raise PlanMismatchError(f"{node.key}: no sharding of {group.key} gives {target}")
         return self._viewed(group, use, states)
 
     def _viewed(self, group: Group, use: Use, states: Sequence[Sharding]) -> fx.Node:

@@ -22,10 +22,10 @@ from autopar.runtime.program.lean import LeanGraph
 
 # The messages of a schedule in a local graph: transfers on their own, and buckets of them.
 #
-# A reduce_scatter's input has a row per rank, and so has what an all_gather makes. Each transfer of
-# a bucket is seen as such rows (one, where there are no ranks to tell apart), the rows of all are
-# joined, and a transfer is a range of columns in what comes back. Every kind of backend can do
-# that, NCCL and gloo alike; gloo's own coalesced reduce_scatter sends its members one by one.
+# A reduce_scatter's input has a row per rank, and so has an all_gather's output. Each transfer of a
+# bucket is seen as such rows, or as one row for other collectives. The rows of all are joined, and
+# a transfer is a range of columns of the result. NCCL and gloo can both do that; gloo's own
+# coalesced reduce_scatter sends its members one by one.
 
 aten = torch.ops.aten
 
@@ -88,7 +88,7 @@ class Messages:
             start = end
 
     def take(self, transfer: Transfer) -> fx.Node:
-        """What a transfer brings, of what has come."""
+        """The tensor that a transfer brings, from the result of its collective."""
         landed = self._slices.pop(transfer)
         if isinstance(landed, _BufferSlice):
             landed = self._cut_out(landed)
@@ -97,19 +97,19 @@ class Messages:
         return self._packing(transfer).unpack(landed)
 
     def _copy(self, message: Message, x: fx.Node) -> None:
-        """A tensor on its way to the host, or back to where graphs run (`bind`)."""
+        """Start a copy of `x` to the host, or back to the device of graphs (`bind`)."""
         is_reload = message.kind == "reload"
         target, device = (RELOAD, (torch.device("cpu"),)) if is_reload else (OFFLOAD, ())
         self._issued[message] = self.graph.call(target, x, *device)
 
     def cut(self, transfer: Transfer, x: fx.Node) -> fx.Node:
         """The rank's slice of `x`."""
-        found = self._packing(transfer).cut(x)
+        shard = self._packing(transfer).cut(x)
         root = self.layout.graph.nodes[transfer.source.ref.node]
-        if root.role is not Role.OP or found.target is aten.reshape.default:
-            return self.graph.call(aten.contiguous.default, found)
+        if root.role is not Role.OP or shard.target is aten.reshape.default:
+            return self.graph.call(aten.contiguous.default, shard)
         # A view would keep the whole tensor in memory; a part of a dim is copied by reshape.
-        return self.graph.call(aten.clone.default, found, memory_format=torch.contiguous_format)
+        return self.graph.call(aten.clone.default, shard, memory_format=torch.contiguous_format)
 
     def _packing(self, transfer: Transfer) -> Packing | ChunkPacking:
         known = transfer.key, transfer.step
@@ -129,7 +129,7 @@ class Messages:
         return Packing(self.graph, axis.name, axis.size, before, after, collective)
 
     def _cut_out(self, columns: _BufferSlice) -> fx.Node:
-        """One transfer's columns, contiguous, in the shape in which they came."""
+        """One transfer's columns, contiguous, in the shape in which they were received."""
         part = self.graph.call(aten.slice.Tensor, columns.landed, 1, columns.start, columns.end)
         if columns.end - columns.start == 1:
             # Of a single column reshape makes a view, which some kernels read as if it had no gaps.
@@ -141,7 +141,7 @@ class Messages:
 
 
 class _BufferSlice(NamedTuple):
-    """Columns of what a bucket brought, and the shape they make."""
+    """Columns of a bucket's result, and the shape of their tensor."""
 
     landed: fx.Node
     start: int
@@ -150,8 +150,8 @@ class _BufferSlice(NamedTuple):
 
 
 class LocalGraph:
-    """One of the graphs of a turn while it is written, with its inputs and outputs by name. `views`
-    has the local value of each view in each sharding asked for."""
+    """One of the graphs of a microbatch while it is written, with its inputs and outputs by name.
+    `views` has the local value of each view, by node, sharding, and whether it is on the host."""
 
     def __init__(self, layout: Layout, spoken: Callable[[Transfer], str]) -> None:
         self.graph = LeanGraph()

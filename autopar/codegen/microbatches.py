@@ -1,10 +1,10 @@
 """What microbatches, stages and rounding add to a graph (`ir.passes.microbatches`,
 `ir.passes.stages`, `ir.passes.rounding`), written in ops of torch.
 
-The turn is an input of the graph, as are the sums so far: the graph of a turn is the same in every
-one. What turns put together leaves a turn that is not the last as it is;
-`runtime.program.microbatches` hands it to the next. What another stage sends is an input of the
-graph, and what another is sent an output.
+The number of the microbatch is an input of the graph, as are the sums so far: all microbatches but
+the last have the same graph. It returns these sums, and `runtime.program.microbatch_run` passes
+them to the next microbatch. Tensors from other stages are inputs of the graph, tensors for others
+are outputs.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ OWN_OPS = frozenset({MICROBATCH, SHARE, ACCUMULATE, COLLECT, COUNT, SEND, RECEIV
 
 
 def sum_name(node: Node) -> str:
-    """What an input or output of a graph is called that `node` puts together."""
+    """The name of the input or output of a graph that is the sum at `node`."""
     return f"sum:{node.index}"
 
 
 def received_name(node: Node) -> str:
-    """What an input of a graph is called that another stage sends."""
+    """The name of the input of a graph that another stage sends."""
     return f"received:{node.target}"
 
 
 def sent_name(node: Node) -> str:
-    """What an output of a graph is called that `node` sends to another stage."""
+    """The name of the output of a graph that `node` sends to another stage."""
     return f"sent:{node.args[-1]}:{node.target}"
 
 
@@ -64,7 +64,8 @@ def inputs_of(node: Node, *, is_last: bool) -> tuple[str, ...]:
 
 
 class OwnOps:
-    """Writes ops of ours for a graph on a mesh of `sizes`, for the last turn or one before."""
+    """Writes autopar's own ops for a graph on a mesh of `sizes`, for the last microbatch or one
+    before."""
 
     def __init__(self, graph: Graph, sizes: Sequence[int], *, is_last: bool) -> None:
         self.graph, self.sizes, self.is_last = graph, sizes, is_last
@@ -77,7 +78,8 @@ class OwnOps:
         inputs: dict[str, fx.Node],
         states: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
     ) -> fx.Node:
-        """What `node` makes of `x`, where `states` are the shardings of its inputs and outputs."""
+        """The output of `node` for inputs `x`; `states` are the shardings of its inputs and
+        outputs."""
         if node.op == RECEIVE:
             return inputs[received_name(node)]
         if node.op == SEND:
@@ -92,20 +94,20 @@ class OwnOps:
             return _cast(graph, node, x[0])
         if node.op == COLLECT and not self.is_last:
             return x[0]
-        (state, *_), (made_state,) = states
-        lead, rest = self._around(node, made_state if node.op == COLLECT else state)
+        (input_state, *_), (output_state,) = states
+        lead, rest = self._around(node, output_state if node.op == COLLECT else input_state)
         microbatch, microbatches = inputs[MICROBATCH_INPUT], self.graph.microbatches
         if node.op == MICROBATCH:
             rows = graph.call(aten.reshape.default, x[0], [lead, microbatches, rest])
-            made = graph.call(aten.index_select.default, rows, 1, microbatch)
+            result = graph.call(aten.index_select.default, rows, 1, microbatch)
         else:
             rows = graph.call(aten.reshape.default, x[0], [lead, 1, rest])
             whole = inputs[sum_name(node)]
-            made = graph.call(aten.index_copy_.default, whole, 1, microbatch, rows)
-        return graph.call(aten.reshape.default, made, self._shape(node, made_state))
+            result = graph.call(aten.index_copy_.default, whole, 1, microbatch, rows)
+        return graph.call(aten.reshape.default, result, self._shape(node, output_state))
 
     def sum_of(self, node: Node, state: Sharding) -> Sum:
-        """What is handed from turn to turn of what `node` puts together, made in `state`."""
+        """The sum at `node`, in sharding `state`, that each microbatch passes to the next."""
         shape, is_collected = tuple(self._shape(node, state)), node.op != ACCUMULATE
         if is_collected:
             lead, rest = self._around(node, state)
@@ -117,7 +119,8 @@ class OwnOps:
         return [prod(sizes) for sizes in local_part_sizes(tensor, atoms, state, self.sizes)]
 
     def _around(self, node: Node, state: Sharding) -> tuple[int, int]:
-        """How many elements stand before and behind the part that is the turn, on one rank."""
+        """How many elements stand before and behind the part that counts microbatches, on one
+        rank."""
         is_cut = node.op == MICROBATCH
         tensor = self.graph.input_types(node)[0] if is_cut else node.outputs[0]
         other = node.outputs[0] if is_cut else self.graph.input_types(node)[0]
@@ -129,7 +132,7 @@ class OwnOps:
 
 
 def _microbatch_slot(whole: Sequence[Sequence[int]], cut: Sequence[Sequence[int]]) -> Slot:
-    """The part that a tensor of the whole batch has, and that of a turn has not."""
+    """The part that a tensor of the whole batch has, and that of a microbatch has not."""
     for dim, (parts, left) in enumerate(zip(whole, cut, strict=True)):
         if len(parts) > len(left):
             pairs = enumerate(zip(parts, left, strict=False))
@@ -138,14 +141,14 @@ def _microbatch_slot(whole: Sequence[Sequence[int]], cut: Sequence[Sequence[int]
 
 
 def _cast(graph: LeanGraph, node: Node, x: fx.Node) -> fx.Node:
-    """`x` in the dtype of what `node` makes. What is beyond the range of float16 becomes the
-    largest number in it, and not infinity: gradients stay finite."""
+    """`x` in the dtype of what `node` makes. Values beyond the range of float16 become its largest
+    number, not infinity, so that gradients stay finite."""
     dtype = getattr(torch, node.outputs[0].dtype)
-    made = graph.call(aten._to_copy.default, x, dtype=dtype)
+    cast = graph.call(aten._to_copy.default, x, dtype=dtype)
     if dtype is torch.float16:
         largest = torch.finfo(dtype).max
-        made = graph.call(aten.clamp_.default, made, -largest, largest)
-    return made
+        cast = graph.call(aten.clamp_.default, cast, -largest, largest)
+    return cast
 
 
 def _count(graph: LeanGraph, node: Node, x: Sequence[fx.Node]) -> fx.Node:

@@ -1,5 +1,5 @@
-"""Passes over a local graph, each a function `graph -> graph` that leaves the order of what is sent
-and awaited as it is.
+"""Passes over a local graph, each a function `graph -> graph` that keeps the order of collectives
+and waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from autopar.codegen.torch_private import boxed_codegen
 from autopar.ir.graph import Node, TensorType
 from autopar.rules.op import Shapes
 
-# The pass that adds a bias within the matmul again, where nothing is sent or awaited between.
+# The pass that fuses a matmul and its bias again, where no collective or wait is between them.
 
 aten = torch.ops.aten
 
@@ -33,16 +33,16 @@ def adds_bias(node: Node, shapes: Shapes, inputs: Sequence[TensorType]) -> bool:
 
 
 def fuse_bias(graph: fx.Graph) -> fx.Graph:
-    """mm and the addition of a bias, which planning tells apart, as one addmm."""
+    """mm and the addition of a bias, which are separate in planning, as one addmm."""
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not node.meta.get(BIAS):
             continue
-        product, bias = node.args
-        if product.target is not aten.mm.default or len(product.users) > 1:
+        matmul, bias = node.args
+        if matmul.target is not aten.mm.default or len(matmul.users) > 1:
             continue
-        if not any(between.target in _MESSAGES for between in _between(product, node)):
-            node.target, node.args = aten.addmm.default, (bias, *product.args)
-            graph.erase_node(product)
+        if not any(between.target in _MESSAGES for between in _between(matmul, node)):
+            node.target, node.args = aten.addmm.default, (bias, *matmul.args)
+            graph.erase_node(matmul)
     return graph
 
 
@@ -53,16 +53,16 @@ def _between(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
         node = node.next
 
 
-# The pass that drops views which undo or repeat one another: each costs an interpreted graph as
-# much as a small kernel.
+# The pass that drops views which undo or repeat one another: in an interpreted graph each takes as
+# long as a small kernel.
 
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default})
 _SWAPS = frozenset({aten.t.default, aten.transpose.int})
 
 
 def tidy_views(graph: fx.Graph) -> fx.Graph:
-    """Read through what passes a tensor on as it is, through a reshape that is reshaped again, and
-    through a transposition that is undone."""
+    """Drop ops that change nothing, reshapes of reshapes, and pairs of transpositions that cancel
+    out."""
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -75,8 +75,8 @@ def tidy_views(graph: fx.Graph) -> fx.Graph:
 
 
 def drop_dead_code(graph: fx.Graph) -> fx.Graph:
-    """Drop every op whose result is not used; inputs stay. So do collectives go: none of the ranks
-    uses theirs (an op may take an argument only to know that it is there)."""
+    """Drop every op whose result is not used; inputs stay. Collectives are dropped as well, since
+    no rank uses their result: an op may take an argument only to know that it is there."""
     for node in reversed(graph.nodes):
         is_collective = str(node.target).startswith("_c10d_functional.")
         if not node.users and (is_collective or not node.is_impure()):

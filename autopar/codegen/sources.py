@@ -1,4 +1,4 @@
-"""What a graph's ops are written from: calls, with arguments for the tensors of one rank."""
+"""The calls that a graph's ops are written from, and their arguments on one rank."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Types = tuple[tuple[TensorType, ...], tuple[TensorType, ...]]
 
 
 def sources(gm: fx.GraphModule, graph: Graph) -> dict[str, fx.Node]:
-    """By name, the call that each node of `graph`, made of the one that `gm` is, is written from.
-    Tensors of a call that was not traced are on the meta device."""
-    found = {node.name: node for node in gm.graph.nodes}
+    """By name, the call that each node of `graph` is written from; passes made `graph` from the
+    trace `gm`. Tensors of a call that was not traced are on the meta device."""
+    calls = {node.name: node for node in gm.graph.nodes}
     written = fx.Graph()
     for node in graph.nodes:
         if node.op in CHUNKED:
-            found[node.name] = _call(written, graph, node)
-    return found
+            calls[node.name] = _call(written, graph, node)
+    return calls
 
 
 def whole_types(traced: Graph, graph: Graph) -> Mapping[str, Types]:
-    """By name, the types that tensors of a node of `graph` have in the whole step: those that were
-    traced, where it was."""
+    """By name, the types of the tensors of each node of `graph` in the whole step: the traced ones,
+    if the node was traced."""
     return {
         node.name: (each.input_types(node), node.outputs)
         for each in (graph, traced)
@@ -52,16 +52,17 @@ def _call(written: fx.Graph, graph: Graph, node: Node) -> fx.Node:
         return given
 
     target = getattr(torch.ops.autopar, node.op.split(".")[1]).default
-    made = written.call_function(target, tuple(map(value, node.args)))
-    made.meta["val"] = tuple(map(_empty, node.outputs))
-    return made
+    call = written.call_function(target, tuple(map(value, node.args)))
+    call.meta["val"] = tuple(map(_empty, node.outputs))
+    return call
 
 
 def _empty(tensor: TensorType) -> Tensor:
     return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
 
 
-# The arguments of an op on the tensors of one rank: those that speak of shapes follow the local.
+# The arguments of an op on the tensors of one rank: those that depend on shapes follow the local
+# ones.
 #
 # `localize` knows nothing of plans or graphs: shapes of inputs and outputs, whole and local, and
 # the op's record are all it reads.
@@ -73,7 +74,7 @@ def localize(
     target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Shapes
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """(op, args, kwargs) that compute on local tensors what `target(*args, **kwargs)` computes on
-    whole ones. Tensors among the arguments are not looked at, and stay where they are."""
+    whole ones. Tensors among the arguments are passed through as they are."""
     record = record_of(str(target))
     if record.reshapes:
         return aten.reshape.default, (args[0], list(shapes.local_outputs[0])), {}
@@ -88,25 +89,24 @@ def localize(
     return target, tuple(new_args), new_kwargs
 
 
-# What draws random numbers so that backward can draw them once more (`ir.passes.recompute`).
+# Ops that draw random numbers which backward can draw again (`ir.passes.recompute`).
 #
-# A state is what the draw behind it returns beside all else, so that nothing is written where the
-# graph has the state itself.
+# The state is a further output of the draw, so that no node is written for the state itself.
 
 
 def draws_first(node: Node) -> bool:
-    """Whether an op draws what nobody has drawn, and leaves the state that it draws from."""
+    """Whether an op draws for the first time, and returns the state that it draws from."""
     return node.op == DRAW and node.phase is Phase.FORWARD
 
 
 def read_before(node: Node) -> range:
-    """The inputs of an op that are there before it."""
+    """The inputs of an op that exist before it."""
     return range(len(node.inputs) - draws_first(node))
 
 
 def drawn(node: Node, call: fx.Node, arguments: Sequence[fx.Node]) -> None:
-    """Has `call`, of the op of torch that draws, leave the state, or draw from the one that is last
-    among the `arguments`; what is no `DRAW` is left alone."""
+    """Have `call`, of torch's drawing op, return its state, or draw from the state that is the last
+    of `arguments`. A node that is no `DRAW` is left alone."""
     if draws_first(node):
         call.target = drawing(call.target)
     elif node.op == DRAW:
@@ -114,8 +114,8 @@ def drawn(node: Node, call: fx.Node, arguments: Sequence[fx.Node]) -> None:
 
 
 def positions(node: Node, source: fx.Node) -> Sequence[int] | None:
-    """Where the tensors stand in the tuple that a node returns, of which `source` is the original;
-    None if it returns one tensor. A state is none of them, and behind all."""
+    """Where the tensors stand in the tuple that a node returns, whose original is `source`; None if
+    it returns one tensor. A state does not count; it is the last."""
     value: Any = source.meta["val"]
     if isinstance(value, Tensor):
         return (0,) if draws_first(node) else None
@@ -125,7 +125,8 @@ def positions(node: Node, source: fx.Node) -> Sequence[int] | None:
 def state_left(
     graph: LeanGraph, node: Node, results: Sequence[fx.Node], given: Sequence[Sharding]
 ) -> dict[Value, fx.Node]:
-    """The state that a draw leaves beside its `results`, if it leaves one, as it is `given` it."""
+    """The state that a draw returns beside its `results`, if it does, in the sharding `given` for
+    it."""
     if not draws_first(node):
         return {}
     state = graph.call(operator.getitem, results[0].args[0], len(results))

@@ -1,5 +1,5 @@
-"""All private torch APIs that the code generator uses; `tests/codegen/test_torch_private.py` holds
-what is relied on."""
+"""All private torch APIs that the code generator uses; `tests/codegen/test_torch_private.py` checks
+them."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def why_not_on_host(optimizer: str, cluster: Cluster) -> str:
 def on_host_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
     """The numbers of parameters of each class that may be on the host. Classes that are not listed
     are on the device. AutoparError if the request has parameters on the host that cannot be."""
-    wrong = why_not_on_host(request.options.optimizer, request.cluster)
+    wrong = why_not_on_host(request.options.given.optimizer, request.cluster)
     known = can_be_on_host(request.step)
     if request.params_on_host is None:
         if wrong or not is_open(request):

@@ -147,7 +147,7 @@ class ParamMemory:
     def __init__(self, request: PlanRequest, device: str = "") -> None:
         self._graph, self._sizes = request.step, request.mesh.sizes
         self._device = device or request.cluster.device.kind
-        self._optimizers = find_optimizers(request.options.optimizer)
+        self._optimizers = find_optimizers(request.options.given.optimizer)
         self._trained = trained(request.step)
 
     def optimizer(self, param: Node) -> Optimizer | None:

@@ -169,7 +169,7 @@ def _compute(
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     params = graph.with_role(Role.PARAM)
     members = grouped((node.key, node) for node in params if node.target in trained)
-    optimizers = find_optimizers(options.optimizer)
+    optimizers = find_optimizers(options.given.optimizer)
     for key, params in members.items():
         tensor = table[key].node.outputs[0]
         for c, choice in enumerate(table[key].choices):

@@ -88,7 +88,7 @@ def _ops_ns(
 
 def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> dict[int, int]:
     """The optimizer's nanoseconds for each parameter that has a gradient, by its node."""
-    graph, optimizers = layout.graph, find_optimizers(options.optimizer)
+    graph, optimizers = layout.graph, find_optimizers(options.given.optimizer)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     kinds = {
         node.index: (node.outputs[0], layout.params[node.target], optimizers.of(node))

@@ -28,7 +28,7 @@ from autopar.driver.planning import (
 )
 from autopar.driver.search.frontier import find_frontier
 from autopar.driver.training.reporting import report_at_exit
-from autopar.driver.training.session import Builder, Request
+from autopar.driver.training.session import Builder
 from autopar.plans.compatibility import (
     check_cluster,
     check_params,
@@ -169,6 +169,9 @@ def compile(
         check_cluster(described, world.size)
     world = join(device_of(model), kind)
     agreement = make_agreement(world)
+    kinds = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    is_alike = "local" not in kinds
+    random = DefaultRandom(world.device) if is_alike else SharedRandom(world.device)
     with world.working("compilation"):
         with agreement.telling("the model and the plan"):
             if stored is None and described is None:
@@ -176,15 +179,13 @@ def compile(
             elif planned_for is not None:
                 world.check_nodes(planned_for)
             sources = find_sources(model, weights, seed)
-            request = Request(stored, described, options, chosen, sources, verify=verify)
-        agreement.agree("the model and the plan", request.facts(model))
+            builder = Builder(
+                model, world, random, stored, described, options, chosen, sources, verify=verify
+            )
+        agreement.agree("the model and the plan", builder.facts())
         params.replicate(model, world, sources)
-        kinds = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-        is_alike = "local" not in kinds
         if is_alike and world.pre_step_check is not None and not is_accelerated():
             world.pre_step_check.draw_alike()
-    random = DefaultRandom(world.device) if is_alike else SharedRandom(world.device)
-    builder = Builder(model, world, request, random)
     compiled = CompiledModule(model, Runner(model, world, builder, inputs, with_values=verify))
     report_at_exit(compiled)
     return compiled
@@ -282,7 +283,7 @@ def _on_traced(
 
     def find_for(traced: Traced) -> PlanT:
         check_outputs(traced, options)
-        return find(make_call_request(call, traced, described, options))
+        return find(make_call_request(call, traced, described))
 
     say("tracing the model")
     return plan_call(call, find_for)[1]

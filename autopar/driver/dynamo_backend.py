@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from autopar.cost_model.optimizer_kinds import optimizer_name
 from autopar.driver.arguments import read_cluster, with_old_names
 from autopar.driver.planning import describe_cluster
-from autopar.driver.training.session import Builder, Request
+from autopar.driver.training.session import Builder
 from autopar.errors import AutoparError
 from autopar.plans.compatibility import check_cluster
 from autopar.plans.requests.constraints import Constraint
@@ -198,13 +198,14 @@ class _Compiled:
                 if cluster is None:
                     cluster = describe_cluster(world.cluster, profile)
                 world.check_nodes(cluster)
-                request = Request(None, cluster, options, chosen, plain=True)
-            agreement.agree("the model and the plan", request.facts(flat))
+                random = DefaultRandom(world.device)
+                builder = Builder(flat, world, random, None, cluster, options, chosen, plain=True)
+            agreement.agree("the model and the plan", builder.facts())
             if world.size > 1:
                 know_bytes()
                 for tensor in (*flat.parameters(), *flat.buffers()):
                     broadcast(tensor.data)
-        return Runner(flat, world, Builder(flat, world, request, DefaultRandom(world.device)))
+        return Runner(flat, world, builder)
 
 
 def _name(node: fx.Node) -> str:

@@ -33,8 +33,6 @@ from autopar.runtime.module.building import split_inputs
 from autopar.runtime.torch_private import flatten
 from autopar.tracer import OutputFilter, Traced, only_losses
 
-# What users call the inputs of a model, which graphs count by their position.
-
 
 def aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
     """{"input:0": "input_ids"}, of a call of `model`: the argument of each leaf, and its number
@@ -60,13 +58,11 @@ def call_on(
     return ModelCall(model, *split_inputs(inputs), options, selects)
 
 
-def make_call_request(
-    call: ModelCall, traced: Traced, cluster: Cluster, options: Options
-) -> GraphRequest:
-    """What `options` ask of a plan for a call, of which the user may speak in the call's names."""
+def make_call_request(call: ModelCall, traced: Traced, cluster: Cluster) -> GraphRequest:
+    """What is asked of a plan for a call, of which the user may speak in the call's names."""
     known = aliases(call.model, call.args, call.kwargs)
     known |= {f"output:{i}": leaf.name for i, leaf in enumerate(traced.outputs)}
-    return make_graph_request(traced.graph, cluster, options, known)
+    return make_graph_request(traced.graph, cluster, call.options, known)
 
 
 def answer(graph_request: GraphRequest, say: Say) -> Plan:
@@ -78,7 +74,7 @@ def answer(graph_request: GraphRequest, say: Say) -> Plan:
     except InfeasibleError as error:
         hint = undivided_batch(graph_request.graph, graph_request.cluster.num_devices)
         raise InfeasibleError(f"{error}{_more_microbatches(graph_request, trail)}{hint}") from error
-    margin = find_margin(found, trail) if graph_request.options.margin else None
+    margin = find_margin(found, trail) if graph_request.options.given.search.margin else None
     return found.plan(margin, trail.outcomes)
 
 
@@ -132,9 +128,9 @@ def check_outputs(traced: Traced, options: Options) -> None:
     positions = [str(i) for i, leaf in enumerate(traced.outputs) if leaf.item is not None]
     left_out = [(leaf.name, str(i)) for i, leaf in enumerate(traced.outputs) if leaf.is_left_out]
     known = [*names, *positions]
-    asked = [("outputs.differentiable", p, known) for p in options.differentiable_outputs]
+    asked = [("outputs.differentiable", p, known) for p in options.given.outputs.differentiable]
     known = [*known, *(name for pair in left_out for name in pair)]
-    asked += [("outputs.unread", p, known) for p in options.unread_outputs]
+    asked += [("outputs.unread", p, known) for p in options.given.outputs.unread]
     for option, pattern, there in asked:
         if not any(matches(pattern, name) for name in there):
             raise ConstraintError(f"{option}: {unmatched(traced.graph.name, pattern, names)}")

@@ -52,14 +52,6 @@ from autopar.tracer.capture import autocast_on_cpu
 from autopar.tracer.stand_ins import replace_states
 from autopar.tracer.watch import untouched
 
-# A program and the model it was made from, run side by side.
-#
-# What is compared is what the model has when PyTorch alone runs it, so that an output, a buffer or
-# a gradient that the compiler lost is missed. A tensor that differs by more than its dtype explains
-# is looked at in float64: the same program on all ranks, and the same model, with every op
-# computing in float64 (`runtime.precision`). What is equal there was rounding; what is not is
-# wrong.
-
 _FINE, _COARSE = "float64", "float32"
 
 
@@ -73,8 +65,11 @@ def compare_program(
     progress: Callable[[str], None] = lambda _: None,
     externals: Mapping[str, Tensor] | None = None,
 ) -> Report:
-    """`compare` for what a call was compiled to. `externals` has all of the script's tensors, if
-    they are not that by themselves.
+    """What a call was compiled to, beside what the model has when PyTorch alone runs it: an output,
+    a buffer or a gradient that the compiler lost is missed. A tensor that differs by more than its
+    dtype explains is compared again with every op computing in float64, on both sides. What is
+    equal there was rounding. `externals` has all of the script's tensors, if they are not that by
+    themselves.
 
     All steps draw their random numbers, if any, from a generator that starts from `seed`; the
     caller's is left as it was.

@@ -1,12 +1,15 @@
-"""The blocks of a step: what computes while the parameters of the next are on their way.
+"""The blocks of a step: units of compute, behind each of which the next block's parameters are
+prefetched.
 
 A block is one of a list of modules (`layers.3`), or modules beside such lists that use parameters
 (`norm` and `lm_head`); ops of modules that use none belong to the block before. Blocks are joined
 until their parameters fill the largest bucket of the mesh. A backward in two parts
-(`passes.stages`) has blocks of both. While one is computed, what gathers the
-parameters of the next and what reduces the gradients of the one before is under way:
-`plans.scheduling.events` sees to that, and prices count on it. Blocks of one list are one *window*,
-each block beside lists is one: it takes as long as its busiest resource.
+(`passes.stages`) has blocks of both.
+
+While a block is computed, the parameters of the next are gathered, and the gradients of the one
+before are reduced. `plans.scheduling.events` schedules it so, and prices count on it. All blocks of
+one list are one *window*, and so is each block beside lists. A window takes as long as its busiest
+resource.
 """
 
 from __future__ import annotations
@@ -21,30 +24,31 @@ from autopar.ir.mesh import BUCKET_BYTES, Mesh
 from autopar.ir.uses import Group, groups
 
 WindowPlace = tuple[Phase, str]
-"""A phase, and the path of a list of modules with `*` for the number; elsewhere the path of the
-module in a block that has most parameters."""
+"""(phase, name) of a window: the name is the path of a list of modules with `*` for the number. For
+a block beside lists it is the path of the module with most parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of both phases, numbered in order within each: `of` has that of each op, `windows`
-    what each belongs to. Of a backward in two parts `second` is the first of the second part."""
+    """The blocks of both phases, numbered in order within each. `of` has the block of each op,
+    `windows` the window of each block. Where backward comes in two parts, `second` is the first
+    block of the second part."""
 
     of: Mapping[int, int]
     windows: Mapping[Phase, tuple[str, ...]]
     second: int = 0
 
     def first_with(self, phase: Phase, block: int) -> int:
-        """The first block of the part of a phase that a block is in."""
+        """The first block of the same part of the phase as `block`."""
         return self.second if phase is Phase.BACKWARD and block >= self.second else 0
 
     def window(self, phase: Phase, block: int) -> WindowPlace | None:
-        """That of a block; None if there is no such block."""
+        """The window of a block; None if there is no such block."""
         names = self.windows[phase]
         return (phase, names[block]) if 0 <= block < len(names) else None
 
     def window_of(self, node: Node) -> WindowPlace | None:
-        """That in which an op is computed; None for what is no op."""
+        """The window in which an op is computed; None for what is no op."""
         return self.window(node.phase, self.of[node.index]) if node.index in self.of else None
 
 
@@ -59,12 +63,12 @@ def blocks_of(graph: Graph, mesh: Mesh) -> Blocks:
 
 @per_graph
 def _known(_: Graph) -> dict[int, Blocks]:
-    """The blocks of a graph that were found, by the bytes that fill one."""
+    """The cached blocks of a graph, by the bytes that fill one."""
     return {}
 
 
 def _find(graph: Graph, full_bytes: int) -> Blocks:
-    found: dict[int, int] = {}
+    block_of: dict[int, int] = {}
     windows: dict[Phase, tuple[str, ...]] = {}
     second = 0
     for phase in Phase:
@@ -89,9 +93,9 @@ def _find(graph: Graph, full_bytes: int) -> Blocks:
                 if size > largest:
                     names[-1], largest = place[0] or place[1], size
                 held += size
-            found[node.index] = len(names) - 1
+            block_of[node.index] = len(names) - 1
         windows[phase] = tuple(names)
-    return Blocks(found, windows, second)
+    return Blocks(block_of, windows, second)
 
 
 _Place = tuple[str, str]
@@ -99,26 +103,26 @@ _Place = tuple[str, str]
 
 
 def _sizes(graph: Graph, phase: Phase) -> dict[_Place, int]:
-    """The bytes of parameters that are first used in a place, or of the gradients made there: the
-    larger of the two. What is cast counts once: parameters behind, gradients before."""
-    used, made = dict[_Place, int](), dict[_Place, int]()
+    """Per place, the bytes of the parameters that are first used there, or of the gradients made
+    there: the larger of the two. What is cast counts once: parameters after, gradients before."""
+    used, produced = dict[_Place, int](), dict[_Place, int]()
     casts = casts_of(graph)
     for group in groups(graph):
         if group.phase is not phase or not is_bucketed(graph, group):
             continue
         if casts.of_parameter(graph, group):
-            found, at = used, [use.node for use in group.uses if use.node not in casts.copies]
+            sizes, at = used, [use.node for use in group.uses if use.node not in casts.copies]
         else:
-            found, at = made, [n for n in (group.root.node,) if n not in casts.gradients]
+            sizes, at = produced, [n for n in (group.root.node,) if n not in casts.gradients]
         if at:
             place = place_of(graph.nodes[min(at)].module)
-            found[place] = found.get(place, 0) + graph.type_of(group.root).num_bytes
-    return {p: max(used.get(p, 0), made.get(p, 0)) for p in {**used, **made}}
+            sizes[place] = sizes.get(place, 0) + graph.type_of(group.root).num_bytes
+    return {p: max(used.get(p, 0), produced.get(p, 0)) for p in {**used, **produced}}
 
 
 def place_of(module: str) -> _Place:
-    """The list that a module is in, and the one of that list that it is or is part of; nothing and
-    the module itself where it is in none.
+    """(list, block) of a module: the list of modules that it is in, and the item of that list that
+    it is, or is part of. ("", module) for a module in no list.
 
     >>> place_of("model.layers.3.mlp")
     ('model.layers.*', 'model.layers.3')
@@ -131,21 +135,21 @@ def place_of(module: str) -> _Place:
 
 
 def waits_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
-    """Where what an op waits for is waited for: at the group's first use."""
+    """The window that waits for the redistributions of a group: that of its first use."""
     known = blocks_of(graph, mesh)
     first = min((use.node for use in group.uses if use.node in known.of), default=group.root.node)
     return known.window_of(graph.nodes[first])
 
 
 def launched_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
-    """Where the host launches the redistributions of a group."""
+    """The window in which the host launches the redistributions of a group."""
     return hides_in(graph, mesh, group) or waits_in(graph, mesh, group)
 
 
 def hides_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
-    """What hides the redistributions of a group: for a parameter, the block before the first that
-    uses it; for a gradient, the block after the one that makes it. None where there is no such
-    block, or where something waits for them."""
+    """The window that hides the redistributions of a group: for a parameter, the block before the
+    first that uses it; for a gradient, the block after the one that makes it. None where there is
+    no such block, or where an op waits for them."""
     if not is_bucketed(graph, group):
         return None
     known, root = blocks_of(graph, mesh), graph.nodes[group.root.node]

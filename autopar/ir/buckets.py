@@ -44,9 +44,9 @@ class Sharing:
     none has more than `members`.
 
     Prices are of one tensor at a time, so that what a bucket costs is spread over its members, by
-    bytes, but evenly over tiny ones. Where every parameter takes the same way, the sum is what its
-    buckets cost; where their ways differ, each further kind, axis and dtype costs up to one latency
-    per phase more than is priced.
+    bytes, but evenly over tiny ones. Where all parameters take the same path, the sum is what the
+    buckets cost. Where their paths differ, each further kind, axis and dtype costs up to one
+    latency per phase more than is priced.
     """
 
     total_bytes: int

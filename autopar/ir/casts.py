@@ -1,10 +1,9 @@
 """Parameters and gradients in another dtype: what mixed precision casts.
 
-Parameters of float32 that are cast for products of bfloat16, by autocast or by the model, are
-stored and stepped on in one dtype, and travel in another. So what is cast of a parameter alone is a
-*copy* of it: it is gathered as parameters are, and may be cast, in shards, long before an op reads
-it. A gradient that is only cast is one before it is: it leaves as gradients do, and is cast when it
-has come.
+Parameters of float32 that are cast for matmuls of bfloat16, by autocast or by the model, are stored
+and stepped on in one dtype, and travel in another. So a cast of nothing but a parameter is a *copy*
+of it: it is gathered as parameters are, and may be cast, in shards, long before an op reads it. A
+tensor that is only cast to become a gradient travels as gradients do, and is cast when it has come.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from autopar.ir.uses import Group, groups, root_of
 
 @dataclass(frozen=True, slots=True)
 class Casts:
-    """`copies` has the parameter of each op that makes a copy of one, both by their nodes;
-    `gradients` are the ops that cast what becomes a gradient, and nothing else, or add it up over
-    microbatches."""
+    """`copies` has the parameter of each op that makes a copy of one, both as node indices.
+    `gradients` are the ops that cast a tensor that becomes a gradient and nothing else, or add it
+    up over microbatches."""
 
     copies: Mapping[int, int]
     gradients: frozenset[int]
@@ -42,7 +41,7 @@ class Casts:
 
 @per_graph
 def casts_of(graph: Graph) -> Casts:
-    """Those of `graph`."""
+    """The casts of `graph`."""
     copies: dict[int, int] = {}
     for node in graph.nodes:
         if not _is_cast(graph, node):
@@ -55,14 +54,14 @@ def casts_of(graph: Graph) -> Casts:
     for node in reversed(graph.nodes):
         is_step = _is_cast(graph, node) or node.op == ACCUMULATE
         if is_step and _is_backward_output(graph, node):
-            found = users.get(node.index, ())
-            if all(graph.nodes[u].role is Role.GRAD or u in gradients for u in found):
+            readers = users.get(node.index, ())
+            if all(graph.nodes[u].role is Role.GRAD or u in gradients for u in readers):
                 gradients.add(node.index)
     return Casts(copies, frozenset(gradients))
 
 
 def _is_backward_output(graph: Graph, node: Node) -> bool:
-    """Whether an op of backward made what a node reads."""
+    """Whether an op of backward makes the first input of a node."""
     root = graph.nodes[root_of(graph, node.inputs[0])[0].node]
     return root.role is Role.OP and root.phase is Phase.BACKWARD
 

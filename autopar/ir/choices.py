@@ -2,7 +2,7 @@
 
 On one mesh axis an op either replicates (`-`), shards one of its factors (the factor's name), or
 computes on partial inputs (`+i`, the i-th entry of `Node.partial`). A choice is one of these
-options per mesh axis. A parameter's is how it is stored, and what is kept of it.
+options per mesh axis. A parameter's choice is its storage, and its sharding for backward.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParamChoice:
-    """How the parameters of a class are stored, what is kept of them from forward to backward, and
-    how many of them are `num_on_host`: in the memory of the device's host."""
+    """The `storage` of the parameters of a class, their sharding from forward to backward, and how
+    many of them are in the memory of the device's host."""
 
     storage: Sharding
     for_backward: Sharding
@@ -61,21 +61,21 @@ class ParamChoice:
     def parse(text: str) -> ParamChoice:
         """The inverse of `str`; ValueError on anything else."""
         storage, _, rest = text.partition("|")
-        kept, bar, hosted = rest.partition("|")
-        number = hosted.removesuffix(" on host")
-        if bar and not (hosted.endswith(" on host") and number.isdecimal()):
+        for_backward, bar, on_host = rest.partition("|")
+        number = on_host.removesuffix(" on host")
+        if bar and not (on_host.endswith(" on host") and number.isdecimal()):
             raise ValueError(
                 f"not a choice of a parameter: {text!r} (for example [R]|[R]|2 on host)"
             )
-        states = Sharding.parse(storage), Sharding.parse(kept)
+        states = Sharding.parse(storage), Sharding.parse(for_backward)
         return ParamChoice(*states, int(number) if bar else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What an op makes is saved in `states`, one per output, and not recomputed; where it is
-    `offloaded`, in the host's memory. Or it is not even saved, since nothing reads it, if there are
-    none."""
+    """The outputs of an op are saved in `states`, one per output, and not recomputed. They are in
+    the host's memory if `offloaded`. Without `states` they are not even saved, since nothing reads
+    them."""
 
     states: tuple[Sharding, ...] = ()
     offloaded: bool = False
@@ -86,8 +86,8 @@ class Saved:
 
 
 Decision = Choice | ParamChoice | Sharding | Saved
-"""What a node of the graph chooses: of an input or an output, the sharding it is in; of an optional
-copy (`again`) what it computes, or that it is none."""
+"""What a node of the graph chooses: for an input or an output its sharding, for an optional copy
+(of an op that may be recomputed) what it computes, or that there is no copy."""
 
 
 def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...]:
@@ -103,22 +103,23 @@ def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...
 
 
 def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[Choice, ...]:
-    """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order. A
-    joint factor is used on one axis, and another axis then shards of its members only what is
+    """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order.
+
+    A joint factor is used on one axis. Another axis then shards only those of its members that are
     computed without exchange: the tokens of a layer of experts, not the experts."""
-    found: list[Choice] = []
+    candidates: list[Choice] = []
     factors = {f.name: f for f in node.factors}
     cut = {f.name: f.members or (f.name,) for f in node.factors}
     for options in product(*(axis_options(node, atoms, size) for size in sizes)):
         if not _joint_once(factors, options):
             continue
-        ways: dict[str, int] = {}
+        num_parts: dict[str, int] = {}
         for option, size in zip(options, sizes, strict=True):
             for name in cut.get(option, ()):
-                ways[name] = ways.get(name, 1) * size
-        if all(atoms[factors[name].atom].size % n == 0 for name, n in ways.items()):
-            found.append(Choice(options))
-    return tuple(found)
+                num_parts[name] = num_parts.get(name, 1) * size
+        if all(atoms[factors[name].atom].size % n == 0 for name, n in num_parts.items()):
+            candidates.append(Choice(options))
+    return tuple(candidates)
 
 
 def _joint_once(factors: Mapping[str, Factor], options: Sequence[str]) -> bool:
@@ -132,34 +133,34 @@ def _joint_once(factors: Mapping[str, Factor], options: Sequence[str]) -> bool:
 
 
 def _parallel(factor: Factor) -> bool:
-    """Whether each rank computes its part of the factor for itself."""
+    """Whether each rank computes its part of the factor by itself."""
     return not (factor.whole or factor.exchanged)
 
 
 def shardings(node: Node, choice: Choice) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
-    """(inputs, outputs): the sharding that `choice` asks of every tensor input and leaves every
-    output in. ValueError on a choice the node does not have."""
-    (found,) = all_shardings(node, (choice,))
-    return found
+    """(inputs, outputs): the shardings of all tensor inputs and of all outputs under `choice`.
+    ValueError on a choice the node does not have."""
+    (sides,) = all_shardings(node, (choice,))
+    return sides
 
 
 def all_shardings(
     node: Node, candidates: Sequence[Choice]
 ) -> list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]]:
-    """`shardings` of every choice: of as many as there are on three axes what an option means is
-    worked out once."""
+    """`shardings` of every choice. What an option means is worked out once, since there are many
+    choices on three axes."""
     names = {option for choice in candidates for option in choice.options}
     placed = {option: _placements(node, option) for option in names}
-    found: list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = []
+    pairs: list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = []
     for choice in candidates:
         per_axis = [placed[option] for option in choice.options]
         if per_axis:
             inputs, outputs = (zip(*sides, strict=True) for sides in zip(*per_axis, strict=True))
-            found.append((tuple(map(Sharding, inputs)), tuple(map(Sharding, outputs))))
+            pairs.append((tuple(map(Sharding, inputs)), tuple(map(Sharding, outputs))))
         else:
             none = Sharding(())
-            found.append(((none,) * len(node.inputs), (none,) * len(node.outputs)))
-    return found
+            pairs.append(((none,) * len(node.inputs), (none,) * len(node.outputs)))
+    return pairs
 
 
 def _placements(node: Node, option: str) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
@@ -197,14 +198,14 @@ def pull_back(graph: Graph, view: Node, sharding: Sharding) -> Sharding | None:
     """The sharding of a view's input that leaves its output in `sharding` without communication;
     None where there is none (a part that must stay whole is sharded, or a dim that the input does
     not have as such is cut into chunks)."""
-    found = _pulled(graph)[view.index]
+    by_placement = _pulled(graph)[view.index]
     placements: list[Placement] = []
     for placement in sharding:
-        if placement not in found:
+        if placement not in by_placement:
             assert placement.kind == "C"
             dim = _same_dim(graph, view, placement.dim)
-            found[placement] = None if dim is None else C(dim)
-        pulled = found[placement]
+            by_placement[placement] = None if dim is None else C(dim)
+        pulled = by_placement[placement]
         if pulled is None:
             return None
         placements.append(pulled)
@@ -213,7 +214,7 @@ def pull_back(graph: Graph, view: Node, sharding: Sharding) -> Sharding | None:
 
 @per_graph
 def _pulled(graph: Graph) -> dict[int, dict[Placement, Placement | None]]:
-    """Per view what it makes of its input's placements, by those of its output: all but chunks."""
+    """Per view, its input's placement by its output's: all but chunks."""
     return {
         view.index: {R: R, P: P}
         | {
@@ -229,9 +230,9 @@ def _pulled(graph: Graph) -> dict[int, dict[Placement, Placement | None]]:
 def _same_dim(graph: Graph, view: Node, dim: int) -> int | None:
     """The dim of a view's input that is dim `dim` of its output, part by part."""
     slots = [f.inputs[0] for f in view.factors if f.outputs[0] and f.outputs[0][0] == dim]
-    found = slots[0][0] if slots and slots[0] else -1
-    taken = graph.input_types(view)[0]
-    if found < 0 or taken.parts[found] != view.outputs[0].parts[dim]:
+    source = slots[0][0] if slots and slots[0] else -1
+    tensor = graph.input_types(view)[0]
+    if source < 0 or tensor.parts[source] != view.outputs[0].parts[dim]:
         return None
-    whole = any(f.whole for f in view.factors if f.inputs[0] and f.inputs[0][0] == found)
-    return None if whole else found
+    whole = any(f.whole for f in view.factors if f.inputs[0] and f.inputs[0][0] == source)
+    return None if whole else source

@@ -1,10 +1,10 @@
-"""What a layer's products are made of, told from the graph alone: the batch, the weights, and which
-dims of a weight are input and output features.
+"""The roles of dims in matmuls, from the graph alone: the batch, and the input and output features
+of weights.
 
-A product with a weight sums over a dim that the weight shares with another input. In forward that
-dim is the weight's input features, and its other dim the output features. Backward sums over the
-output features where it makes the gradient of the input, and over all else where it makes that of
-the weight. Casts and views of a weight, and of its gradient, stand for it.
+A matmul with a weight sums over a dim that the weight shares with another input. In forward that
+dim is the weight's input features, and its other dim the output features. In backward, the gradient
+of the input is a sum over the output features, and the gradient of the weight a sum over all else.
+Casts and views of a weight, and of its gradient, stand for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autopar.ir.graph import Factor, Graph, Node, Phase, Ref, Role, Slot, per_gr
 IN, OUT = "in", "out"
 
 Slots = Mapping[Slot, Slot]
-"""Slots of a tensor, and the slots of the parameter that they are."""
+"""Slots of a tensor to the slots of its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class MatmulRoles:
-    """`roles[key][factor]` is `IN` or `OUT` for the factors of products that are features of a
-    weight; `weights[name][slot]` the same for the dims of weights. `derived` are the tensors that
-    are parameters in another shape or dtype, with their names; `casts` the ops that do no more than
-    make them, or gradients of others in the same way."""
+    """`roles[key][factor]` is `IN` or `OUT` for the factors of matmuls that are features of a
+    weight; `weights[name][slot]` the same for the dims of weights. `derived` has the names of the
+    tensors that are parameters in another shape or dtype. `casts` are the ops that make these, or
+    turn one form of a gradient into another."""
 
     roles: Mapping[str, Mapping[str, str]]
     weights: Mapping[str, Mapping[Slot, str]]
@@ -43,8 +43,8 @@ class MatmulRoles:
 
 @per_graph
 def batch_atoms(graph: Graph) -> frozenset[int]:
-    """The atoms that samples are counted by: those that lead dim 0 of an input and stand nowhere
-    else in any. An input of one dim counts only if no other has more."""
+    """The atoms that count samples: those that lead dim 0 of an input and are nowhere else in any
+    input. Inputs of one dim count only if there are no others."""
     types = [node.outputs[0] for node in graph.with_role(Role.INPUT)]
     several = [tensor for tensor in types if len(tensor.shape) > 1] or types
     leading = {tensor.parts[0][0] for tensor in several if tensor.shape and tensor.parts[0]}
@@ -54,7 +54,7 @@ def batch_atoms(graph: Graph) -> frozenset[int]:
 
 @per_graph
 def find_matmuls(graph: Graph) -> MatmulRoles:
-    """The products with weights of a graph."""
+    """The matmuls with weights of a graph."""
     derived = _derived(graph)
     weights: dict[str, dict[Slot, str]] = {}
     for node in _contractions(graph, Phase.FORWARD):
@@ -66,13 +66,13 @@ def find_matmuls(graph: Graph) -> MatmulRoles:
     gradients = _gradients(graph)
     roles: dict[str, dict[str, str]] = {}
     for node in _contractions(graph, Phase.FORWARD, Phase.BACKWARD):
-        found = {
+        factor_roles = {
             factor.name: weights[weight.name][weight.slots[slot]]
             for weight, factor, slot in _features(node, derived)
             if weight.slots[slot] in weights.get(weight.name, {})
         } or _output_features(node, gradients, weights)
-        if found:
-            roles.setdefault(node.key, found)
+        if factor_roles:
+            roles.setdefault(node.key, factor_roles)
     names = {ref: weight.name for ref, weight in derived.items()}
     joined = (
         ref.node
@@ -96,8 +96,8 @@ def _is_summed(node: Node, factor: Factor) -> bool:
 
 
 def _features(node: Node, derived: Mapping[Ref, Weight]) -> Iterator[tuple[Weight, Factor, Slot]]:
-    """(weight, factor, slot) of every dim of a weight that `node` multiplies with something else
-    than weights."""
+    """(weight, factor, slot) of every dim of a weight that `node` multiplies with a tensor that is
+    no weight."""
     weights = [(i, derived[ref]) for i, ref in enumerate(node.inputs) if ref in derived]
     if len(weights) == len(node.inputs):
         return
@@ -112,8 +112,8 @@ def _output_features(
     gradients: Mapping[Ref, Weight],
     weights: Mapping[str, Mapping[Slot, str]],
 ) -> dict[str, str]:
-    """The features among the factors of a product that makes the gradient of a weight."""
-    found: dict[str, str] = {}
+    """The roles of the factors of a matmul that makes the gradient of a weight."""
+    roles: dict[str, str] = {}
     for output in range(len(node.outputs)):
         weight = gradients.get(Ref(node.index, output))
         if weight is None or weight.name not in weights:
@@ -122,40 +122,40 @@ def _output_features(
             slot = factor.outputs[output]
             if slot is not None and slot in weight.slots:
                 role = weights[weight.name].get(weight.slots[slot])
-                found |= {} if role is None else {factor.name: role}
-    return found
+                roles |= {} if role is None else {factor.name: role}
+    return roles
 
 
 def _derived(graph: Graph) -> dict[Ref, Weight]:
     """Every tensor that is a parameter, a view or a cast of one."""
-    found: dict[Ref, Weight] = {}
+    weights: dict[Ref, Weight] = {}
     for node in graph.nodes:
         if node.role is Role.PARAM:
             slots = {slot: slot for slot, _ in node.outputs[0].slots()}
-            found[Ref(node.index)] = Weight(node.target, slots)
-        elif node.role is Role.OP and len(node.inputs) == 1 and node.inputs[0] in found:
-            weight = found[node.inputs[0]]
+            weights[Ref(node.index)] = Weight(node.target, slots)
+        elif node.role is Role.OP and len(node.inputs) == 1 and node.inputs[0] in weights:
+            weight = weights[node.inputs[0]]
             moved = _moved(node, weight.slots, lambda f: (f.inputs[0], f.outputs[0]))
             if moved is not None:
-                found[Ref(node.index)] = Weight(weight.name, moved)
-    return found
+                weights[Ref(node.index)] = Weight(weight.name, moved)
+    return weights
 
 
 def _gradients(graph: Graph) -> dict[Ref, Weight]:
     """Every tensor that becomes a parameter's gradient by views, casts and sums of several."""
-    found: dict[Ref, Weight] = {}
+    weights: dict[Ref, Weight] = {}
     for node in reversed(graph.nodes):
         if node.role is Role.GRAD:
             slots = {slot: slot for slot, _ in graph.type_of(node.inputs[0]).slots()}
-            found.setdefault(node.inputs[0], Weight(node.target, slots))
-        weight = found.get(Ref(node.index))
+            weights.setdefault(node.inputs[0], Weight(node.target, slots))
+        weight = weights.get(Ref(node.index))
         if weight is None or node.role is not Role.OP or node.phase is not Phase.BACKWARD:
             continue
         for i, ref in enumerate(node.inputs):
             moved = _moved(node, weight.slots, lambda f, i=i: (f.outputs[0], f.inputs[i]))
             if moved is not None:
-                found.setdefault(ref, Weight(weight.name, moved))
-    return found
+                weights.setdefault(ref, Weight(weight.name, moved))
+    return weights
 
 
 def _moved(
@@ -163,11 +163,11 @@ def _moved(
 ) -> Slots | None:
     """`slots` on the other side of an op that neither adds dims nor takes any away; None for
     others. `ends` are (this side, the other side) of a factor."""
-    found: dict[Slot, Slot] = {}
+    moved: dict[Slot, Slot] = {}
     for factor in node.factors:
         here, there = ends(factor)
         if factor.members or here is None or there is None:
             return None
         if here in slots:
-            found[there] = slots[here]
-    return found if len(found) == len(slots) else None
+            moved[there] = slots[here]
+    return moved if len(moved) == len(slots) else None

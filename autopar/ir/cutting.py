@@ -1,17 +1,16 @@
-"""Where to cut a chain of segments into stages: figures, and what is to be made least of.
+"""Where to cut a chain of segments into stages: the figures of the problem, and its objective.
 
-A step of a pipeline takes about as long as one microbatch through all stages, and the busiest rank
-with all others, and what a rank does once: `(m - 1/v) T + S/v + O`, of m microbatches and v stages
-per rank, where T is what the busiest rank takes for a microbatch, S what all stages take together,
-and O the most that a rank takes for what is done once. That is exact of GPipe, 1F1B and interleaved
-1F1B where stages are equal and sends take no time.
+A step of a pipeline takes about `(m - 1/v) T + S/v + O`, with m microbatches and v stages per rank.
+T is the time of the busiest rank for a microbatch, S the time of all stages together for one, and O
+the longest time of a rank for what is done once in a step. This is exact for GPipe, 1F1B and
+interleaved 1F1B where stages are equal and sends take no time.
 
-Where backward comes in two parts, the second fills what ranks wait. Then a rank that begins after
-the forwards F of the stages before its own is done after `F + m T + O`, of its own T and O, at the
-earliest, in whatever order: the longest of these is what the step takes at the least. The cuts with
-the shortest step by the first formula are still the better ones where steps are played.
+Where backward comes in two parts, the second fills the idle time of ranks. Let a rank begin after
+the forwards F of the stages before its own, with its own T and O. It is done after `F + m T + O` at
+the earliest, in whatever order, and the longest of these is a lower bound of the step. The cuts
+with the shortest step by the first formula are still the better ones where steps are simulated.
 
-Ranks may differ in their meshes: a segment takes what it takes on that of its rank.
+Ranks may differ in their meshes: the time of a segment is that on the mesh of its rank.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from itertools import accumulate, pairwise
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """One way to do a segment: nanoseconds of a microbatch, forward and backward; bytes that are
-    there all the time; bytes that a microbatch holds between its forward and its backward;
-    nanoseconds of what is done once in a step, beyond that; and those of the forward alone. It is
-    that of a rank whose mesh is number `mesh` of those there are."""
+    """A plan of one segment, for a rank with mesh number `mesh`.
+
+    `time_ns` is that of a microbatch, forward and backward, of which `forward_ns` is the forward.
+    `once_ns` is spent once in a step, beyond that. `static_bytes` are held all the time,
+    `saved_bytes` per microbatch between its forward and its backward."""
 
     time_ns: int
     static_bytes: int
@@ -38,9 +38,9 @@ class SegmentPlan:
 
 @dataclass(frozen=True, slots=True)
 class RankMeshes:
-    """The meshes that ranks of a pipeline may have, of so many devices each: all together have
-    `devices`, or each rank has the mesh that is `given`. Segments of sorts that are `alike`, as
-    those are that share a weight, are all on one mesh."""
+    """The meshes that ranks of a pipeline may have, `sizes[k]` devices in mesh k. All ranks
+    together have `devices`, or each rank has the mesh that is `given`. Segment kinds that are
+    `alike`, such as those that share a weight, are all on one mesh."""
 
     sizes: tuple[int, ...]
     devices: int
@@ -50,10 +50,10 @@ class RankMeshes:
 
 @dataclass(frozen=True, slots=True)
 class CutProblem:
-    """`counts` segments of each sort follow one another, and have the `plans` of the sort to be
-    done. Stage k is on rank `ranks[k]`, and holds `in_flight[k]` microbatches at most; what stages
-    of a rank hold is within `limit_bytes` together. Where backward comes in two parts, it
-    `is_split`. Ranks have the one mesh there is, or each one of `meshes`."""
+    """`counts[k]` segments of kind k follow one another, and may have the segment plans `plans[k]`.
+    Stage k is on rank `ranks[k]`, and holds `in_flight[k]` microbatches at most. All stages of a
+    rank together hold at most `limit_bytes`. The problem `is_split` where backward comes in two
+    parts. All ranks have one mesh, or each has one of `meshes`."""
 
     counts: tuple[int, ...]
     plans: tuple[tuple[SegmentPlan, ...], ...]
@@ -66,12 +66,12 @@ class CutProblem:
 
     @property
     def chunks(self) -> int:
-        """How many stages a rank has at most."""
+        """The number of stages of the rank that has most."""
         return max(self.ranks.count(rank) for rank in self.ranks)
 
     def sizes(self, starts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """How many segments of each sort each stage has whose segments begin with these, but for
-        the first stage."""
+        """The number of segments per stage and kind, where `starts` are the first segments of all
+        stages but the first."""
         ends = [*accumulate(self.counts)]
         first = [end - count for end, count in zip(ends, self.counts, strict=True)]
         return tuple(
@@ -84,8 +84,8 @@ class CutProblem:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How many segments of each sort each stage does in each way, `taken[stage][sort][way]`. The
-    `least_ns` of no cuts is below `bound_ns`."""
+    """The cuts: `taken[stage][kind][plan]` segments of a kind have a segment plan in a stage. No
+    cuts have a `least_ns` below `bound_ns`."""
 
     taken: tuple[tuple[tuple[float, ...], ...], ...]
     bound_ns: int
@@ -98,23 +98,23 @@ class Division:
 
     def meshes(self, problem: CutProblem) -> tuple[int, ...]:
         """The mesh of each rank, by its number."""
-        found = dict.fromkeys(sorted(problem.ranks), 0)
+        meshes = dict.fromkeys(sorted(problem.ranks), 0)
         for rank, stage in zip(problem.ranks, self.taken, strict=True):
-            for numbers, ways in zip(stage, problem.plans, strict=True):
-                for number, way in zip(numbers, ways, strict=True):
-                    found[rank] = way.mesh if number else found[rank]
-        return tuple(found.values())
+            for numbers, plans in zip(stage, problem.plans, strict=True):
+                for number, plan in zip(numbers, plans, strict=True):
+                    meshes[rank] = plan.mesh if number else meshes[rank]
+        return tuple(meshes.values())
 
     def step_ns(self, problem: CutProblem) -> float:
-        """What is made least of."""
+        """The objective, which is minimised."""
         busy, once, _ = self._times(problem)
-        often = problem.microbatches - 1 / problem.chunks
-        in_turn = often * max(busy.values()) + sum(busy.values()) / problem.chunks
-        return in_turn + max(once.values())
+        repeats = problem.microbatches - 1 / problem.chunks
+        microbatches_ns = repeats * max(busy.values()) + sum(busy.values()) / problem.chunks
+        return microbatches_ns + max(once.values())
 
     def least_ns(self, problem: CutProblem) -> float:
-        """What bounds speak of: `step_ns`, or what a step takes at the least whose backward comes
-        in two parts."""
+        """What bounds are bounds of: `step_ns`, or, where backward comes in two parts, the least
+        that a step takes."""
         if not problem.is_split:
             return self.step_ns(problem)
         busy, once, before = self._times(problem)
@@ -123,16 +123,16 @@ class Division:
     def _times(
         self, problem: CutProblem
     ) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
-        """Of each rank: what it takes for a microbatch, and once; and what the forwards take before
-        its own."""
+        """Three times per rank, in ns: for a microbatch, once in a step, and the forwards of all
+        stages before the rank's first."""
         busy, once = dict.fromkeys(problem.ranks, 0.0), dict.fromkeys(problem.ranks, 0.0)
         before: dict[int, float] = {}
         forwards = 0.0
         for rank, stage in zip(problem.ranks, self.taken, strict=True):
             before.setdefault(rank, forwards)
-            for numbers, ways in zip(stage, problem.plans, strict=True):
-                for number, way in zip(numbers, ways, strict=True):
-                    busy[rank] += number * way.time_ns
-                    once[rank] += number * way.once_ns
-                    forwards += number * way.forward_ns
+            for numbers, plans in zip(stage, problem.plans, strict=True):
+                for number, plan in zip(numbers, plans, strict=True):
+                    busy[rank] += number * plan.time_ns
+                    once[rank] += number * plan.once_ns
+                    forwards += number * plan.forward_ns
         return busy, once, before

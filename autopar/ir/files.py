@@ -25,8 +25,8 @@ PIPE_WAIT_S = 5.0
 _DESCRIPTORS = ("/dev/fd", "/proc/self/fd")
 _MAX_LINKS = 40
 
-_not_kept: set[str] = set()
-"""What this process has said of that it cannot keep it."""
+_warned: set[str] = set()
+"""What this process has warned of already, by `warn_without_cache`."""
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
@@ -138,9 +138,9 @@ def _descriptor(path: str | os.PathLike[str]) -> int | None:
 
 
 def warn_without_cache(what: str, reason: str, consequence: str) -> None:
-    """A `CacheWarning`, once in a process for each `what`, that it cannot be kept."""
-    if what not in _not_kept:
-        _not_kept.add(what)
+    """A `CacheWarning`, once in a process for each `what`, that it cannot be cached."""
+    if what not in _warned:
+        _warned.add(what)
         warnings.warn(
             CacheWarning(f"{what} cannot be kept ({reason}). {consequence}"), stacklevel=3
         )

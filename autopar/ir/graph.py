@@ -172,10 +172,10 @@ class Node:
     output partial; `mean` says a reduced factor averages instead of sums; a `view` computes
     nothing and shares its input's storage. `has_rule` is False for an op nobody has described: it
     runs replicated. `target` is the name of a parameter, buffer or input, or the position of an
-    output. For `Role.GRAD`, `target` is the parameter's name. `input_sharding` says what ranks are
-    handed of an input, if that is not all of it; `random` of an op that it draws random numbers;
-    `checkpoint` what the model asks to be saved of it. A parameter that is `external` is the
-    script's: whole on every rank, and nobody knows its optimizer.
+    output. For `Role.GRAD`, `target` is the parameter's name. `input_sharding` says which shard of
+    an input a rank is passed, if it is not passed the whole. A `random` op draws random numbers.
+    `checkpoint` says how the model wants an op checkpointed. A parameter that is `external` is the
+    script's: whole on every rank, and its optimizer is unknown.
     """
 
     index: int
@@ -205,9 +205,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Graph:
-    """Nodes in topological order, and the atoms their tensors are made of. All of it but what
-    leaves the graph happens in `microbatches`, each on a part of the batch (`microbatches`). Of a
-    backward in two parts (`passes.stages`) the second begins with the node `second_part`."""
+    """Nodes in topological order, and the atoms of their tensors. All nodes but outputs run once
+    per microbatch (`passes.microbatches`). Where backward comes in two parts (`passes.stages`), the
+    second begins with the node `second_part`."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -275,8 +275,8 @@ class Graph:
 
 
 def transplanted(node: Node, index: int, place: Callable[[Ref], Ref]) -> Node:
-    """A node as it stands at `index` of another graph, where what it reads is at `place`: the node
-    itself where that is all the same."""
+    """A node at `index` of another graph, where its inputs are at `place`; the node itself if
+    nothing changes."""
     inputs = tuple(map(place, node.inputs))
     if index == node.index and inputs == node.inputs:
         return node
@@ -287,7 +287,7 @@ def transplanted(node: Node, index: int, place: Callable[[Ref], Ref]) -> Node:
 def given_refs(
     node: Node, place: Callable[[Ref], Ref]
 ) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
-    """The arguments of a node, by position and by name, where what it reads is at `place`."""
+    """The arguments of a node, by position and by name, where its inputs are at `place`."""
 
     def arg(old: Arg) -> Arg:
         if isinstance(old, Ref):
@@ -312,11 +312,11 @@ T = TypeVar("T")
 
 
 def per_graph(find: Callable[[Graph], T]) -> Callable[[Graph], T]:
-    """`find`, which remembers its answer for as long as a graph, known by identity, is there."""
+    """`find`, whose result is cached per graph, by identity, for as long as the graph lives."""
     known: dict[int, tuple[ReferenceType[Graph], T]] = {}
 
     @wraps(find)
-    def found(graph: Graph) -> T:
+    def cached(graph: Graph) -> T:
         number = id(graph)
         held = known.get(number)
         if held is None or held[0]() is not graph:
@@ -324,4 +324,4 @@ def per_graph(find: Callable[[Graph], T]) -> Callable[[Graph], T]:
             known[number] = held
         return held[1]
 
-    return found
+    return cached

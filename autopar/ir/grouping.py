@@ -11,7 +11,7 @@ _V = TypeVar("_V")
 
 def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
     """The values of each key; keys and values in the order in which they come."""
-    found: dict[_K, list[_V]] = {}
+    groups: dict[_K, list[_V]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups

@@ -68,9 +68,9 @@ class Sending(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a device is when nothing is under way to it: how much of its time has passed, was
-    worked and was spent waiting for its host, which is `ahead` of it by so much, and what it has
-    communicated itself, per axis."""
+    """The state of a device when no message is in flight: the time that has passed, was worked, and
+    was spent waiting for its host, all in ns. The host is `ahead` of the device. `own` is the time
+    that the device itself communicated, per axis."""
 
     now: float
     worked_ns: int
@@ -105,10 +105,11 @@ class Hardware:
     message are slowed down while both are busy (`mesh.Link.contention`): together they take `max +
     k min`. Axes that are not in it have none.
 
-    What a moment costs the device is exposed of the message that costs it: while the device waits,
-    of the one that the links are at, on the axis of what it waits for; while it is slowed down, of
-    all under way, in proportion to `contention`. No more is exposed of a message than it takes
-    alone. These are fractions of nanoseconds: `apportion` makes them whole, of all together.
+    Time that the device loses is exposed time of a message. While the device waits, it is that of
+    the message that the links send, on the axis of the awaited one. While it is slowed down, it is
+    shared by all messages in flight, in proportion to `contention`. The exposed time of a message
+    is no more than it takes alone. These are fractions of nanoseconds: `apportion` makes them whole
+    numbers with the same sum.
     """
 
     def __init__(self, contention: Sequence[int] = ()) -> None:
@@ -189,15 +190,15 @@ class Hardware:
         return span
 
     def mark(self) -> Mark | None:
-        """Where the device is now; None if messages are under way."""
+        """The state of the device now; None if messages are in flight."""
         if any(self._queues.values()):
             return None
         ahead = self._now - self._launches[-1].end_ns if self._launches else 0.0
         return Mark(self._now, self.worked_ns, self._waited_for_host, ahead, dict(self._own))
 
     def repeat(self, since: Mark, until: Mark, times: int) -> float:
-        """The time between two marks passes so many `times` more. It is not recorded what is done.
-        Returns the nanoseconds of one of them."""
+        """Let the time between two marks pass so many `times` more, without a record of what is
+        done. Returns the nanoseconds of one time."""
         passed = until.now - since.now
         self._now += times * passed
         self.worked_ns += times * (until.worked_ns - since.worked_ns)
@@ -297,11 +298,11 @@ def critical_path(record: Record) -> tuple[Leg, ...]:
     """The path of what was done: legs from 0 to the end of the last act, each of which begins when
     the one before it ends, and because of that.
 
-    Backwards from the end: before what the device does, it did something else, unless it waited.
-    Where it did, the message it waited for was on its way; before that the message in whose queue
-    it was, and so on up to one that found the links idle, which the device had started. The host
-    waits for nobody: before a launch there are only launches. What slows another thing down is not
-    a leg of its own: a leg takes as long as it did on the clock.
+    The path is followed backwards from the end. Before an act of the device there is its previous
+    act, unless the device waited. If it waited, the path goes on with the awaited message, then
+    with the one before it in the queue, and so on up to one that found the links idle; the device
+    had started that. The host waits for nobody: before a launch there are only launches. Slowing
+    down is no leg of its own: a leg takes as long as it did on the clock.
     """
     legs: list[Leg] = []
     place = len(record.acts) - 1

@@ -1,7 +1,7 @@
-"""How the ranks are handed an input: each all of it, or each a piece.
+"""How inputs are passed: the global batch to every rank, or its local batch to each.
 
-`Node.input_sharding` says which piece. A plan whose mesh cuts the input in the same way starts from
-the pieces; otherwise the input is put together before the program runs.
+`Node.input_sharding` says which shard a rank has. A plan whose mesh cuts the input in the same way
+starts from the shards; otherwise the input is put together before the program runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autopar.ir.sharding import InputSharding, Sharding
 
 
 def with_input_shardings(graph: Graph, shardings: Mapping[str, InputSharding]) -> Graph:
-    """`graph` with `shardings` as how its inputs, by target, come to the ranks."""
+    """`graph` with the `shardings` in which its inputs, by target, are passed to the ranks."""
     return replace(
         graph,
         nodes=tuple(
@@ -29,23 +29,23 @@ def with_input_shardings(graph: Graph, shardings: Mapping[str, InputSharding]) -
 
 
 def input_state(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> Sharding:
-    """The state in which an input is there when a program on a mesh of `sizes` starts."""
+    """The state of an input when a program on a mesh of `sizes` starts."""
     whole = Sharding.replicated(len(sizes))
-    handed = node.input_sharding
-    if handed is None:
+    input_sharding = node.input_sharding
+    if input_sharding is None:
         return whole
-    if handed.sizes == tuple(sizes):
-        state = handed.sharding
-    elif len(handed.sizes) == 1:
-        state = Sharding(handed.sharding * len(sizes))
+    if input_sharding.sizes == tuple(sizes):
+        state = input_sharding.sharding
+    elif len(input_sharding.sizes) == 1:
+        state = Sharding(input_sharding.sharding * len(sizes))
     else:
         return whole
     return state if _is_cut_so(node, atoms, state, sizes) else whole
 
 
 def _is_cut_so(node: Node, atoms: Sequence[Atom], state: Sharding, sizes: Sequence[int]) -> bool:
-    """Whether `state` of the node's tensor is what the ranks are handed: even pieces of a dim's
-    outermost atom, cut by the slowest axis first, as ranks are counted."""
+    """Whether `state` of the node's tensor gives each rank the shard that it is passed: an even
+    part of a dim's outermost atom, cut by the slowest axis first, as ranks are counted."""
     if state.has_partial:
         return False
     for dim, parts in enumerate(node.outputs[0].parts):
@@ -60,8 +60,8 @@ def _is_cut_so(node: Node, atoms: Sequence[Atom], state: Sharding, sizes: Sequen
 
 
 def describe_inputs(graph: Graph) -> tuple[str, ...]:
-    """`0: int64[8, 128]` of every tensor input, as `Structure.inputs` has them, and what ranks are
-    handed of it: `0: int64[8, 128] [S(0)] on 4`."""
+    """`0: int64[8, 128]` for every tensor input, as in `Structure.inputs`. Where ranks are passed
+    shards, their sharding follows: `0: int64[8, 128] [S(0)] on 4`."""
     inputs = ((n, n.outputs[0]) for n in graph.with_role(Role.INPUT))
     return tuple(
         f"{n.target}: {tensor.dtype}{list(tensor.shape)} {n.input_sharding or ''}".strip()

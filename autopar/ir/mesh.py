@@ -7,22 +7,23 @@ from dataclasses import dataclass
 from math import prod
 
 TILE = 128 * 128
-"""Elements of a product that one processor makes at once."""
+"""Elements of a matmul's output that one processor makes at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """What parts of its datasheet's rates a device's kernels reach (`cost_model.roofline`).
 
-    A kernel takes `start_s` however little it does, a product `matmul_start_s`. Products come to a
-    part `matmul` of the peak where they are large, and to `matmul_memory` of the bandwidth where
-    they are thin; `wave` and `depth` say how many waves of tiles over the `processors`, and how
-    many products in a sum, bring them to half of that. Attention comes to a part `attention` of the
-    peak with heads of 128, of which heads of 64 reach `attention_narrow` and backward
-    `attention_backward`; a row of it takes as long as if it had `attention_tokens` more scores. In
-    float32 it is `attention_float32` in place of `attention`, and a mask that is a tensor leaves
-    `attention_masked` of the rate of other dtypes.
-    `pointwise` kernels, and what reduces rows forward and backward, reach parts of the bandwidth.
+    A kernel takes `start_s` however little it does, a matmul `matmul_start_s`. Large matmuls reach
+    a part `matmul` of the peak, thin ones `matmul_memory` of the bandwidth. They reach half of that
+    with `wave` waves of tiles over the `processors`, and with sums of `depth` terms.
+
+    Attention reaches a part `attention` of the peak with heads of 128. Heads of 64 reach
+    `attention_narrow` of that, and backward `attention_backward`. A row takes as long as if it had
+    `attention_tokens` more scores. float32 has `attention_float32` in place of `attention`. With a
+    mask that is a tensor, other dtypes reach `attention_masked` of their rate.
+
+    `pointwise` kernels, and reductions of rows forward and backward, reach parts of the bandwidth.
     """
 
     start_s: float = 2.5e-6
@@ -43,14 +44,16 @@ class Kernels:
     reduction_backward: float = 0.37
 
     def matmul_flops(self, out_elements: float, depth: float) -> float:
-        """What a product of so many sums of `depth` products does at its full rate in the time it
-        takes: more than its FLOPs, part of a wave and the start of each sum being idle."""
+        """FLOPs that the device could do at its full rate in the time of a matmul whose output has
+        `out_elements`, each a sum of `depth` terms. These are more than the matmul's own FLOPs:
+        part of a wave and the start of each sum are idle."""
         return 2 * (out_elements + self.wave * TILE * self.processors) * (depth + self.depth)
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulGrid:
-    """Seconds of products of `outs[i]` elements, each a sum of `depths[j]` products, in `dtype`."""
+    """`seconds[i][j]` of matmuls in `dtype` with `outs[i]` output elements, each a sum of
+    `depths[j]` terms."""
 
     dtype: str
     outs: tuple[int, ...]
@@ -85,8 +88,8 @@ class Device:
 
     `flops_per_s` maps a dtype's name ("bfloat16") to dense peak FLOP/s; a dtype that is absent
     runs at the rate of "float32". `launch_s` is the host's time to launch a kernel. `source` names
-    where the figures come from. `measured` goes before what its rates and `kernels` say. Memory is
-    handed out in multiples of `granule_bytes`.
+    where the figures come from. `measured` takes precedence over rates and `kernels`. Memory is
+    allocated in multiples of `granule_bytes`.
     """
 
     name: str
@@ -101,14 +104,14 @@ class Device:
     granule_bytes: int = 1
 
     def floor_s(self, start_s: float) -> float:
-        """What a kernel takes however little it does, if that is `start_s` where others launch it:
-        a CPU launches its own."""
+        """The least time of a kernel: `start_s` on a device that a host launches for, the launch
+        on a CPU, which launches its own."""
         return self.launch_s if self.kind == "cpu" else start_s
 
     @property
     def view_s(self) -> float:
-        """What a view takes, which has no kernel: a CPU calls it as it calls ops. What it takes
-        the host of a GPU is not counted."""
+        """The time of a view, which has no kernel: a CPU calls it as it calls ops. The time of a
+        GPU's host is not counted."""
         return self.launch_s if self.kind == "cpu" else 0.0
 
     @property
@@ -124,13 +127,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What collective `kind` was measured to take among `ranks` sides of a link (devices, or nodes
-    where it joins nodes), in figures that hold for a faster or slower link of its family; with
-    `shared` ranks side by side on each side, or any number of them if that is 0.
+    """The measured time of collective `kind` among `ranks` sides of a link (devices, or nodes where
+    it joins nodes). Its figures hold for a faster or slower link of the family too. On each side
+    there are `shared` ranks, or any number of them if that is 0.
 
-    It takes `start_s` however little it sends. Where it sends much it comes to `reach` of the
-    link's rate: more than 1 where switches add up on the way. `knee` says how slowly it gets there:
-    V bytes take `knee * sqrt(start_s * V / rate)` longer than both together.
+    It takes `start_s` however little it sends. Where it sends much it reaches `reach` of the link's
+    rate: more than 1 where switches add up. `knee` says how slowly it gets there: V bytes take
+    `knee * sqrt(start_s * V / rate)` longer than both together.
     """
 
     kind: str
@@ -150,8 +153,8 @@ class Link:
     little it sends and to whom, `latency_s` for each of its steps, and comes to a part `efficiency`
     of the rate.
 
-    `contention` says how much of the shorter of a collective and what is computed meanwhile is not
-    hidden: 0 where they do not disturb each other, 1 where they might as well take turns.
+    `contention` is the part of a collective, or of the compute beside it if that is shorter, that
+    is not hidden: 0 where the two do not slow each other down, 1 as if one ran after the other.
     """
 
     name: str

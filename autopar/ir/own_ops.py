@@ -15,12 +15,12 @@ ACCUMULATE, COLLECT = "autopar.accumulate.default", "autopar.collect.default"
 
 
 def is_result(node: Node) -> bool:
-    """Whether an op puts together what turns make."""
+    """Whether an op puts a result together from microbatches."""
     return node.op in (ACCUMULATE, COLLECT)
 
 
 def whole_factors(tensor: TensorType) -> tuple[Factor, ...]:
-    """Those of an op that makes of a tensor one like it: each part of it."""
+    """The factors of an op whose output is like its input: one for each part."""
     return tuple(
         Factor(ascii_lowercase[k], atom, (slot,), (slot,))
         for k, (slot, atom) in enumerate(tensor.slots())
@@ -31,7 +31,7 @@ SEND, RECEIVE = "autopar.send.default", "autopar.receive.default"
 
 
 def is_end(node: Node) -> bool:
-    """Whether an op hands something to another stage, or is handed it."""
+    """Whether an op sends a tensor to another stage, or receives one."""
     return node.op in (SEND, RECEIVE)
 
 
@@ -52,11 +52,11 @@ CHUNKED = frozenset({LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKWARD})
 # The keys of ops of backward that recompute what ops of forward made (`passes.recompute`).
 
 COPY, OPTION = "recompute", "maybe recompute"
-"""Stand in the key of a copy where that of its original has the phase."""
+"""In the key of a copy, these stand where the original's key has the phase."""
 
 
 def original_key(key: str) -> str:
-    """The key of the ops of which those with `key` are copies, optional or not; `key` if of none.
+    """The key of the originals, if ops with `key` are copies, optional or not; else `key`.
 
     >>> original_key("layers.*.mlp:recompute:silu.0")
     'layers.*.mlp:forward:silu.0'
@@ -72,7 +72,7 @@ def option_key(key: str) -> str:
 
 
 def is_copy(node: Node) -> bool:
-    """Whether an op makes something again."""
+    """Whether an op recomputes an activation."""
     return f":{COPY}:" in node.key
 
 

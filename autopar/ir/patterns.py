@@ -30,7 +30,7 @@ def compress(names: Iterable[str]) -> tuple[str, ...]:
         for parts in (name.split(".") for name in names)
     )
     return tuple(
-        sorted(_text(shape, sets) for shape, found in shapes.items() for sets in _merged(found))
+        sorted(_text(shape, sets) for shape, numbers in shapes.items() for sets in _merged(numbers))
     )
 
 
@@ -87,13 +87,13 @@ def _read(part: str) -> Sequence[str]:
         return (part,)
     if not part.endswith("}"):
         raise ValueError(f"{part!r} lacks its closing brace")
-    found: list[str] = []
+    numbers: list[str] = []
     for run in part[1:-1].split(","):
         first, dash, last = run.partition("-")
         if not (_is_number(first) and (not dash or _is_number(last))):
             raise ValueError(f"{run!r} is no range of numbers")
         low, high = int(first), int(last if dash else first)
-        if not low <= high < low + MAX_NAMES or len(found) + high - low >= MAX_NAMES:
+        if not low <= high < low + MAX_NAMES or len(numbers) + high - low >= MAX_NAMES:
             raise ValueError(f"{run!r} stands for more than {MAX_NAMES} names, or none")
-        found += map(str, range(low, high + 1))
-    return found
+        numbers += map(str, range(low, high + 1))
+    return numbers

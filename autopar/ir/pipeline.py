@@ -1,11 +1,11 @@
-"""In which order the ranks of a pipeline work on microbatches: a table of actions, as a value.
+"""Pipeline schedules: tables with a row of actions per rank.
 
-Stages are numbered as the model computes them. A rank may have several, and does what its row of
-the table lists, one after the other, as soon as what it needs has come. As text a row is
-`0F0 0F1 0B0 0W0`: of stage 0 the forward of microbatches 0 and 1, then of microbatch 0 the backward
-as far as other stages wait for it, and the rest, which makes the gradients of parameters. Without
-any `W` in the table, `B` is all of backward. A stage may take microbatches in any order, forward
-and backward.
+Stages are numbered as the model computes them. A rank may have several. It does the actions of its
+row one after the other, each as soon as what it needs has come. As text a row is `0F0 0F1 0B0 0W0`:
+of stage 0 the forward of microbatches 0 and 1, then the backward of microbatch 0 in two parts. `B`
+is the part that other stages wait for, `W` the rest, which makes the gradients of parameters.
+Without any `W` in the table, `B` is all of backward. A stage may take microbatches in any order,
+forward and backward.
 
 Tables as torch writes them are read as well: `I` is the first part of a backward, and `B` without a
 `W` of its own is both parts, one right after the other; `(0F1;1B0)OVERLAP_F_B` is one action after
@@ -30,15 +30,15 @@ from autopar.ir.grouping import grouped
 _ACTION = re.compile(r"(0|[1-9][0-9]{0,5})([FBIW])(0|[1-9][0-9]{0,5})")
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _BESIDE = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d+)")
-"""What a table of torch lists that is no pass of a microbatch."""
+"""The entries of a table of torch that are no pass of a microbatch."""
 
 
 class Pass(StrEnum):
-    """What is done of a microbatch."""
+    """A pass of a microbatch through a stage."""
 
     FORWARD = "F"
     BACKWARD = "B"
-    """The gradients of what a stage is sent, and all others if there is no `WEIGHTS`."""
+    """The gradients of what a stage receives, and all others if there is no `WEIGHTS`."""
     WEIGHTS = "W"
     """The gradients of parameters."""
 
@@ -56,32 +56,33 @@ class Action(NamedTuple):
     @staticmethod
     def parse(text: str) -> Action:
         """The inverse of `str`; StageError on anything else."""
-        found = _ACTION.fullmatch(text)
-        if found is None:
+        match = _ACTION.fullmatch(text)
+        if match is None:
             raise StageError(f"{text!r} is no action: write 0F3 for microbatch 3 of stage 0")
-        stage, kind, microbatch = found.groups()
+        stage, kind, microbatch = match.groups()
         return Action(int(stage), Pass(kind.replace("I", "B")), int(microbatch))
 
 
 def is_action(text: str) -> bool:
-    """Whether `Action.parse` reads it."""
+    """Whether `text` is an action that `Action.parse` reads."""
     return _ACTION.fullmatch(text) is not None
 
 
 class Waiting(NamedTuple):
-    """Of how many microbatches a stage holds what all of backward reads, as they wait for it, and
-    of how many what the second part of it reads."""
+    """The number of microbatches that wait for all of backward in a stage, so that it holds what
+    that reads, and of those that wait for the second part alone."""
 
     backward: int
     weights: int = 0
 
 
 Hop = tuple[int, int, Phase]
-"""(source, target, phase): stages of which the first sends the other something in that phase."""
+"""(source, target, phase): stage `source` sends a tensor to stage `target` in that phase."""
 
 
 def hops_in_sequence(stages: int) -> frozenset[Hop]:
-    """Each stage sends its neighbours alone: the next one forward, the one before backward."""
+    """The hops where each stage sends to its neighbours alone: to the next one forward, to the one
+    before backward."""
     line = range(stages - 1)
     forward = ((s, s + 1, Phase.FORWARD) for s in line)
     return frozenset((*forward, *((s + 1, s, Phase.BACKWARD) for s in line)))
@@ -89,14 +90,15 @@ def hops_in_sequence(stages: int) -> frozenset[Hop]:
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """What each rank of a pipeline does in which order."""
+    """The actions of each rank of a pipeline, in order."""
 
     rows: tuple[tuple[Action, ...], ...]
 
     @staticmethod
     def parse(text: str) -> PipelineSchedule:
-        """A table of a line per rank, actions apart by blanks or commas. StageError, naming what is
-        wrong, on anything else, and where ranks would wait for each other."""
+        """The schedule from a table with a line per rank, actions apart by blanks or commas.
+        StageError, naming what is wrong, on anything else, and where ranks would wait for each
+        other."""
         rows = (tuple(map(Action.parse, _words(line))) for line in text.strip().splitlines())
         table = PipelineSchedule(tuple(rows)).with_second_parts()
         table.check()
@@ -111,7 +113,7 @@ class PipelineSchedule:
         return {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Those of a rank."""
+        """The stages of a rank."""
         return tuple(sorted(stage for stage, at in self.ranks.items() if at == rank))
 
     @cached_property
@@ -129,23 +131,22 @@ class PipelineSchedule:
 
     @cached_property
     def _last(self) -> Mapping[tuple[int, Pass], int]:
-        """The microbatch that is the last of each stage to be done, by kind."""
+        """The last microbatch of each stage, by kind of pass."""
         return {(a.stage, a.kind): a.microbatch for row in self.rows for a in row}
 
     def last_microbatches(self, stage: int) -> tuple[int, int]:
-        """The microbatches with which a stage is done going forward, and with the gradients of
-        parameters."""
+        """The last microbatches of a stage, in forward and in the gradients of parameters."""
         final = Pass.WEIGHTS if self.is_split else Pass.BACKWARD
         return self._last[stage, Pass.FORWARD], self._last[stage, final]
 
     def is_last(self, action: Action) -> bool:
-        """Whether it is of the microbatch with which its stage is done (`last_microbatches`)."""
+        """Whether an action is of the last microbatch of its stage (`last_microbatches`)."""
         is_backward = action.kind is not Pass.FORWARD
         return action.microbatch == self.last_microbatches(action.stage)[is_backward]
 
     def with_second_parts(self) -> PipelineSchedule:
-        """The same where each backward of a table with `WEIGHTS` comes in two parts: one that has
-        no second part in the table has it right after the first."""
+        """The same table, with `WEIGHTS` right after each backward that lacks them, if any backward
+        of the table has them."""
         if not self.is_split:
             return self
         there = {
@@ -162,8 +163,7 @@ class PipelineSchedule:
 
     def check(self, hops: Collection[Hop] | None = None) -> None:
         """StageError, saying where, unless every microbatch goes through every stage once, and no
-        rank waits for ever; stages send each other along `hops`, which are those of a line unless
-        given."""
+        rank waits for ever. Stages send along `hops`, by default to their neighbours alone."""
         if not self.rows or not all(self.rows):
             raise StageError("a rank of the table has nothing to do")
         stages, microbatches = sorted(self.ranks), range(self.microbatches)
@@ -178,16 +178,16 @@ class PipelineSchedule:
                 raise StageError(f"stage {stage} is on ranks {sorted(rows)}: a stage has one")
             row = self.rows[self.ranks[stage]]
             for kind in kinds:
-                found = [a.microbatch for a in row if (a.stage, a.kind) == (stage, kind)]
-                if len(found) != len(microbatches) or sorted(found) != list(microbatches):
+                numbers = [a.microbatch for a in row if (a.stage, a.kind) == (stage, kind)]
+                if len(numbers) != len(microbatches) or sorted(numbers) != list(microbatches):
                     raise StageError(
-                        f"stage {stage} does {kind.value} of microbatches {found}: it has to do "
+                        f"stage {stage} does {kind.value} of microbatches {numbers}: it has to do "
                         f"each of 0 to {len(microbatches) - 1} once"
                     )
         simulate_actions(self, lambda _: 1, hops)
 
     def in_flight(self, stage: int) -> int:
-        """How many microbatches at most have gone forward through a stage, and not back yet."""
+        """The most microbatches at a time that have gone forward through a stage, and not back."""
         most = now = 0
         last = Pass.WEIGHTS if self.is_split else Pass.BACKWARD
         for action in self.rows[self.ranks[stage]]:
@@ -197,23 +197,23 @@ class PipelineSchedule:
         return most
 
     def others(self, stage: int) -> tuple[Waiting, ...]:
-        """How many other microbatches wait while a stage works on one: the most at a time, of which
-        none is more than another in both."""
+        """The numbers of other microbatches that wait while a stage works on one. Of all points in
+        time those are listed that no other exceeds in both numbers."""
         row = [a for a in self.rows[self.ranks[stage]] if a.stage == stage]
-        now, found = Counter[Pass](), set[Waiting]()
+        now, waiting = Counter[Pass](), set[Waiting]()
         for _, kind, _ in row:
             now[kind] += 1
             done = {each: now[each] - (kind is each) for each in Pass}
             if self.is_split:
-                # What it works on itself is none of the others.
+                # The microbatch that it works on is none of the others.
                 back = done[Pass.FORWARD] - now[Pass.BACKWARD]
-                found.add(Waiting(back, done[Pass.BACKWARD] - now[Pass.WEIGHTS]))
+                waiting.add(Waiting(back, done[Pass.BACKWARD] - now[Pass.WEIGHTS]))
             else:
-                found.add(Waiting(done[Pass.FORWARD] - now[Pass.BACKWARD]))
-        return tuple(sorted(a for a in found if not any(_is_more(b, a) for b in found)))
+                waiting.add(Waiting(done[Pass.FORWARD] - now[Pass.BACKWARD]))
+        return tuple(sorted(a for a in waiting if not any(_is_more(b, a) for b in waiting)))
 
     def first(self, microbatches: int) -> PipelineSchedule:
-        """The same for the first so many of its microbatches."""
+        """The same schedule for its first `microbatches`."""
         return PipelineSchedule(
             tuple(tuple(a for a in row if a.microbatch < microbatches) for row in self.rows)
         )
@@ -221,7 +221,7 @@ class PipelineSchedule:
 
 def _words(line: str) -> list[str]:
     """The actions in a line of a table."""
-    apart = _OVERLAPPED.sub(lambda found: found[1].replace(";", " "), line).replace(",", " ")
+    apart = _OVERLAPPED.sub(lambda match: match[1].replace(";", " "), line).replace(",", " ")
     return [word for word in apart.split() if not _BESIDE.fullmatch(word)]
 
 
@@ -237,16 +237,17 @@ class ActionSpan(NamedTuple):
 
 
 Incoming = Mapping[tuple[int, Phase], Sequence[Hop]]
-"""By stage and phase, along what it is sent something."""
+"""The hops by which a stage receives tensors, by stage and phase."""
 
 
 def incoming(hops: Collection[Hop]) -> Incoming:
-    """Hops by where they lead."""
+    """The hops by their target and phase."""
     return grouped(((hop[1], hop[2]), hop) for hop in sorted(hops))
 
 
 def needs(action: Action, sources: Incoming) -> Iterator[tuple[Action, Hop | None]]:
-    """What has to be over before an action, and along what it comes from other stages."""
+    """The actions that have to be over before an action, each with the hop along which its result
+    comes, None in the same stage."""
     stage, kind, microbatch = action
     if kind is Pass.WEIGHTS:
         yield Action(stage, Pass.BACKWARD, microbatch), None
@@ -264,19 +265,18 @@ def simulate_actions(
     hops: Collection[Hop] | None = None,
     delay: Callable[[Hop], int] = lambda _: 0,
 ) -> dict[Action, ActionSpan]:
-    """When each action of a table starts and ends, in the unit of their `length`. What is sent
-    along one of `hops` comes `delay` after the action is over. StageError if ranks wait for each
-    other for ever."""
+    """The span of each action, in the unit of `length`. What is sent along one of `hops` comes
+    `delay` after the action is over. StageError if ranks wait for each other for ever."""
     sources = incoming(hops_in_sequence(actions.num_stages) if hops is None else hops)
-    found: dict[Action, ActionSpan] = {}
+    spans: dict[Action, ActionSpan] = {}
     free, done = [0] * len(actions.rows), [0] * len(actions.rows)
 
     def ready(action: Action) -> int | None:
-        """When all that an action waits for has come; None if that is not known yet."""
+        """The time when all that an action waits for has come; None if that is not known yet."""
         before = list(needs(action, sources))
-        if any(each not in found for each, _ in before):
+        if any(each not in spans for each, _ in before):
             return None
-        ends = (found[each].end + (0 if hop is None else delay(hop)) for each, hop in before)
+        ends = (spans[each].end + (0 if hop is None else delay(hop)) for each, hop in before)
         return max(ends, default=0)
 
     moved = True
@@ -287,21 +287,21 @@ def simulate_actions(
                 action = row[done[rank]]
                 start = max(when, free[rank])
                 free[rank] = start + length(action)
-                found[action] = ActionSpan(start, free[rank])
+                spans[action] = ActionSpan(start, free[rank])
                 done[rank] += 1
                 moved = True
     stuck = [str(row[k]) for row, k in zip(actions.rows, done, strict=True) if k < len(row)]
     if stuck:
         raise StageError(f"the ranks wait for each other: {', '.join(stuck)} never start")
-    return found
+    return spans
 
 
 def answers(rows: Sequence[Sequence[Action]], rank: int) -> frozenset[Action]:
-    """The actions of a rank that are sent something, along the line of stages, which other ranks
-    make of what the rank's action just before sends them."""
+    """The actions of a rank that wait for an answer to its action just before: they receive what
+    other ranks compute from what that sends. Stages send to their neighbours alone."""
     sources = incoming(hops_in_sequence(1 + max(a.stage for row in rows for a in row)))
     row_of = {action: number for number, row in enumerate(rows) for action in row}
-    # By action, the place of the last of the rank's own that it comes after.
+    # Per action, the place in the rank's row of the last action that it depends on.
     behind: dict[Action, int] = {}
     done, moved = [0] * len(rows), True
     while moved:

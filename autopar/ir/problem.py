@@ -11,14 +11,14 @@ of
   shared by its consumers, and so are the intermediate steps of it;
 * less, for every `Window`, what is hidden in it.
 
-A tensor takes the cheapest way by the costs of arcs alone; of equally cheap ways any, whatever
-hides most.
+A tensor takes the cheapest path by the costs of arcs alone. Of equally cheap paths it takes any,
+also one that hides less.
 
-Memory: during each of its `usages[i]`, node `i` takes bytes by its choice; at every point in time
-the sum must be at most `usage_limit`, or what `other_limits` says of that time: what the host of a
-device holds has a time of its own. All figures are integers, so that a cost can be computed
-again from a solution by other code and must agree to the last digit. autopar's own problems are in
-nanoseconds per training step and in bytes per device.
+Memory: during each of its `usages[i]`, node `i` takes bytes by its choice. At every point in time
+the sum must be at most `usage_limit`, or the limit in `other_limits` if that time has one. The
+memory of a device's host has a time of its own. All figures are integers: a cost that other code
+computes from a solution must agree to the last digit. autopar's own problems are in nanoseconds per
+training step and in bytes per device.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Sink:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """One tensor on its way from the node that makes it to the nodes that use it.
+    """One tensor, from the node that makes it to the nodes that use it.
 
     `source_state[c]` is the state the source's choice `c` leaves it in. Arc `a` leads from state
     `tails[a]` to `heads[a]` and costs `costs[a]`. `states` names them (text of a sharding).

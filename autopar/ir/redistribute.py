@@ -2,10 +2,10 @@
 emitted.
 
 A *state* is a sharding the tensor can be in. A `Collective` changes the placement on one mesh axis.
-Two axes on one atom nest: the outer one cuts it first, and only the innermost may be added or
-removed, so that every rank holds one contiguous piece of the atom at all times. A dim that is cut
-into uneven chunks (`uneven`) is joined, from the innermost chunks on, before anything else is
-done with it; a gradient is cut in the opposite order.
+Two axes on one atom nest: the outer one cuts it first. Only the innermost may be added or removed,
+so that every rank holds one contiguous range of the atom at all times. A dim that is cut into
+uneven chunks (`uneven`) is joined, from the innermost chunks on, before anything else is done with
+it; a gradient is cut in the opposite order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Collective:
 
     @property
     def chunks(self) -> bool:
-        """Whether it joins or cuts chunks that may be uneven."""
+        """Whether the collective joins or cuts chunks that may be uneven."""
         return "C" in (self.source.kind, self.target.kind)
 
     def __str__(self) -> str:
@@ -49,8 +49,8 @@ def nesting(atom: Atom, axes: Sequence[int]) -> tuple[int, ...]:
     """The mesh axes that shard `atom`, outermost first.
 
     Atoms of parameters are cut by the fastest axis (the last) first: a gather over the slow axis
-    then moves the pieces that are already small. Other atoms (batch, sequence) are cut by the
-    slowest axis first, so that the fast one can be exchanged while the slow one stays.
+    then moves shards that are already small. Other atoms (batch, sequence) are cut by the slowest
+    axis first, so that the fast one can be exchanged while the slow one stays.
     """
     return tuple(sorted(axes, reverse=atom.in_param))
 
@@ -58,13 +58,13 @@ def nesting(atom: Atom, axes: Sequence[int]) -> tuple[int, ...]:
 def is_legal(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> bool:
-    """Whether every sharded part divides evenly by the axes on it, and exists; of a dim that is cut
-    into chunks, whether its other cuts go before (`uneven.fits`)."""
-    ways: dict[Slot, int] = {}
+    """Whether every sharded part exists and divides evenly by the axes on it. In a dim that is cut
+    into chunks, all other cuts must come before the chunks (`uneven.fits`)."""
+    num_parts: dict[Slot, int] = {}
     for axis, placement in enumerate(sharding):
         if placement.kind == "S":
-            ways[placement.slot] = ways.get(placement.slot, 1) * sizes[axis]
-    for (dim, part), n in ways.items():
+            num_parts[placement.slot] = num_parts.get(placement.slot, 1) * sizes[axis]
+    for (dim, part), n in num_parts.items():
         parts = tensor.parts[dim] if dim < len(tensor.parts) else ()
         if part >= len(parts) or atoms[parts[part]].size % n:
             return False
@@ -76,12 +76,12 @@ def local_part_sizes(
 ) -> tuple[tuple[int, ...], ...]:
     """Per dim, the sizes of its parts on one rank, before any cut into chunks. The sharding must be
     legal."""
-    ways: dict[Slot, int] = {}
+    num_parts: dict[Slot, int] = {}
     for placement, size in zip(sharding, sizes, strict=True):
         if placement.kind == "S":
-            ways[placement.slot] = ways.get(placement.slot, 1) * size
+            num_parts[placement.slot] = num_parts.get(placement.slot, 1) * size
     return tuple(
-        tuple(atoms[atom].size // ways.get((dim, part), 1) for part, atom in enumerate(parts))
+        tuple(atoms[atom].size // num_parts.get((dim, part), 1) for part, atom in enumerate(parts))
         for dim, parts in enumerate(tensor.parts)
     )
 
@@ -89,8 +89,8 @@ def local_part_sizes(
 def local_shape(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> tuple[int, ...]:
-    """The shape of one rank's piece; of chunks that are uneven, of the largest. The sharding must
-    be legal."""
+    """The shape of one rank's shard; of uneven chunks, that of the largest. The sharding must be
+    legal."""
     shape = tuple(map(prod, local_part_sizes(tensor, atoms, sharding, sizes)))
     dim = chunked_dim(sharding)
     if dim is None:
@@ -102,20 +102,20 @@ def local_shape(
 def local_bytes(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> int:
-    """Bytes of one rank's piece, the largest if they differ. The sharding must be legal."""
-    ways = 1
+    """Bytes of one rank's shard, the largest if they differ. The sharding must be legal."""
+    num_parts = 1
     for placement, size in zip(sharding, sizes, strict=True):
         if placement.kind == "C":
             return prod(local_shape(tensor, atoms, sharding, sizes)) * itemsize(tensor.dtype)
         if placement.kind == "S":
-            ways *= size
-    return tensor.num_bytes // ways
+            num_parts *= size
+    return tensor.num_bytes // num_parts
 
 
 def placements(
     tensor: TensorType, atoms: Sequence[Atom], size: int, *, partial: bool
 ) -> tuple[Placement, ...]:
-    """What one axis of `size` ranks can be, on its own, in canonical order: R, shards, P."""
+    """The possible placements on one axis of `size` ranks, in canonical order: R, shards, P."""
     shards = (S(*slot) for slot, atom in tensor.slots() if atoms[atom].size % size == 0)
     return (R, *shards, P) if partial else (R, *shards)
 
@@ -169,8 +169,8 @@ def step(
 
 
 def _leaves_chunks_alone(source: Sharding, target: Sharding, axis: int) -> bool:
-    """Whether a change on `axis` touches no other chunks than the innermost. Ranks hold chunks of
-    different sizes: beside joining and cutting them, only a sum can be made of them as they are."""
+    """Whether a change on `axis` touches no chunks but the innermost. Ranks hold chunks of
+    different sizes: these can only be joined, cut, or summed as they are."""
     for sharding in (source, target):
         chunks = chunked_axes(sharding)
         if sharding[axis].kind == "C" and chunks[-1] != axis:
@@ -188,16 +188,16 @@ def buffer_bytes(
     move: Collective,
     sizes: Sequence[int],
 ) -> tuple[int, int]:
-    """Bytes of what one rank gives to and gets from `move` = step(source, target), the most of any
-    rank. Chunks travel padded to equal length."""
+    """(bytes given, bytes got) by one rank in `move` = step(source, target), the most of any rank.
+    Chunks travel padded to equal length."""
     given, got = (local_bytes(tensor, atoms, state, sizes) for state in (source, target))
     if not move.chunks or move.kind == "slice":
         return given, got
     gathers = move.kind == "all_gather"
     joined, dim = (target, move.source.dim) if gathers else (source, move.target.dim)
-    rows, ways = local_shape(tensor, atoms, joined, sizes)[dim], sizes[move.axis]
-    piece = (got if gathers else given) // rows * chunk_length(rows, ways)
-    return (piece, ways * piece) if gathers else (ways * piece, piece)
+    rows, num_parts = local_shape(tensor, atoms, joined, sizes)[dim], sizes[move.axis]
+    chunk = (got if gathers else given) // rows * chunk_length(rows, num_parts)
+    return (chunk, num_parts * chunk) if gathers else (num_parts * chunk, chunk)
 
 
 def chunk_index(
@@ -208,7 +208,7 @@ def chunk_index(
     coordinate: Sequence[int],
     slot: Slot,
 ) -> tuple[int, int]:
-    """(index, count): which of how many equal pieces of `slot` the rank at `coordinate` has."""
+    """(index, count): of `count` equal shards of `slot`, the rank at `coordinate` has `index`."""
     atom = atoms[tensor.parts[slot[0]][slot[1]]]
     index, count = 0, 1
     for axis in nesting(atom, sharding.axes_on(slot)):
@@ -217,8 +217,8 @@ def chunk_index(
 
 
 class Copies(NamedTuple):
-    """Whether a step copies what it sends, and what it brings, to lay its buffers out. Of many
-    tensors, whose sizes of atoms are arrays, they are arrays too."""
+    """Whether a step copies what it sends, and what it brings, to lay its buffers out. Both are
+    arrays for many tensors at once, whose sizes of atoms are arrays."""
 
     sent: bool
     brought: bool
@@ -234,10 +234,10 @@ def layout_copies(
 ) -> Copies:
     """The copies of `move` = step(source, target).
 
-    Collectives work on the leading dim: a gather along one behind others, of which a rank has more
-    than one row, copies its output into place, a scatter its input, an exchange both. A slice
-    copies what it keeps. Chunks that are uneven are copied to be padded; those of another than the
-    leading dim are copied on both sides.
+    Collectives work on the leading dim. Along another dim, with more than one row on a rank before
+    it, a gather copies its output into place, a scatter its input, an exchange both. A slice copies
+    its result. Uneven chunks are copied to be padded; those of another than the leading dim are
+    copied on both sides.
     """
     if move.kind == "slice":
         return Copies(sent=False, brought=True)
@@ -260,25 +260,25 @@ def _lead(
     placement: Placement,
     sizes: Sequence[int],
 ) -> int:
-    """How many pieces a rank in `state` has along all that stands before the part that `placement`
-    shards: with more than one, those of a rank are not contiguous in the whole."""
-    found = 1
+    """The number of rows that a rank in `state` has before the part that `placement` shards. With
+    more than one, the rank's elements are not contiguous in the whole tensor."""
+    count = 1
     for dim, parts in enumerate(local_part_sizes(tensor, atoms, state, sizes)):
         for part, size in enumerate(parts):
             if (dim, part) == placement.slot:
-                return found
-            found *= size
-    return found
+                return count
+            count *= size
+    return count
 
 
-# Who hands what to whom where a tensor goes from one mesh to another.
+# Which device sends what to which where a tensor goes from one mesh to another.
 #
-# Each device of a mesh has a box of the tensor: of each of its parts, the elements from one to
-# another. What a device of the other mesh is to have is put together from what its box shares with
-# those of the first; of devices that have the same box, one sends it.
+# Each device of a mesh has a box of the tensor: a range of each of the tensor's parts. A device of
+# the other mesh puts its own box together from the intersections with the boxes of the first mesh.
+# Of several devices with the same box, one sends it.
 
 ShardBox = tuple[tuple[int, int], ...]
-"""Per part of a tensor, in order of its slots, where a piece begins and ends."""
+"""Per part of a tensor, in order of its slots, where a box begins and ends."""
 
 
 class OnMesh(NamedTuple):
@@ -288,21 +288,22 @@ class OnMesh(NamedTuple):
     sharding: Sharding
 
     def box(self, tensor: TensorType, atoms: Sequence[Atom], device: int) -> ShardBox:
-        """What a device of the mesh has. PlanError if that is no box of the tensor's values."""
+        """The box of a device of the mesh. PlanError for a tensor that is partial or in chunks,
+        which has no such boxes."""
         if any(p.kind not in "RS" for p in self.sharding):
             raise PlanError(f"{self.sharding} is no way to hand a tensor on; plan again")
-        found: list[tuple[int, int]] = []
+        bounds: list[tuple[int, int]] = []
         for slot, atom in tensor.slots():
             at, count = chunk_index(
                 tensor, atoms, self.sharding, self.mesh.sizes, self.mesh.coordinate(device), slot
             )
             length = atoms[atom].size // count
-            found.append((at * length, (at + 1) * length))
-        return tuple(found)
+            bounds.append((at * length, (at + 1) * length))
+        return tuple(bounds)
 
 
 class ShardPiece(NamedTuple):
-    """The part of a tensor that a device of another mesh, `source`, hands to one."""
+    """The part of a tensor, `box`, that the device `source` of another mesh sends to a device."""
 
     source: int
     box: ShardBox
@@ -311,7 +312,7 @@ class ShardPiece(NamedTuple):
 def holders(
     tensor: TensorType, atoms: Sequence[Atom], holding: OnMesh
 ) -> dict[ShardBox, list[int]]:
-    """The devices of a mesh by what they have of a tensor."""
+    """The devices of a mesh by their box of a tensor."""
     devices = range(holding.mesh.num_devices)
     return grouped((holding.box(tensor, atoms, device), device) for device in devices)
 
@@ -319,15 +320,15 @@ def holders(
 def shard_pieces(
     held: Mapping[ShardBox, Sequence[int]], target: ShardBox, device: int
 ) -> tuple[ShardPiece, ...]:
-    """All that `device` is handed, which is to have the box `target`: each element once.
+    """All that is sent to `device`, which is to have the box `target`: each element once.
 
-    Of devices with the same box the one at the place of `device` among them sends, so that devices
-    of equal meshes send to one each.
+    Of several devices with the same box, the sender is the one in the same place as `device`. So
+    devices of equal meshes send to one device each.
     """
-    found: list[ShardPiece] = []
+    parts: list[ShardPiece] = []
     for box, devices in held.items():
         shared = tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(box, target, strict=True))
         if all(start < end for start, end in shared):
             sender = device if device in devices else devices[device % len(devices)]
-            found.append(ShardPiece(sender, shared))
-    return tuple(found)
+            parts.append(ShardPiece(sender, shared))
+    return tuple(parts)

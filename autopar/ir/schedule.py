@@ -1,7 +1,7 @@
 """The schedule: what one rank does in a step, in order.
 
-`plans.scheduling.events.schedule` makes it of a graph and the decisions, `timeline.play` tells how
-long it takes and what it holds, and code generation writes its events down one by one.
+`plans.scheduling.events.schedule` makes it from a graph and the decisions. `timeline` simulates how
+long it takes and what it holds. Code generation writes its events one by one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from autopar.ir.sharding import Sharding
 
 
 class Value(NamedTuple):
-    """Root `ref` (`uses.root_of`) in `state`, as it comes into being in `phase`. What forward hands
-    to backward stays a value of the forward phase, be it on the device or `on_host`."""
+    """Root `ref` (`uses.root_of`) in `state`, made in `phase`. A tensor that is saved for backward
+    stays a value of the forward phase, on the device or `on_host`."""
 
     phase: Phase
     ref: Ref
@@ -74,7 +74,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compute:
-    """The device does the op `node`, and sends what belongs to it."""
+    """The device runs the op `node`, with the communication that is part of the op."""
 
     node: int
     reads: tuple[Value, ...]
@@ -98,8 +98,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Take:
-    """The target of a transfer comes into being: cut out of what has come, or, without a message,
-    cut by the device out of the transfer's source."""
+    """The target of a transfer is made: cut out of what has come, or, without a message, cut by the
+    device out of the transfer's source."""
 
     transfer: Transfer
     message: Message | None
@@ -127,12 +127,12 @@ class Schedule:
     """The events of a step: `forward` and `backward`, then the update of the parameters. Where
     backward comes in two parts (`passes.stages`), `backward` has the first, `weights` the second.
 
-    In `microbatches` (`microbatches`), that is the last of them; all others are `before` it.
+    With several `microbatches`, these are the events of the last one; all others are `before` it.
 
     Parameters, buffers, inputs and tangents are there without an event and are never freed; nor are
-    `outputs`, the values that leave the graph. `saved` are those that forward hands to backward,
-    on the device or on its host; `carried` those of them, and of what the first part of backward
-    makes, that the second needs.
+    `outputs`, the values that leave the graph. `saved` are the values saved for backward, on the
+    device or on its host. `carried` are the values that the second part of backward needs, from
+    `saved` or made by the first part.
     """
 
     forward: tuple[Event, ...]
@@ -147,15 +147,15 @@ class Schedule:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """All of them."""
+        """The events of all microbatches, and the update."""
         return (self.microbatches - 1) * self.microbatch_before + self.last_microbatch
 
     @property
     def microbatch_before(self) -> tuple[Event, ...]:
-        """Those of a turn that is not the last."""
+        """The events of a microbatch that is not the last."""
         return self.before.last_microbatch if self.before is not None else ()
 
     @property
     def last_microbatch(self) -> tuple[Event, ...]:
-        """Those of the last turn, and the update."""
+        """The events of the last microbatch, and the update."""
         return self.forward + self.backward + self.weights + self.update

@@ -112,7 +112,7 @@ class Sharding(tuple[Placement, ...]):
 
 @dataclass(frozen=True, slots=True)
 class InputSharding:
-    """Which piece of an input each rank is handed: `sharding` over all ranks in a grid of `sizes`,
+    """Which shard of an input each rank is passed: `sharding` over all ranks in a grid of `sizes`,
     row-major, slowest axis first. `[S(0)] on 4`: each of four ranks has a quarter of dim 0."""
 
     sharding: Sharding

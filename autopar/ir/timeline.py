@@ -1,6 +1,6 @@
-"""A schedule played: when each of its events starts and ends, and what a device holds meanwhile.
+"""A schedule simulated: when each of its events starts and ends, and what a device holds meanwhile.
 
-What `hardware` does with the events of a schedule, and the memory that they take.
+`hardware` gives the times of the events, this module the memory that they take.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from autopar.ir.schedule import (
 )
 
 HOLDERS = ("unsharded", "saved", "transient")
-"""What memory beside parameters, their gradients and the optimizer's states is held for."""
+"""The kinds of memory beside parameters, their gradients and the optimizer's states."""
 
 
 class Carried(NamedTuple):
-    """Bytes that a message takes: of copies while its buffer is filled, of that buffer until it has
-    come (0 where the source itself is sent, or reduced where it is), and of what it brings."""
+    """Bytes of a message: `filling` of copies while its buffer is filled, `sent` of that buffer
+    until the message has come, and `brought` of what it brings. `sent` is 0 where the source itself
+    is sent, or reduced in place."""
 
     filling: int
     sent: int
@@ -49,11 +50,11 @@ class Prices(Protocol):
         ...
 
     def inside(self, node: int) -> Sequence[tuple[int, int]]:
-        """What an op sends while it runs: the mesh axis, and by how much it makes the op longer."""
+        """Per message that an op sends while it runs: the mesh axis, and the time it adds."""
         ...
 
     def message_ns(self, message: Message) -> int:
-        """How long the links are busy with it, with the copies that lay out its buffers."""
+        """How long the links are busy with it, and the copies that lay out its buffers."""
         ...
 
     def cut_ns(self, transfer: Transfer) -> int:
@@ -77,11 +78,12 @@ class Prices(Protocol):
         ...
 
     def is_copied(self, transfer: Transfer, message: Message) -> bool:
-        """Whether what it brings is a copy of a part of what the message brought, not that part."""
+        """Whether the transfer's target is a copy of a part of what the message brought, and not
+        that part itself."""
         ...
 
     def scratch(self, node: int) -> int:
-        """What an op holds beside its inputs and outputs."""
+        """Bytes that an op holds beside its inputs and outputs."""
         ...
 
 
@@ -96,9 +98,9 @@ class Occupant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`spans` and `live`, the bytes of each of `HOLDERS` while it happens, per event: of a `Start`
-    the span is that of its links, of all others the device's. `exposed_ns` is what communication
-    costs the device, in all, and `exposed_host_ns` how long it waits for its host."""
+    """`spans[k]` and `live[k]` are those of event k. A span is the device's, but for a `Start` that
+    of the links. `live` has the bytes of each of `HOLDERS` during the event. `exposed_ns` is what
+    communication costs the device, in all, `exposed_host_ns` how long it waits for its host."""
 
     events: tuple[Event, ...]
     spans: tuple[Span, ...]
@@ -107,11 +109,12 @@ class Timeline:
     exposed_host_ns: int
     end_ns: int
     repeated: range = range(0)
-    """The events of turns that passed as the one before them, which were not played one by one."""
+    """The events of microbatches that pass as the one before them, and are not simulated one by
+    one."""
 
     @property
     def peak(self) -> int:
-        """The first event at which most is held."""
+        """The number of the first event at which most is held."""
         sums = [sum(each) for each in self.live]
         return sums.index(max(sums)) if sums else 0
 
@@ -123,9 +126,9 @@ def simulate_events(
     microbatch: int = 0,
     microbatches: int = 0,
 ) -> Timeline:
-    """`events` in order, where the tensors `given` are there from the start. They may begin with so
-    many `microbatches` of the same `microbatch` events: once one passes as the one before it, so do
-    all."""
+    """The timeline of `events`, where the tensors `given` are there from the start. The events may
+    begin with `microbatches` times the same `microbatch` events: once a microbatch passes as the
+    one before it, so do all."""
     player = _Simulator(events, given, prices)
     if microbatch:
         player.repeat(microbatch, microbatches)
@@ -144,13 +147,13 @@ class _Simulator:
         self.repeated = range(0)
 
     def go_on(self, end: int) -> None:
-        """All events up to number `end`."""
+        """Simulate all events up to number `end`."""
         for event in self.events[len(self.happened) : end]:
             self.happened.append(self.time.do(event))
             self.live.append(self.memory.do(event))
 
     def repeat(self, microbatch: int, microbatches: int) -> None:
-        """So many `microbatches` of so many events."""
+        """Simulate `microbatches` times `microbatch` events."""
         hardware, before = self.time.hardware, None
         for left in range(microbatches - 1, -1, -1):
             start = len(self.happened)
@@ -162,13 +165,13 @@ class _Simulator:
             before = now
 
     def _is_steady(self, before: Mark, now: Mark, microbatch: int) -> bool:
-        """Whether a turn that begins `now` passes as the one did that began `before`."""
-        # A device that did not wait for its host in a whole turn has only gained on it.
+        """Whether a microbatch that begins at `now` passes like the one that began at `before`."""
+        # A device that did not wait for its host in a whole microbatch has only gained on it.
         is_host_alike = now.waited == before.waited or now.ahead == before.ahead
         return is_host_alike and self.live[-microbatch:] == self.live[-2 * microbatch : -microbatch]
 
     def _shift(self, start: int, passed: float, times: int) -> None:
-        """What has happened since event `start` happens so many `times` more."""
+        """Repeat what has happened since event `start` so many `times`."""
         happened, live = [*map(self._span, self.happened[start:])], self.live[start:]
         for k in range(1, times + 1):
             by = round(k * passed)
@@ -177,7 +180,7 @@ class _Simulator:
         self.repeated = range(len(self.happened) - times * len(live), len(self.happened))
 
     def timeline(self) -> Timeline:
-        """Once all has happened."""
+        """The timeline, once all events have happened."""
         hardware = self.time.hardware
         return Timeline(
             tuple(self.events),
@@ -196,7 +199,7 @@ class _Simulator:
 def held_at_peak(
     timeline: Timeline, given: Sequence[Value], prices: Prices
 ) -> tuple[Occupant, ...]:
-    """What is held at the fullest moment of what was played with these prices."""
+    """What is held at the peak of a timeline that was simulated with these prices."""
     memory, place = _Memory(prices, given), timeline.peak
     for number in range(place):
         if number not in timeline.repeated:
@@ -241,15 +244,15 @@ class _Memory:
         self.held: dict[Value | Message, tuple[str, int]] = {}
         self.sums: dict[str, int] = dict.fromkeys(HOLDERS, 0)
         self.parts: dict[Message, set[Value]] = {}
-        """Of a message that nothing reads any more, the tensors that are parts of what it brought;
-        of others, so far."""
+        """Per message, the tensors that are parts of what it brought: all of them if nothing reads
+        the message any more, else those so far."""
         self.part_of: dict[Value, Message] = {}
         self.done = set[Message]()
         for value in given:
             self._hold(value, *prices.held(value))
 
     def do(self, event: Event) -> tuple[int, int, int]:
-        """What is held while `event` happens; of what is freed, afterwards."""
+        """Bytes of each of `HOLDERS` during `event`; of a `Free`, after it."""
         most = self._enter(event)
         if isinstance(event, Free):
             self._leave(event)
@@ -261,11 +264,12 @@ class _Memory:
     def during(self, event: Event) -> tuple[Occupant, ...]:
         """What is held while `event` happens, one by one."""
         meanwhile = self._enter(event)
-        found = [Occupant(what, holder, size) for what, (holder, size) in self.held.items()]
-        return (*found, Occupant(event, "transient", meanwhile)) if meanwhile else tuple(found)
+        held = [Occupant(what, holder, size) for what, (holder, size) in self.held.items()]
+        return (*held, Occupant(event, "transient", meanwhile)) if meanwhile else tuple(held)
 
     def _enter(self, event: Event) -> int:
-        """What comes to be held with an event; what it needs beside that, and while it lasts."""
+        """Hold what an event makes. Returns the bytes that the event needs beside, while it
+        lasts."""
         match event:
             case Compute(node):
                 for value in event.makes:
@@ -323,7 +327,8 @@ class _Memory:
         self.sums[holder] += size
 
     def _resize(self, message: Message, by: int) -> None:
-        """What a message brought is held for its parts, one by one, while they are there."""
+        """Change the bytes of a message. Of what it brought, each part is held by the tensor that
+        is this part, as long as that tensor is there."""
         holder, size = self.held.pop(message)
         self.sums[holder] -= size
         self._hold(message, holder, size + by)

@@ -2,9 +2,9 @@
 
 `C(dim)` cuts a dim as DTensor's `Shard(dim)` and `torch.chunk` do: of `n` rows over `p` ranks each
 gets ceil(n / p), the last ones fewer or none. The axes that cut a dim follow each other from the
-fastest (last) to the slowest, as on the `DeviceMesh` of parameters. For as long as the sizes divide
-the dim's first part the cut is the even `S(dim)`; from the first axis that does not, it is `C(dim)`
-of what is left, and the parts of the dim no longer matter.
+fastest (last) to the slowest, as on the `DeviceMesh` of parameters. For as long as their sizes
+divide the dim's first part, the cut is the even `S(dim)`. From the first axis that does not, it is
+`C(dim)` of the rest, and the parts of the dim no longer matter.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from autopar.ir.sharding import C, Placement, R, S, Sharding
 
 
 def held(size: int, cuts: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """(start, length) of the rows left of `size` after `cuts`, each (ways, index): of that many
-    chunks the one at that index is kept. `start` is counted from the first of the `size` rows."""
+    """(start, length) of the rows of one rank, of `size` rows in all. Each of `cuts` is (number of
+    chunks, index of the rank's chunk). `start` is counted from the first of the `size` rows."""
     start, length = 0, size
-    for ways, index in cuts:
-        chunk = chunk_length(length, ways)
+    for num_parts, index in cuts:
+        chunk = chunk_length(length, num_parts)
         first = min(index * chunk, length)
         start, length = start + first, min(chunk, length - first)
     return start, length
@@ -33,16 +33,16 @@ def chunk_length(size: int, num_parts: int) -> int:
 
 
 def largest(size: int, all_counts: Iterable[int]) -> int:
-    """Rows of the largest piece after cuts into `all_counts`, one after the other."""
-    for ways in all_counts:
-        size = chunk_length(size, ways)
+    """Rows of the largest chunk after cuts into `all_counts` chunks, one after the other."""
+    for num_parts in all_counts:
+        size = chunk_length(size, num_parts)
     return size
 
 
 def chunked_axes(sharding: Sharding) -> tuple[int, ...]:
     """The axes that cut a dim into chunks, outermost (fastest) first."""
-    found = [k for k, placement in enumerate(sharding) if placement.kind == "C"]
-    return tuple(reversed(found))
+    axes = [k for k, placement in enumerate(sharding) if placement.kind == "C"]
+    return tuple(reversed(axes))
 
 
 def chunked_dim(sharding: Sharding) -> int | None:
@@ -52,13 +52,13 @@ def chunked_dim(sharding: Sharding) -> int | None:
 
 
 def without_chunks(sharding: Sharding) -> Sharding:
-    """What the tensor lies in before it is cut into chunks."""
+    """The sharding of the tensor before it is cut into chunks."""
     return Sharding(tuple(R if p.kind == "C" else p for p in sharding))
 
 
 def fits(tensor: TensorType, sharding: Sharding) -> bool:
-    """Whether the chunks of `sharding`, if any, are pieces that a rank can hold: of one dim, which
-    other axes cut before them and in its first part only."""
+    """Whether ranks can hold the chunks of `sharding`, if there are any. These must be of one dim,
+    which other axes cut only before them and in its first part."""
     axes = chunked_axes(sharding)
     if not axes:
         return True
@@ -82,25 +82,25 @@ def is_padded(tensor: TensorType, source: Sharding, target: Sharding, sizes: Seq
 def stored(
     tensor: TensorType, atoms: Sequence[Atom], dims: Sequence[int | None], sizes: Sequence[int]
 ) -> Sharding:
-    """The sharding whose pieces are DTensor's when axis k has `Shard(dims[k])`, or `Replicate()`
-    where that is None."""
+    """The sharding that equals DTensor's with `Shard(dims[k])` on axis k, or `Replicate()` where
+    `dims[k]` is None."""
     placements: list[Placement] = [R] * len(sizes)
-    ways: dict[int, int] = {}
+    num_parts: dict[int, int] = {}
     uneven: set[int] = set()
     for axis in reversed(range(len(sizes))):
         dim = dims[axis]
         if dim is None:
             continue
         parts = tensor.parts[dim]
-        ways[dim] = ways.get(dim, 1) * sizes[axis]
-        if dim in uneven or not parts or atoms[parts[0]].size % ways[dim]:
+        num_parts[dim] = num_parts.get(dim, 1) * sizes[axis]
+        if dim in uneven or not parts or atoms[parts[0]].size % num_parts[dim]:
             uneven.add(dim)
         placements[axis] = C(dim) if dim in uneven else S(dim)
     return Sharding(tuple(placements))
 
 
 def chunkable_dim(tensor: TensorType, sizes: Sequence[int]) -> int | None:
-    """The dim that is offered for uneven storage: the first with an element for each device; None
-    if the tensor is too small to be shared."""
+    """The dim for uneven storage: the first with an element for each device. None if the tensor has
+    no such dim."""
     num_devices = prod(sizes)
     return next((dim for dim, size in enumerate(tensor.shape) if size >= num_devices), None)

@@ -1,11 +1,12 @@
 """Who uses which tensor: the groups of uses that share redistributions.
 
-Views compute nothing, so a use of a view is a use of its *root*, the tensor that some op made or a
-placeholder is; it is redistributed there, and the views are taken of the result. All uses of one
-root in one phase form a `Group`: a redistribution that several of them need happens once. A root of
-the forward phase that the backward phase uses as well has a group in each: it *crosses*. What is
-handed over is the root in one state, its *kept* state, from which the second group starts. Prices
-and code generation both start from these groups.
+Views compute nothing, so a use of a view is a use of its *root*: the output of an op that is no
+view, or a placeholder. The root is redistributed, and the views are taken of the result. All uses
+of one root in one phase form a `Group`: a redistribution that several of them need happens once.
+
+A root of forward that backward uses as well has a group in each phase: it *crosses*. It is saved
+for backward in one state, from which the group of backward starts. Prices and code generation both
+start from these groups.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Use:
 @dataclass(frozen=True, slots=True)
 class Group:
     """The uses of `root` in `phase`. `key` is equal for groups of equal blocks whose uses are
-    alike, and only for them. `crosses` says of both groups of a root that it has both."""
+    alike, and only for them. A group `crosses` if its root has a group in the other phase too."""
 
     key: str
     root: Ref
@@ -51,7 +52,7 @@ def root_of(graph: Graph, ref: Ref) -> tuple[Ref, tuple[int, ...]]:
 
 
 def requirement(graph: Graph, use: Use, sharding: Sharding) -> Sharding | None:
-    """What the root must be in for the use to find its input in `sharding`; None if impossible."""
+    """The root's sharding that gives the use its input in `sharding`; None if there is none."""
     current: Sharding | None = sharding
     for index in reversed(use.chain):
         if current is not None:
@@ -69,7 +70,7 @@ def groups(graph: Graph) -> tuple[Group, ...]:
         for arg, (root, chain) in enumerate(root_of(graph, ref) for ref in node.inputs)
     )
     signatures: dict[str, dict[tuple[object, ...], int]] = {}
-    found: list[Group] = []
+    all_groups: list[Group] = []
     for root, phase in sorted(uses, key=lambda item: (item[0], item[1].value)):
         members = tuple(uses[root, phase])
         base = f"{root_key(graph, root)}@{phase.value}"
@@ -77,12 +78,12 @@ def groups(graph: Graph) -> tuple[Group, ...]:
         crosses = all((root, each) in uses for each in Phase)
         ordinal = seen.setdefault((crosses, *_signature(graph, members)), len(seen))
         key = f"{base}#{ordinal}" if ordinal else base
-        found.append(Group(key, root, phase, members, crosses))
-    return tuple(found)
+        all_groups.append(Group(key, root, phase, members, crosses))
+    return tuple(all_groups)
 
 
 SAVED = "saved:"
-"""Before the key of an activation, in the name of the decision how it is saved."""
+"""The prefix of an activation's key in the name of the decision how it is saved."""
 
 
 def root_key(graph: Graph, root: Ref) -> str:
@@ -108,7 +109,8 @@ def is_saved(graph: Graph, group: Group) -> bool:
 
 @per_graph
 def read_in_forward(graph: Graph) -> frozenset[str]:
-    """The classes all of whose nodes are read in forward: nothing of others is handed over."""
+    """The classes all of whose nodes are read in forward. Parameters of other classes have no
+    sharding for backward to choose."""
     read = {each.root.node for each in groups(graph) if each.phase is Phase.FORWARD}
     unread = {node.key for node in graph.nodes if node.index not in read}
     return frozenset(graph.nodes[index].key for index in read) - unread

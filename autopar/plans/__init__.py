@@ -1,1 +1,1 @@
-"""Plans: what is asked for, what was decided, and the files that hold it."""
+"""Plans: requests, decisions, estimates, and the files that hold them."""

@@ -1,4 +1,4 @@
-"""The cluster as a plan's file has it: the figures that prices were made of, in whole numbers."""
+"""The rates of a cluster in a plan file: the figures that prices are computed from, as integers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class CollectiveRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a collective `kind` among `ranks` sides of a link was measured to take: V bytes that
-    cross it take `start_ns`, V at `bytes_per_s`, and `root_ns` times the root of V in MiB; where
-    `shared` ranks lie on each side, or any number of them."""
+    """The measured time of a collective `kind` among `ranks` sides of a link. V bytes that cross
+    the link take `start_ns`, V / `bytes_per_s`, and `root_ns` times the square root of V in MiB.
+    `shared` is the number of ranks on each side; 0 stands for any number."""
 
     kind: str
     ranks: Count
@@ -24,9 +24,9 @@ class CollectiveRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
 
 class LinkRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A level of the cluster as it was priced: how many groups it joins, and how fast. Collectives
-    that are not among the `measured` come to `efficiency_ppm` of `bytes_per_s`, with a latency a
-    step after the start."""
+    """A level of the cluster as it was priced: how many groups it joins, and how fast. A collective
+    that is not among the `measured` reaches `efficiency_ppm` of `bytes_per_s`. It takes `start_ns`
+    once, and `latency_ns` for each of its steps."""
 
     name: str
     size: Count
@@ -38,11 +38,10 @@ class LinkRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cluster as it was priced: one of its equal devices, and its levels, the slowest first.
-    `kernels` has what its kernels reach, times in nanoseconds and all else in millionths, under the
-    names of `mesh.Kernels` with the unit behind, and `launch_ns`, in which a host beside the device
-    launches one. `source` says where the figures of the device come
-    from."""
+    """The cluster as it was priced: one of its equal devices, and its levels (`links`), the slowest
+    first. `kernels` has the rates of the device's kernels under the names of `mesh.Kernels` with
+    the unit appended: times in nanoseconds, all else in millionths. Its `launch_ns` is the time in
+    which the host launches a kernel. `source` is the origin of the device's figures."""
 
     device: str
     source: str

@@ -21,13 +21,13 @@ ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
 
 def check_world(structure: Structure, world_size: int) -> None:
     """PlanMismatchError if the plan is for another number of devices."""
-    wanted, ranks = structure.num_devices, structure.num_ranks
-    if wanted != world_size:
+    num_devices, ranks = structure.num_devices, structure.num_ranks
+    if num_devices != world_size:
         where = f"mesh {structure.mesh_text}" + f" of each of {ranks} ranks" * (ranks > 1)
         raise PlanMismatchError(
-            f"the plan is for {format_count(wanted, 'device')} ({where}), but "
-            f"{format_count(world_size, 'process')} run: start {wanted} with torchrun, or plan "
-            f"again for {world_size}"
+            f"the plan is for {format_count(num_devices, 'device')} ({where}), but "
+            f"{format_count(world_size, 'process')} run: start {num_devices} with torchrun, or "
+            f"plan again for {world_size}"
         )
 
 
@@ -42,16 +42,18 @@ def check_cluster(cluster: Cluster, world_size: int) -> None:
 
 
 def stored_options(options: Options, structure: Structure) -> Options:
-    """`options` for the calls of a model that its stored plan is not for: they are as it has them.
-    What `options` leave open, the plan decides; ArgumentError, with both, if they ask for another
-    number of stages, microbatches or chunks, other cuts, another schedule, or another dtype of what
-    is saved."""
+    """The options for calls of a model that its stored plan is not for.
+
+    What `options` leave open is as in the plan. ArgumentError, with both values, if they request
+    another number of stages, microbatches or loss chunks, other cuts, another schedule, or another
+    dtype of saved activations.
+    """
     count, chunks = structure.microbatches, structure.loss_chunks
     saved_dtype = structure.stages[0].saved_dtype
     stored = replace(options.in_stages_of(structure), microbatches=count)
     usual = {"auto": "", **{name: f"{name}:2" for name in IN_CHUNKS}}
     schedule = "\n".join(structure.schedule_rows) or structure.schedule
-    for name, expected, found in (
+    for name, requested, planned in (
         ("pipeline.stages", options.stages, len(structure.stages)),
         ("pipeline.cuts", ", ".join(options.cuts), ", ".join(stored.cuts)),
         ("pipeline.schedule", usual.get(options.schedule, options.schedule), schedule),
@@ -59,17 +61,17 @@ def stored_options(options: Options, structure: Structure) -> Options:
         ("memory.loss_chunks", options.loss_chunks, chunks),
         ("memory.saved_dtype", options.saved_dtype, saved_dtype),
     ):
-        if expected and expected != found:
+        if requested and requested != planned:
             raise ArgumentError(
-                f"{name}={expected!r}: the plan has {found or 'none'}, and is applied as it is: "
+                f"{name}={requested!r}: the plan has {planned or 'none'}, and is applied as it is: "
                 f"leave {name} out, or plan again with it"
             )
     return replace(stored, loss_chunks=chunks, saved_dtype=saved_dtype)
 
 
 def check_params(structure: Structure, params: ParamTypes) -> None:
-    """PlanMismatchError, naming them, if the model's parameters are not those of the plan, beside
-    those that are the script's."""
+    """PlanMismatchError, naming them, if the model's parameters are not those of the plan. External
+    ones, which are the script's, do not count."""
     _refuse(structure, _param_differences(structure, params, external=False))
 
 
@@ -83,9 +85,9 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
     }
     differences = _param_differences(structure, params)
     differences += _input_differences(structure, graph)
-    mine = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
-    if not structure.is_pipeline:  # The ops of several are not those of the model alone.
-        differences += _one_sided("ops", mine, structure.only.ops)
+    ops = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
+    if not structure.is_pipeline:  # Several stages have other ops than the model alone.
+        differences += _one_sided("ops", ops, structure.only.ops)
     if not differences:
         differences = [
             f"the same ops are joined otherwise (fingerprint {structure.fingerprint} in the plan, "
@@ -95,7 +97,7 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
 
 
 def undivided_batch(graph: Graph, num_devices: int) -> str:
-    """A sentence on a batch that the devices cannot share."""
+    """A sentence on an input whose batch the devices cannot share; empty if there is none."""
     for node in graph.with_role(Role.INPUT):
         shape = node.outputs[0].shape
         if len(shape) > 1 and num_devices > 1 and gcd(shape[0], num_devices) < num_devices:
@@ -109,7 +111,8 @@ def undivided_batch(graph: Graph, num_devices: int) -> str:
 def _param_differences(
     structure: Structure, params: ParamTypes, *, external: bool = True
 ) -> list[str]:
-    """`external` says whether `params` has those that are the script's."""
+    """Differences of `params` to the plan's. `external` says whether `params` has the script's own,
+    too."""
     planned = {
         name: param
         for name, param in structure.params.items()
@@ -127,17 +130,17 @@ def _param_differences(
     return differences
 
 
-def _one_sided(what: str, mine: Iterable[str], planned: Iterable[str]) -> list[str]:
-    model, plan = set(mine), set(planned)
+def _one_sided(what: str, in_model: Iterable[str], in_plan: Iterable[str]) -> list[str]:
+    model, plan = set(in_model), set(in_plan)
     sides = ("model", sorted(model - plan)), ("plan", sorted(plan - model))
     return [f"only the {side} has the {what} {listed(names)}" for side, names in sides if names]
 
 
 def _input_differences(structure: Structure, graph: Graph) -> list[str]:
-    mine = describe_inputs(graph)
-    if mine == structure.inputs:
+    inputs = describe_inputs(graph)
+    if inputs == structure.inputs:
         return []
-    planned, given = (listed(inputs) or "none" for inputs in (structure.inputs, mine))
+    planned, given = (listed(each) or "none" for each in (structure.inputs, inputs))
     return [f"the plan is for inputs {planned}, the call has {given}"]
 
 

@@ -1,4 +1,4 @@
-"""From a solution to the decisions of a plan: settled, and under canonical names."""
+"""From the solution of a problem to the decisions of a plan, under canonical names."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _routes(problem: Problem, solution: Solution) -> dict[str, tuple[str, ...]]:
 
 
 def describe_conflict(conflict: Conflict, *, on_host: bool = False) -> str:
-    """What is missing, and what holds it; of the host's memory if it is `on_host`."""
+    """How much memory is missing, and what holds most; of the host's memory if it is `on_host`."""
     missing = format_bytes(conflict.needed - conflict.limit)
     holders = ", ".join(f"{key} {format_bytes(size)}" for key, size in conflict.largest[:5])
     where, limit, option = "per device", "the memory limit", "--memory-limit"
@@ -82,64 +82,69 @@ def describe_conflict(conflict: Conflict, *, on_host: bool = False) -> str:
     )
 
 
-# From what was decided while it was open what backward recomputes, and what is offloaded, to a
-# plan of the step with just those copies.
+# A first problem has optional copies: it leaves open what backward recomputes and offloads. Its
+# solution is resolved to a plan of the step with just the copies that it uses.
 
 
 def resolved_request(request: PlanRequest, problem: Problem, solution: Solution) -> PlanRequest:
-    """The request for a step in which backward recomputes, and what is offloaded, and which
-    parameters live on the host, as `solution`, a choice for every node of `problem`, says."""
+    """The request with all that `solution` decides: what backward recomputes, what is offloaded,
+    and which parameters live on the host. `solution` has a choice for every node of `problem`."""
     chosen = _chosen(problem, solution)
-    again = request.recompute
-    if again is None:
+    recompute = request.recompute
+    if recompute is None:
         copied = (k for k, label in chosen.items() if isinstance(label, Choice))
-        again = tuple(sorted(k.removeprefix(SAVED) for k in copied if k.startswith(SAVED)))
-    settled = replace(request, recompute=again, params_on_host=_on_host(request, chosen))
-    away = offloadable(settled.step, request.mesh)
-    maker_of = {key: settled.step.nodes[found[0].root.node].key for key, found in away.items()}
+        recompute = tuple(sorted(k.removeprefix(SAVED) for k in copied if k.startswith(SAVED)))
+    resolved = replace(request, recompute=recompute, params_on_host=_on_host(request, chosen))
+    candidates = offloadable(resolved.step, request.mesh)
+    maker_of = {
+        key: resolved.step.nodes[tensors[0].root.node].key for key, tensors in candidates.items()
+    }
     offloaded = (
         key
         for key, maker in maker_of.items()
         for label in [chosen.get(SAVED + key) or _saved(maker, chosen)]
         if isinstance(label, Saved) and label.offloaded
     )
-    return replace(settled, offloaded=tuple(sorted(offloaded)))
+    return replace(resolved, offloaded=tuple(sorted(offloaded)))
 
 
 def _on_host(request: PlanRequest, chosen: Mapping[str, Label]) -> frozenset[str]:
     """The parameters that live on the host."""
     if request.params_on_host is not None:
         return request.params_on_host
-    found, known = set[str](), dict(request.known_on_host)
+    names, known = set[str](), dict(request.known_on_host)
     for key, members in can_be_on_host(request.graph).items():
         label = chosen[key]
         assert isinstance(label, ParamChoice)
-        found.update(Hosting.of(members, known).names(label.num_on_host))
-    return frozenset(found)
+        names.update(Hosting.of(members, known).names(label.num_on_host))
+    return frozenset(names)
 
 
 def same_choice(
     problem: Problem, solution: Solution, stated: Problem, step: Graph
 ) -> tuple[int, ...]:
-    """What `solution` of `problem`, with optional copies, comes to in the problem `stated` of the
-    `step` that it is settled to. What was saved in a state that only copies could have asked for is
-    saved as it is made. SolverError, naming the decision, if there is no such choice."""
+    """The choice in the problem `stated` that equals `solution`.
+
+    `solution` is one of `problem`, which has optional copies; `stated` is the problem of the
+    resolved `step`. A tensor that was saved in a sharding that only copies need is saved as its op
+    leaves it. SolverError, naming the decision, if there is no such choice.
+    """
     chosen = _chosen(problem, solution)
     ops = {node.key: node for node in step.with_role(Role.OP)}
-    found: list[int] = []
+    choice: list[int] = []
     for key, labels in zip(stated.keys, stated.labels, strict=True):
-        wanted = _target_label(key, chosen)
-        if isinstance(wanted, Sharding) and rounded_key(key) and wanted not in labels:
-            wanted = _leaving_in(wanted, ops[key], labels)
-        if wanted not in labels and key.startswith(SAVED):
-            wanted = _output_label(key.removeprefix(SAVED), ops, chosen)
-        if wanted not in labels:
+        target = _target_label(key, chosen)
+        if isinstance(target, Sharding) and rounded_key(key) and target not in labels:
+            target = _leaving_in(target, ops[key], labels)
+        if target not in labels and key.startswith(SAVED):
+            target = _output_label(key.removeprefix(SAVED), ops, chosen)
+        if target not in labels:
             raise SolverError(
-                f"{key} cannot be {wanted} once it is known what is recomputed; this is a defect "
+                f"{key} cannot be {target} once it is known what is recomputed; this is a defect "
                 "of autopar"
             )
-        found.append(labels.index(wanted))
-    return tuple(found)
+        choice.append(labels.index(target))
+    return tuple(choice)
 
 
 def _chosen(problem: Problem, solution: Solution) -> dict[str, Label]:
@@ -148,7 +153,7 @@ def _chosen(problem: Problem, solution: Solution) -> dict[str, Label]:
 
 
 def _output_label(key: str, ops: Mapping[str, Node], chosen: Mapping[str, Label]) -> Label:
-    """The state in which an op leaves the output whose `uses.root_key` is `key`."""
+    """The sharding in which an op leaves the output whose `uses.root_key` is `key`."""
     maker, output = (
         (key, 0) if key in ops else (key.rpartition(".")[0], int(key.rpartition(".")[2]))
     )
@@ -158,7 +163,8 @@ def _output_label(key: str, ops: Mapping[str, Node], chosen: Mapping[str, Label]
 
 
 def _leaving_in(state: Sharding, node: Node, labels: Sequence[Label]) -> Label:
-    """What an op that rounds something, or brings it back, chooses so as to leave it in `state`."""
+    """The choice of an op that rounds a tensor, or restores it, with which the output is in
+    `state`."""
     return next(
         label
         for label in labels
@@ -167,15 +173,16 @@ def _leaving_in(state: Sharding, node: Node, labels: Sequence[Label]) -> Label:
 
 
 def _saved(key: str, chosen: Mapping[str, Label]) -> Label | None:
-    """The decision how what ops with `key` make is saved: of what rounds something, on that."""
-    of = rounded_key(key) or key
-    return chosen.get(SAVED + of) or chosen.get(f"{SAVED}{of}.0")
+    """The decision on how outputs of the ops `key` are saved; of a rounded output, that of the
+    original."""
+    original = rounded_key(key) or key
+    return chosen.get(SAVED + original) or chosen.get(f"{SAVED}{original}.0")
 
 
 def _target_label(key: str, chosen: Mapping[str, Label]) -> Label:
-    """The decision on a class of the settled step: on a copy, or the state that one of the outputs
-    of an op is saved in, it is part of the decision on what was open. Of what rounds something, or
-    brings it back, all that is decided is that state."""
+    """The decision on a class of the resolved step. That on a copy, or on one saved output of an
+    op, is part of the decision on optional copies. For an op that rounds a tensor, or restores it,
+    only the sharding is decided."""
     if key in chosen and not isinstance(chosen[key], Saved):
         return chosen[key]
     if key not in chosen and rounded_key(key.removeprefix(SAVED)):

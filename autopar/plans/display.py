@@ -1,6 +1,6 @@
 """The methods with which plans and frontiers show themselves.
 
-What they return is made by parts that stand above the plan: by `pages`, which the package brings
+Their results are made by modules of upper layers, in `pages`, which the package registers
 (`show_with`) when it is imported.
 """
 
@@ -92,5 +92,5 @@ class ShownFrontier:
 
 
 def _plan(shown: Shown) -> Plan:
-    """What is shown: there is no other class of it."""
+    """`shown` as a plan: no other class has this base."""
     return cast("Plan", shown)

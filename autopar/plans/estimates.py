@@ -1,4 +1,4 @@
-"""What a plan is predicted to take and to hold."""
+"""The predicted time and memory of a step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from autopar.plans.cluster_rates import ClusterRates, Count
 from autopar.plans.order import Run
 
 LARGE_WAIT = 1 / 3
-"""A plan in one stage that waits for communication in this share of its step is worth a look at
-those in several, which send less and hold less."""
+"""The share of its step from which on a plan in one stage waits too much for communication. Plans
+in several stages are then worth a look, since they send and hold less."""
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Bytes per device at the peak, by holder. `accumulated` is what microbatches add up;
-    `transient` everything that is live at the peak and none of the others."""
+    """Bytes per device at the peak, by holder. `accumulated` are sums over microbatches;
+    `transient` is all that is live at the peak and counts to no other holder."""
 
     params: Count
     gradients: Count
@@ -31,7 +31,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def at_rest(self) -> int:
-        """What is there all the time."""
+        """Bytes that are held all the time."""
         return self.params + self.gradients + self.optimizer + self.accumulated
 
     @property
@@ -40,8 +40,8 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class HostMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Bytes that a device has in its host's memory, by holder, in which it may have `limit`: an
-    equal share, as all `devices` of its node have. They are those of a whole step."""
+    """Bytes that a device has in its host's memory over a whole step, by holder. `limit` is the
+    most that it may have there: all `devices` of its node have an equal share."""
 
     params: Count = 0
     gradients: Count = 0
@@ -56,12 +56,12 @@ class HostMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 NOTHING_ON_HOST = HostMemory()
-"""Which plans' files leave out: by identity, as msgspec compares defaults."""
+"""The default, which plan files leave out. msgspec compares defaults by identity."""
 
 
 class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All collectives of one kind on one axis in a step: how many, local input bytes, time, and
-    that in which the host launches them (with the op, if that sends them while it runs)."""
+    """All collectives of one kind on one axis in a step: how many, local input bytes, and time. The
+    host launches them in `host_ns`, or with the op that sends them while it runs."""
 
     kind: str
     axis: str
@@ -73,12 +73,13 @@ class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
 
 class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All nodes of one key: how many there are, compute time of all, module pattern, op. A
-    parameter's has the optimizer's time.
+    """All nodes of one key, added up: module pattern, op, number of nodes, and times. Those of a
+    parameter have the optimizer's time.
 
-    `inputs` has what most of them read, (key, sharding in which it is read), which for a parameter
-    is its gradient, and `outputs` what they make, (type such as "bfloat16[64, 4096]", sharding in
-    which it is made). In `host_ns` the host launches all of them."""
+    `inputs` are what most of the nodes read, as (key, sharding in which it is read); for a
+    parameter, that is its gradient. `outputs` are what they make, as (type such as "bfloat16[64,
+    4096]", sharding in which it is made). The host launches all of them in `host_ns`.
+    """
 
     module: str
     op: str
@@ -94,10 +95,9 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class MicrobatchTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a device takes for a microbatch, forward and backward; for the last one, in which
-    gradients are reduced; and for the optimizer. Of a backward in two parts, the second is
-    `weights_ns`. Where it is a stage's, a CPU takes `action_ns` more for each part, for what is no
-    op."""
+    """Times of a device for a microbatch, forward and backward; for the last microbatch, which
+    reduces gradients; and for the optimizer. If backward is in two parts, `weights_ns` is the
+    second. In a pipeline, a CPU takes `action_ns` more for each action, for work that is no op."""
 
     forward_ns: Count = 0
     backward_ns: Count = 0
@@ -109,7 +109,7 @@ class MicrobatchTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     action_ns: Count = 0
 
     def length_ns(self, kind: Pass, *, is_last: bool) -> int:
-        """What it takes as a stage for a microbatch, the last one or another."""
+        """The time of an action of a stage for a microbatch, the last one or another."""
         match kind:
             case Pass.FORWARD:
                 ops_ns = self.last_forward_ns if is_last else self.forward_ns
@@ -121,22 +121,22 @@ class MicrobatchTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
 
 class HeldBytes(NamedTuple):
-    """Bytes of a device beside what is there all the time, by holder, as `Memory` has them."""
+    """Bytes of a device beside what it holds all the time, by holder as in `Memory`."""
 
     unsharded: int = 0
     saved: int = 0
     transient: int = 0
 
     def plus(self, other: HeldBytes, times: int = 1) -> HeldBytes:
-        """Both, the other so many times."""
+        """The sum of both, with `other` that many times."""
         return HeldBytes(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchMemory:
-    """What a device holds for a stage: at the fullest moment of each `part` of a microbatch, by
-    whether it is the last one, `given` bytes of buffers and inputs included; and of each other
-    microbatch, as it waits for a part of backward."""
+    """The memory of a device for a stage. `parts` has the peak of each pass of a microbatch, by
+    whether it is the last one, `given` bytes of buffers and inputs included. `waiting` has what any
+    other microbatch holds while it waits for a pass of backward."""
 
     parts: Mapping[tuple[Pass, bool], HeldBytes]
     waiting: Mapping[Pass, HeldBytes]
@@ -144,8 +144,8 @@ class MicrobatchMemory:
 
 
 class Delay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What stage `source` sends stage `target` for each microbatch, in one phase: bytes of a
-    device, and how long they are under way."""
+    """What stage `source` sends to stage `target` for each microbatch in one phase: bytes per
+    device, and how long they are in flight."""
 
     source: Count
     target: Count
@@ -155,8 +155,9 @@ class Delay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `ranks` of a pipeline share once all of their microbatches are done: so many messages of
-    a kind (results, gradients of tied weights), bytes of a device and time of all of them."""
+    """Messages among `ranks` of a pipeline after all of their microbatches. `count` is the number
+    of one kind (results, gradients of tied weights), with bytes per device and time of all of
+    them."""
 
     kind: str
     ranks: tuple[Count, ...]
@@ -174,8 +175,8 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemoryCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a device holds over a step, beside parameters, gradients and optimizer states: entry k
-    is the fullest point of the stretch of the step that ends at `time_ns[k]`."""
+    """Bytes that a device holds over a step, without parameters, gradients and optimizer states.
+    Entry k is the peak of the interval that ends at `time_ns[k]`."""
 
     time_ns: tuple[Count, ...] = ()
     unsharded: tuple[Count, ...] = ()
@@ -184,8 +185,8 @@ class MemoryCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tensors of one key that are live at the peak: `holder` is the field of `Memory` they count
-    to, `state` the sharding they are held in."""
+    """Tensors of one key that are live at the peak. `holder` is the field of `Memory` that counts
+    them, `state` the sharding in which they are held."""
 
     key: str
     state: str
@@ -197,15 +198,16 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Figures(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """What a step is predicted to take on each device: forward and backward, what they send, and
-    the optimizer; `flops` is what all devices compute together.
+    """The predicted step of each device: forward and backward, communication, and the optimizer.
+    `flops` is what all devices compute together.
 
-    Communication is exposed where the device waits for it, and hidden where it computes meanwhile;
-    a step takes its compute, exposed communication, optimizer, bubble, and what the device waits
-    for its host (`exposed_host_ns`), which launches all in `host_ns`. `tokens` are those of a step,
-    0 where inputs are no sequences of tokens: then `samples` are told (`cost_model.rates`).
-    `mfu_ppm` is the share of the devices' peak FLOP/s. `host_bytes` is what each device has in its
-    host's memory, and `host_memory` says what holds it."""
+    Communication is exposed while the device waits for it, and hidden while it computes. A step
+    takes the sum of compute, exposed communication, optimizer, bubble, and `exposed_host_ns`, in
+    which the device waits for its host. The host launches everything in `host_ns`. `tokens` are
+    those of a step. It is 0 if inputs are no sequences of tokens; then `samples` are counted
+    (`cost_model.rates`). `mfu_ppm` is the share of the devices' peak FLOP/s. `host_bytes` is what
+    each device has in its host's memory, and `host_memory` says what holds it.
+    """
 
     step_ns: Count
     compute_ns: Count
@@ -229,7 +231,7 @@ class Figures(
 
     @property
     def samples_per_s(self) -> int:
-        """0 where tokens are told, and where a plan says nothing of samples."""
+        """0 if tokens are counted, or if the plan does not know its samples."""
         return self.samples * 10**9 // self.step_ns if self.step_ns else 0
 
     @property
@@ -239,21 +241,22 @@ class Figures(
 
     @property
     def added_up_ns(self) -> int:
-        """A step in which nothing that the device and its links do is hidden."""
+        """The step with nothing hidden of what the device and its links do."""
         return self.compute_ns + self.communication_ns + self.optimizer_ns
 
 
 class StageEstimates(
     Figures, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """What a stage takes on its own.
+    """The estimates of one stage on its own.
 
-    `hidden` says what could be hidden in each window (`cost_model.windows`), `contention` how much
+    `hidden` is what could be hidden in each window (`cost_model.windows`). `contention` is how much
     device and links of each axis slow each other down, in thousandths. `sends` has the collectives
     by the key of the tensor they redistribute, or of the op that sends; `collectives` adds them up.
-    `memory_curve` says what is held over time, `peak_holders` the largest of what is held at the
-    peak. `order` is that of the step; in microbatches that of the last one, behind
-    `microbatches_before` in `order_before`. `microbatch` says what a microbatch takes."""
+    `memory_curve` is the memory over time, and `peak_holders` are the largest tensors at the peak.
+    `order` is the order of the step. With microbatches it is that of the last one, behind
+    `microbatches_before` ones in `order_before`. `microbatch` has the times of one microbatch.
+    """
 
     collectives: tuple[CollectiveTotal, ...]
     ops: dict[str, OpTotal]
@@ -269,23 +272,24 @@ class StageEstimates(
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The order of all turns."""
+        """The order of all microbatches."""
         return self.microbatches_before * self.order_before + self.order
 
     @property
     def modelled_ns(self) -> int:
-        """A step in which each window takes as long as its busiest resource: what the solver makes
-        least of."""
+        """The step in which each window takes as long as its busiest resource, which the solver
+        minimizes."""
         return self.added_up_ns + self.host_ns - sum(self.hidden.values())
 
 
 class Estimates(Figures, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What a step is predicted to take: the times are those of the rank that is busiest, of all its
-    stages together, the memory that of the fullest device.
+    """The predicted step of a plan. Times are those of the busiest rank, of all its stages
+    together; memory is that of the fullest device.
 
-    `stages` has each stage on its own, `delays` what they send one another, `shared` what ranks
-    share at the end, and `devices` what a device of each rank holds for all of its stages at its
-    fullest moment."""
+    `stages` has each stage on its own, `delays` what they send one another, and `shared` the
+    messages at the end of the step. `devices` is the peak of a device of each rank, for all of its
+    stages.
+    """
 
     stages: tuple[StageEstimates, ...] = ()
     delays: tuple[Delay, ...] = ()

@@ -1,5 +1,5 @@
-"""What a plan's decisions are worth: the step with every other sharding of a tensor, and the step
-with more memory or a faster link, when all other decisions may adapt.
+"""What a plan's decisions are worth: the step with every other sharding of a tensor, and with more
+memory or a faster link. All other decisions may adapt.
 
 Every step here is one as modelled (`Estimates.modelled_ns`), as the solver compares plans.
 """
@@ -16,9 +16,9 @@ from autopar.ir.problem import Status
 class Alternative:
     """A sharding that a tensor may have.
 
-    `modelled_ns` is the step of the best plan found with it, and `bound_ns` what no plan with it
-    beats. `status` says what is known: `OPTIMAL` (both are equal), `FEASIBLE` (a gap), `INFEASIBLE`
-    (no plan with it fits in memory), `LIMIT` (only the bound: it was not solved for).
+    `modelled_ns` is the step of the best plan known with it, and `bound_ns` a lower bound on all
+    plans with it. `status` says what is known: `OPTIMAL` (both are equal), `FEASIBLE` (a gap),
+    `INFEASIBLE` (no plan with it fits in memory), `LIMIT` (only the bound: it was not solved for).
     """
 
     sharding: str
@@ -41,11 +41,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Benefit:
-    """The step before and after a change of what the plan has to work with.
+    """The step before and after a change of the resources of a plan.
 
-    `estimate_ns` needs no solve: for memory it is a bound by duals (no plan is faster; None where
-    the relaxation is too large), for a link the step of the plan as it is (the best one is not
-    slower). `modelled_ns` is that of the best plan for the change, `bound_ns` a proven bound on it.
+    `estimate_ns` needs no solve. For memory it is a bound by duals: no plan is faster; None if the
+    relaxation is too large. For a link it is the step of the plan as it is: the best one is not
+    slower. `modelled_ns` is that of the best plan for the change, `bound_ns` a proven bound on it.
     """
 
     change: str

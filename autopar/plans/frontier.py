@@ -13,7 +13,7 @@ from autopar.plans.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """The best plan known whose peak is within `limit_bytes` per device, None where no plan is."""
+    """The best plan known whose peak is within `limit_bytes` per device; None if no plan is."""
 
     limit_bytes: int
     plan: Plan | None
@@ -21,9 +21,9 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True)
 class Frontier(ShownFrontier):
-    """Points by descending limit: no step is shorter than that of a larger limit. `device_bytes`
-    is what each device has, or the limit that was asked for; `unlimited` the best plan whatever it
-    holds, `smallest_peak_bytes` the smallest peak that was found."""
+    """Points by descending limit: no step is shorter than that of a larger limit. `device_bytes` is
+    the memory of each device, or the requested limit. `unlimited` is the best plan without a limit,
+    and `smallest_peak_bytes` the lowest peak of all plans."""
 
     device_bytes: int
     unlimited: Plan
@@ -32,8 +32,9 @@ class Frontier(ShownFrontier):
 
 
 def read_limits(given: str | Sequence[float | str]) -> tuple[int, ...]:
-    """Bytes of each limit, once, the largest first; of `80,40,24GiB`, where a number without a unit
-    has that of the next one, or of numbers and texts. AutoparError says what cannot be read."""
+    """The limits in bytes, each once, the largest first. `given` is a text such as `80,40,24GiB`,
+    in which a number without a unit has that of the next one, or numbers and texts. AutoparError
+    says what cannot be read."""
     if isinstance(given, str):
         given = _with_units(given.split(",")) if given.strip() else ()
     try:
@@ -46,9 +47,9 @@ def read_limits(given: str | Sequence[float | str]) -> tuple[int, ...]:
 
 
 def _with_units(parts: Sequence[str]) -> list[str]:
-    found, unit = list[str](), ""
+    texts, unit = list[str](), ""
     for part in reversed(parts):
         own = part.strip().lstrip("0123456789.").strip()
         unit = own or unit
-        found.append(part if own else f"{part}{unit}")
-    return found
+        texts.append(part if own else f"{part}{unit}")
+    return texts

@@ -93,36 +93,37 @@ class Layout:
         return (whole,) * len(node.inputs), (whole,) * len(node.outputs)
 
     def seen_through(self, use: Use, sharding: Sharding) -> tuple[Sharding, ...] | None:
-        """`sharding`, in which a use finds its input, behind what the root and each view but the
-        last of the use's chain are in for that; None if the root can be in nothing of the sort."""
+        """The shardings of the root and of each view of the use's chain, the last of which is
+        `sharding`, in which the use reads its input. None if no sharding of the root leads to
+        `sharding`."""
         states = [sharding]
         for index in reversed(use.chain):
             view = self.graph.nodes[index]
-            known = view.key, states[-1]
-            if known not in self._pulled:
-                self._pulled[known] = pull_back(self.graph, view, states[-1])
-            state = self._pulled[known]
+            key = view.key, states[-1]
+            if key not in self._pulled:
+                self._pulled[key] = pull_back(self.graph, view, states[-1])
+            state = self._pulled[key]
             if state is None:
                 return None
             states.append(state)
         return tuple(reversed(states))
 
     def output_state(self, ref: Ref) -> Sharding:
-        """The state in which a root comes into being."""
+        """The sharding in which a root is made; of a parameter, that in which it is stored."""
         root = self.graph.nodes[ref.node]
         if root.role is Role.PARAM:
             return self.params[root.target].storage
         return self.pair(root)[1][ref.output]
 
     def source(self, group: Group) -> Sharding:
-        """The state the group's tensor starts in."""
+        """The sharding in which the group's routes start."""
         root = self.graph.nodes[group.root.node]
         if group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD:
             return self.for_backward(group.root)
         return self.output_state(group.root)
 
     def for_backward(self, ref: Ref) -> Sharding:
-        """The state in which a root of the forward phase is handed to the backward phase."""
+        """The sharding in which a root of forward is saved for backward."""
         root = self.graph.nodes[ref.node]
         if root.role is Role.PARAM:
             return self.params[root.target].for_backward
@@ -130,39 +131,39 @@ class Layout:
         return self.pair(root)[1][ref.output] if saved is None else saved
 
     def use_states(self, group: Group) -> tuple[Sharding, ...]:
-        """The states the group's uses ask its tensor to be in, one per use."""
-        known = group.root, group.phase
-        if known not in self._use_states:
-            self._use_states[known] = self._find_use_states(group)
-        return self._use_states[known]
+        """The shardings in which the group's uses read its tensor, one per use."""
+        key = group.root, group.phase
+        if key not in self._use_states:
+            self._use_states[key] = self._find_use_states(group)
+        return self._use_states[key]
 
     def _find_use_states(self, group: Group) -> tuple[Sharding, ...]:
-        found: list[Sharding] = []
+        use_states: list[Sharding] = []
         for use in group.uses:
             user = self.graph.nodes[use.node]
             if user.role in STORED_ROLES:
-                wanted = self.params[user.target].storage
+                target = self.params[user.target].storage
             else:
-                wanted = self.pair(user)[0][use.arg]
-            states = self.seen_through(use, wanted)
+                target = self.pair(user)[0][use.arg]
+            states = self.seen_through(use, target)
             if states is None:
-                raise PlanMismatchError(f"{user.key}: no sharding of {group.key} gives {wanted}")
-            found.append(states[0])
-        return tuple(found)
+                raise PlanMismatchError(f"{user.key}: no sharding of {group.key} gives {target}")
+            use_states.append(states[0])
+        return tuple(use_states)
 
     def held_bytes(self, ref: Ref, state: Sharding) -> int:
-        """Bytes of one rank's piece of a tensor in `state`, the largest if they differ."""
-        known = root_key(self.graph, ref), state
-        if known not in self._held:
+        """Bytes of one rank's shard of a tensor in `state`; of the largest shard if they differ."""
+        key = root_key(self.graph, ref), state
+        if key not in self._held:
             tensor = self.graph.type_of(ref)
-            self._held[known] = local_bytes(tensor, self.graph.atoms, state, self.mesh.sizes)
-        return self._held[known]
+            self._held[key] = local_bytes(tensor, self.graph.atoms, state, self.mesh.sizes)
+        return self._held[key]
 
 
 def _check_on_host(graph: Graph, names: Collection[str]) -> None:
     """PlanMismatchError if a parameter that lives on the host cannot in `graph`."""
-    known = {name for members in can_be_on_host(graph).values() for name in members}
-    if wrong := sorted({*names} - known):
+    allowed = {name for members in can_be_on_host(graph).values() for name in members}
+    if wrong := sorted({*names} - allowed):
         raise PlanMismatchError(
             f"parameter {wrong[0]} lives in the host's memory, but this call of the model changes "
             "it, or returns it as it is: plan such a call first, or with memory.residency='cuda'"
@@ -170,8 +171,8 @@ def _check_on_host(graph: Graph, names: Collection[str]) -> None:
 
 
 def layouts(graph: Graph, structure: Structure) -> tuple[Layout, ...]:
-    """The decisions of each stage for the step of the whole model that `graph` is. Errors are those
-    of `step_graph` and `parse_layout`."""
+    """The layout of each stage; `graph` is the step of the whole model. Errors are those of
+    `step_graph` and `parse_layout`."""
     starts = tuple(stage.start for stage in structure.stages[1:])
     return tuple(
         parse_layout(step_graph(graph, StepForm.of(stage)._replace(cut=Cut(starts, number))), stage)
@@ -181,15 +182,15 @@ def layouts(graph: Graph, structure: Structure) -> tuple[Layout, ...]:
 
 def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
     """The modules that begin the stages of a pipeline, but for the first, in another call of its
-    model: where that leaves out the one that a stage begins with, the first that reads one of its
-    parameters. StageError if there is none."""
-    known, earlier = first_ops(graph), set[str]()
-    found: list[str] = []
+    model. If the call leaves out the first module of a stage, that is the first one that reads a
+    parameter of the stage. StageError if there is none."""
+    modules, earlier = first_ops(graph), set[str]()
+    starts: list[str] = []
     for number, stage in enumerate(structure.stages):
         own = stage.params.keys() - earlier
         earlier |= own
-        if number and stage.start in known:
-            found.append(stage.start)
+        if number and stage.start in modules:
+            starts.append(stage.start)
         elif number:
             start = next(_readers(graph, own), None)
             if start is None:
@@ -198,8 +199,8 @@ def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
                     f"with {stage.start}: call the whole model, cut it elsewhere "
                     "(pipeline.cuts), or compile it with pipeline.stages=1"
                 )
-            found.append(start)
-    return tuple(found)
+            starts.append(start)
+    return tuple(starts)
 
 
 def _readers(graph: Graph, params: Collection[str]) -> Iterator[str]:
@@ -212,14 +213,14 @@ def _readers(graph: Graph, params: Collection[str]) -> Iterator[str]:
 
 
 def parse_layout(step: Graph, stage: Stage) -> Layout:
-    """The decisions of `stage` for `step`, its graph after all passes (`passes.step_graph`).
-    ValueError on text that says none, or where something cannot be offloaded; PlanMismatchError
-    where a parameter cannot live on the host."""
+    """The layout of `stage` for `step`, its graph after all passes (`passes.step_graph`).
+    ValueError if a text is no decision, or a tensor cannot be offloaded; PlanMismatchError if a
+    parameter cannot live on the host."""
     mesh = stage.mesh
     params = {name: param.choice for name, param in stage.params.items()}
     nodes = step.with_role(Role.PARAM)
-    hosted = [n.target for n in nodes if n.target in params and params[n.target].num_on_host]
-    _check_on_host(step, hosted)
+    on_host = [n.target for n in nodes if n.target in params and params[n.target].num_on_host]
+    _check_on_host(step, on_host)
     return Layout(
         step,
         mesh,
@@ -232,5 +233,5 @@ def parse_layout(step: Graph, stage: Stage) -> Layout:
         },
         offloaded_tensors=offloaded(step, mesh, stage.offloaded),
         reload_pace=stage.reload_pace,
-        streamed_params=streamed(step, mesh, hosted),
+        streamed_params=streamed(step, mesh, on_host),
     )

@@ -1,7 +1,10 @@
-"""A plan within the memory limit. A problem counts what is held when the forward phase ends, and
-at the moments that plans before have shown to be the fullest, and on the host once a plan has shown
-to have more there than a device's share. What is not counted there, such as messages under way, is
-known once a plan is: where that breaks the limit, it is set aside."""
+"""Memory refinement: problems are solved until a plan is within the memory limit.
+
+A problem has a row for the end of forward, and one for each peak candidate at which an earlier plan
+was fullest. It has a row for the host once a plan has more there than a device's share. Rows do not
+count all that a plan holds, such as messages in flight; that is known once there is a plan. If it
+breaks the limit, it is set aside in the row.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,17 @@ from autopar.plans.requests.request import PlanRequest
 from autopar.plans.structure import Stage
 
 MAX_ROUNDS = 10
-"""How many plans are made within a limit, each with more that counts than the one before."""
+"""How many plans are made for a limit, each with more rows, or more set aside, than the one
+before."""
 
 _MAX_PEAK_CANDIDATES = 8
-"""How many moments of one plan come to count."""
+"""How many peak candidates of one plan become rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostBreakdown:
-    """What a plan costs, and holds in each part of a microbatch. `fullest` has, per window, the
-    moment at which most is held and how many bytes that is, most first."""
+    """The cost of a plan, and its memory in each pass of a microbatch. `fullest` has the peak
+    candidate of each window with its bytes, the fullest first."""
 
     estimates: StageEstimates
     microbatch_memory: MicrobatchMemory
@@ -37,8 +41,8 @@ class CostBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The best plan found on one mesh, and the problem that it solves: the one stated, with the
-    moments that count and what is set aside."""
+    """The best plan on one mesh, and the problem that it solves: the one stated, with rows for peak
+    candidates and what is set aside in them."""
 
     request: PlanRequest
     problem: Problem
@@ -47,20 +51,21 @@ class Candidate:
     microbatch_memory: MicrobatchMemory
     solution: Solution
     is_tight: bool = False
-    """Whether memory decides: without a limit another plan may be better, by more than is
-    tolerated."""
+    """Whether memory binds: without a limit another plan may be better, by more than the
+    tolerance."""
     peak_candidates: tuple[PeakCandidate, ...] = ()
-    """Those that count."""
+    """Those that are rows of the problem."""
 
     @property
     def mesh(self) -> Mesh:
-        """Where the plan lies."""
+        """The mesh of the plan."""
         return self.request.mesh
 
 
 class Beaten(Exception):
-    """A candidate of such a `name` has no plan as good as the one in hand, or none was found;
-    `bound` is below all of its plans. It `is_tight` if there might be without a memory limit."""
+    """The candidate `name` has no plan as good as the incumbent, or none is known. `bound` is a
+    lower bound on all of its plans. It `is_tight` if a plan without a memory limit might be as
+    good."""
 
     def __init__(self, name: str, bound: int, *, is_tight: bool = False) -> None:
         super().__init__(f"{name}: nothing better; at least {format_ns(bound)}")
@@ -69,10 +74,11 @@ class Beaten(Exception):
 
 @dataclass(slots=True)
 class MemoryRefinement:
-    """What is known on the way to a plan that fits, of those of the problem as it was `stated`.
+    """The state of the search for a plan of the problem `stated` that fits.
 
-    `restate` makes it one that counts what is held at moments, so many bytes set aside at each:
-    `rows`. Plans that fit take `bound` nanoseconds or more; `estimates` and `basis` are the last.
+    `rows` are the peak candidates that the problem counts, with the bytes set aside at each;
+    `restate` adds them to a problem. Plans that fit take at least `bound` nanoseconds. `estimates`
+    and `basis` are those of the last plan.
     """
 
     request: PlanRequest
@@ -84,19 +90,20 @@ class MemoryRefinement:
     basis: Basis | None = None
     estimates: StageEstimates | None = None
     is_smallest: bool = False
-    """Whether no more is set aside than some plan leaves."""
+    """Whether no more is set aside than some plan leaves free."""
     is_known: bool = False
-    """Whether a plan within the limit has shown what else counts: the first seldom fits."""
+    """Whether a plan made for the limit has shown which rows are missing: the first seldom fits."""
     is_guess: bool = False
-    """Whether what is set aside is that of a rough plan, which may have far more on its way."""
+    """Whether what is set aside is that of a rough plan, which may have far more in flight."""
 
     def problem(self) -> Problem:
-        """The problem, with all that counts."""
+        """The problem with all rows."""
         return self.restate(self.stated, self.rows)
 
     def rules_out(self, solution: Solution) -> bool:
-        """Whether no plan leaves what is set aside; less is, then. InfeasibleError if no plan fits,
-        SolverError if that is not known, Beaten if there is none as good as the one in hand."""
+        """Whether no plan leaves free what is set aside; from then on, less is set aside.
+        InfeasibleError if no plan fits, SolverError if that is not known, Beaten if no plan is as
+        good as the incumbent."""
         mesh = self.request.mesh
         if solution.status is Status.BEATEN:
             is_tight = self.stated.usage_limit is not None and solution.is_limiting
@@ -114,15 +121,15 @@ class MemoryRefinement:
             return True
         if self.is_smallest:
             raise self.failure()
-        # Another plan may have less of what is not counted.
+        # Another plan may hold less of what rows do not count.
         missing, self.is_smallest = conflict.needed - conflict.limit, True
-        self.rows = {moment: max(0, aside - missing) for moment, aside in self.rows.items()}
+        self.rows = {point: max(0, aside - missing) for point, aside in self.rows.items()}
         return True
 
     def holds(self, solution: Solution, resolved: Solution, costs: CostBreakdown) -> bool:
-        """Whether the plan fits that a `solution` of the problem comes to, `resolved` once nothing
-        is open any more. If not, what breaks the limit counts from now on. SolverError if the plan
-        does not cost what the solver says."""
+        """Whether the plan of a `solution` of the problem fits; `resolved` is the same without
+        optional copies. If it does not, the peak candidates that break the limit become rows.
+        SolverError if the plan does not cost what the solver says."""
         mesh, estimates = self.request.mesh, costs.estimates
         self.is_known = self.stated.usage_limit is not None
         if estimates.modelled_ns != resolved.objective:
@@ -149,21 +156,26 @@ class MemoryRefinement:
         return request.host_memory_bytes if point == ON_HOST else request.memory_limit_bytes
 
     def _learn(self, solution: Solution, fullest: Mapping[PeakCandidate, int]) -> None:
-        """Counts the `fullest` moments of a plan, and sets aside what it breaks the limit with
-        there beside what counts. Nothing is set aside before any moment counts."""
-        rows = {moment: self.rows.get(moment, 0) for moment in (*self.rows, *fullest)}
+        """Makes the `fullest` peak candidates of a plan rows, and sets aside what the plan holds
+        there beyond what rows count. Nothing is set aside before the problem has a peak
+        candidate."""
+        rows = {point: self.rows.get(point, 0) for point in (*self.rows, *fullest)}
         mesh, has_peak_candidates = self.request.mesh, bool({*self.rows} - {ON_HOST})
         if ON_HOST in fullest:
             self.say(f"{mesh}: the host's memory is too small; solving again within it")
-        counting = {m for m in fullest if m in self.rows or (has_peak_candidates and m != ON_HOST)}
+        counting = {
+            point
+            for point in fullest
+            if point in self.rows or (has_peak_candidates and point != ON_HOST)
+        }
         if counting - {ON_HOST}:
             self.say(f"{mesh}: memory exceeds the limit at a peak; solving again")
         if counting:
             counted = _counted(self.stated, self.restate(self.stated, rows), solution.choice)
-            for (moment, aside), known in zip([*rows.items()], counted, strict=True):
-                held = fullest.get(moment, 0)
-                if moment in counting and held > self._limit(moment):
-                    rows[moment] = max(held - (known - aside), aside + 1)
+            for (point, aside), known in zip([*rows.items()], counted, strict=True):
+                held = fullest.get(point, 0)
+                if point in counting and held > self._limit(point):
+                    rows[point] = max(held - (known - aside), aside + 1)
         self.rows = rows
 
     def failure(self) -> InfeasibleError:
@@ -187,14 +199,14 @@ class MemoryRefinement:
 
 
 def _counted(stated: Problem, problem: Problem, choice: Sequence[int]) -> list[int]:
-    """Bytes at each moment that `problem` counts and `stated` does not, in order."""
+    """Bytes in each row that `problem` has and `stated` has not, in order."""
     first = _end(stated)
-    found = [0] * (_end(problem) - first)
+    sizes = [0] * (_end(problem) - first)
     for usages, c in zip(problem.usages, choice, strict=True):
         for usage in usages:
             if usage.start >= first:
-                found[usage.start - first] += int(usage.amounts[c])
-    return found
+                sizes[usage.start - first] += int(usage.amounts[c])
+    return sizes
 
 
 def _end(problem: Problem) -> int:
@@ -202,8 +214,8 @@ def _end(problem: Problem) -> int:
 
 
 def bounded(solution: Solution, bound: int) -> Solution:
-    """`solution` with a bound on more plans than those it was chosen from: those of the problem as
-    it was stated, before temporaries were set aside, or those on other meshes."""
+    """`solution` with a bound on more plans than those of its problem: those of the problem as
+    stated, before memory was set aside, or those on other meshes."""
     bound = min(bound, solution.objective)
     status = Status.OPTIMAL if bound == solution.objective else Status.FEASIBLE
     return replace(solution, status=status, bound=bound)
@@ -212,11 +224,11 @@ def bounded(solution: Solution, bound: int) -> Solution:
 def infeasible(
     mesh: Mesh, conflict: Conflict | None, reason: str = "", problem: Problem | None = None
 ) -> InfeasibleError:
-    """Why there is no plan of a `problem`: what is missing, and what holds it, if that is memory,
-    the device's or the host's."""
+    """The error if there is no plan of a `problem`. If the reason is memory, the device's or the
+    host's, it says how much is missing and what holds most."""
     on_host = problem is not None and conflict is not None and conflict.time in problem.other_limits
-    told = describe_conflict(conflict, on_host=on_host) if conflict else reason
-    return InfeasibleError(f"{_on(mesh)}: {told or 'no combination of choices is allowed'}")
+    message = describe_conflict(conflict, on_host=on_host) if conflict else reason
+    return InfeasibleError(f"{_on(mesh)}: {message or 'no combination of choices is allowed'}")
 
 
 def _on(mesh: Mesh) -> str:

@@ -37,7 +37,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Item(NamedTuple):
-    """An item that is about step `step` of the route of the tensor `key`."""
+    """An item about step `step` of the route of the tensor `key`."""
 
     word: str
     step: int
@@ -55,7 +55,7 @@ class Item(NamedTuple):
 
 
 def order(graph: Graph, events: Iterable[Event]) -> tuple[Run, ...]:
-    """`events` but for what takes no time, as a plan lists them."""
+    """`events` as a plan lists them, without those that take no time."""
     return repeated([text for event in events for text in _texts(graph, event)])
 
 
@@ -84,7 +84,7 @@ def repeated(items: Sequence[str]) -> tuple[Run, ...]:
     """`items` as runs, each repeated as often as it follows itself."""
     places = grouped((item, place) for place, item in enumerate(items))
     seen: dict[str, int] = defaultdict(int)
-    found: list[Run] = []
+    runs: list[Run] = []
     single: list[str] = []
     place = 0
     while place < len(items):
@@ -92,17 +92,19 @@ def repeated(items: Sequence[str]) -> tuple[Run, ...]:
         while places[item][seen[item]] < place:
             seen[item] += 1
         following = places[item][seen[item] + 1 : seen[item] + 1 + _PERIODS]
-        ways = [(_times(items, place, other - place), other - place) for other in following]
-        times, period = max(ways, key=lambda way: (way[0] * way[1], way[0]), default=(1, 1))
+        candidates = [(_times(items, place, other - place), other - place) for other in following]
+        times, period = max(
+            candidates, key=lambda each: (each[0] * each[1], each[0]), default=(1, 1)
+        )
         if times > 1:
-            found += [Run(1, tuple(single))] if single else []
-            found.append(Run(times, tuple(items[place : place + period])))
+            runs += [Run(1, tuple(single))] if single else []
+            runs.append(Run(times, tuple(items[place : place + period])))
             single.clear()
             place += times * period
         else:
             single.append(item)
             place += 1
-    return (*found, *([Run(1, tuple(single))] if single else []))
+    return (*runs, *([Run(1, tuple(single))] if single else []))
 
 
 def _times(items: Sequence[str], place: int, period: int) -> int:

@@ -1,8 +1,8 @@
-"""The step that is planned: the graph that was traced, changed by passes, one after the other.
+"""The planned step: the traced graph, changed by passes, one after the other.
 
-Each pass takes a graph and gives another one, or the same if there is nothing to change; its
-docstring says what it keeps. Whatever comes behind, prices, layouts, schedules and code, takes the
-step for an ordinary graph.
+Each pass takes a graph and returns another one, or the same if there is nothing to change. Its
+docstring says what it leaves as it is. All that follows, prices, layouts, schedules and code,
+treats the step as an ordinary graph.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from autopar.rules.rounding import exact_keys, roundable
 
 
 class StepForm(NamedTuple):
-    """What the passes make of a graph; each default leaves it as it is. `recompute` are the keys of
-    ops that backward recomputes, None where that is to be decided: their copies are optional then.
-    """
+    """The arguments of the passes; each default leaves a graph as it is. `recompute` has the keys
+    of ops that backward recomputes, None if that is to be decided: their copies are optional
+    then."""
 
     microbatches: int = 1
     cut: Cut = Cut()
@@ -35,7 +35,7 @@ class StepForm(NamedTuple):
 
     @staticmethod
     def of(stage: Stage) -> StepForm:
-        """That of a stage's graph under its decisions."""
+        """The form of a stage's graph under its decisions."""
         return StepForm(
             microbatches=stage.microbatches,
             loss_chunks=stage.loss_chunks,
@@ -46,8 +46,8 @@ class StepForm(NamedTuple):
 
 
 def with_saved_dtype(graph: Graph, dtype: str) -> Graph:
-    """A pass: takes a step that recomputes nothing, gives the one whose ops say which activations
-    may be saved in `dtype`. They are the same whatever is recomputed later. All else is kept."""
+    """A pass: marks the ops whose activations may be saved in `dtype`, in a step that recomputes
+    nothing. What is recomputed later does not change the marks. All else stays as it is."""
     refs = roundable(graph, exact_keys(with_recompute(graph, None)))
     marked = {ref.node for ref in refs}
     if not marked:
@@ -76,9 +76,9 @@ STEP_PASSES = (
 
 
 def step_graph(graph: Graph, form: StepForm) -> Graph:
-    """`graph` in that form, made once. MicrobatchError, StageError, LossChunksError, or ValueError
-    where something cannot be recomputed, if it cannot be; ValueError, naming the pass, if one of
-    them makes a graph that is not well formed."""
+    """`graph` in that form; cached. MicrobatchError, StageError or LossChunksError if it cannot
+    have the form, ValueError if something cannot be recomputed. ValueError, naming the pass, if the
+    output of a pass is not well formed."""
     for each in STEP_PASSES:
         value = getattr(form, each.field)
         if value != StepForm._field_defaults[each.field]:
@@ -87,13 +87,13 @@ def step_graph(graph: Graph, form: StepForm) -> Graph:
 
 
 def _after(graph: Graph, change: GraphPass, value: Hashable) -> Graph:
-    known = _cache(graph)
-    if (change, value) not in known:
-        found = change.run(graph, value)
-        if found is not graph:
-            _check(found, change)
-        known[change, value] = None if found is graph else found
-    return known[change, value] or graph
+    cache = _cache(graph)
+    if (change, value) not in cache:
+        output = change.run(graph, value)
+        if output is not graph:
+            _check(output, change)
+        cache[change, value] = None if output is graph else output
+    return cache[change, value] or graph
 
 
 def _check(graph: Graph, change: GraphPass) -> None:
@@ -105,5 +105,6 @@ def _check(graph: Graph, change: GraphPass) -> None:
 
 @per_graph
 def _cache(_: Graph) -> dict[tuple[GraphPass, Hashable], Graph | None]:
-    """What passes made of a graph; None for the graph itself, which nothing may hold here."""
+    """Outputs of passes by graph. None stands for the graph itself, to which nothing may refer
+    here."""
     return {}

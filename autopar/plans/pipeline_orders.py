@@ -1,8 +1,9 @@
 """The pipeline schedules that have names, as tables.
 
-Of p ranks, whose stages take f forward and b backward, w of that for the gradients of weights, each
-waits so long between its first and its last action while m microbatches go through them, if stages
-are equal, sends take no time and m is large enough (a multiple of p where stages are interleaved):
+There are p ranks, whose equal stages take f for forward and b for backward, w of that for the
+gradients of weights. Below is how long a rank waits at most between its first and its last action.
+Sends take no time, and the number m of microbatches is large enough (a multiple of p if stages are
+interleaved):
 
 | name        | stages per rank | waits for the longest            | parts of microbatches held    |
 | ----------- | --------------- | -------------------------------- | ----------------------------- |
@@ -14,8 +15,8 @@ are equal, sends take no time and m is large enough (a multiple of p where stage
 | zb          | v               | (p - 1)(f + b - 2w)/v, likewise     | p                          |
 | zb-v        | 2               | 0 for f = b/2 = w                | p                             |
 
-Where sends take time, 1f1b waits for them in every turn, and eager-1f1b for none that take half of
-f + b or less.
+If sends take time, 1f1b waits for them in every microbatch. eager-1f1b waits for none that takes
+half of f + b or less.
 
 Sources: GPipe (arXiv:1811.06965), PipeDream-Flush (arXiv:2006.09503), its eager form
 (arXiv:2211.05322), Megatron-LM's interleaving (arXiv:2104.04473), zero-bubble pipelines
@@ -38,13 +39,13 @@ ONE_AFTER_THE_OTHER = "1f1b"
 F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
 
 _Part = tuple[int, Pass]
-"""A stage and what is done of a microbatch there."""
+"""A stage, and the pass of a microbatch in it."""
 
 
 @lru_cache(maxsize=8)
 def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> PipelineSchedule:
-    """The schedule `name` of `microbatches` on so many ranks, with `chunks` stages on each where it
-    is one of `IN_CHUNKS`. StageError if there is no such schedule."""
+    """The schedule `name` of `microbatches` on `ranks` ranks; one of `IN_CHUNKS` has `chunks`
+    stages on each. StageError if there is no such schedule."""
     if name not in SCHEDULES:
         raise StageError(f"no schedule is called {name!r}: there are {', '.join(SCHEDULES)}")
     if min(ranks, microbatches, chunks) < 1:
@@ -63,7 +64,7 @@ def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> 
 
 
 def named_schedule(schedule: str, ranks: int, microbatches: int) -> PipelineSchedule:
-    """The same of a schedule with its stages per rank: `interleaved:2`."""
+    """The same for a name with the number of stages per rank: `interleaved:2`."""
     name, _, chunks = schedule.partition(":")
     if chunks and not (chunks.isascii() and chunks.isdecimal()):
         raise StageError(f"schedule {schedule!r} is none")
@@ -82,12 +83,12 @@ def _rounds(ranks: int, microbatches: int) -> int:
 
 def _actions(parts: Iterable[_Part], microbatches: int) -> tuple[Action, ...]:
     """`parts`, each with the next microbatch of its stage and kind, as long as there is one."""
-    done, found = Counter[_Part](), list[Action]()
+    done, actions = Counter[_Part](), list[Action]()
     for part in parts:
         if done[part] < microbatches:
-            found.append(Action(*part, done[part]))
+            actions.append(Action(*part, done[part]))
         done[part] += 1
-    return tuple(found)
+    return tuple(actions)
 
 
 # What a rank does; parts for which no microbatch is left are dropped.
@@ -99,13 +100,13 @@ def _gpipe(rank: int, _: int, microbatches: int, __: int) -> list[_Part]:
 
 
 def _one_f_one_b(rank: int, ranks: int, microbatches: int, _: int) -> list[_Part]:
-    """As many forwards as it takes for the first backward to come, then one for each backward."""
+    """Forwards until the first backward can come, then one forward for each backward."""
     return [(rank, F)] * (ranks - rank - 1) + [(rank, F), (rank, B)] * microbatches
 
 
 def _eager_1f1b(rank: int, ranks: int, microbatches: int, _: int) -> list[_Part]:
-    """1F1B with one more forward ahead for each rank behind: a send each way may take as long as
-    the work on half a microbatch."""
+    """1F1B with one more forward ahead for each rank behind: a send may take as long as the work on
+    half a microbatch, in each direction."""
     return [(rank, F)] * (2 * (ranks - rank - 1)) + [(rank, F), (rank, B)] * microbatches
 
 
@@ -119,18 +120,18 @@ def _interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[
 
 
 def _zero_bubble(rank: int, ranks: int, microbatches: int, chunks: int) -> list[_Part]:
-    """1F1B, interleaved or not, whose gradients of weights wait, so that every rank holds as much
-    as the first, and fill the gaps at the end. Ranks begin with one forward less for each rank
-    behind, and leave the gradients of weights of as many backwards as there are ranks before them
-    for the end."""
+    """1F1B, interleaved or not, in which gradients of weights are delayed until they fill the gaps
+    at the end; every rank then holds as much as the first. Ranks begin with one forward less for
+    each rank behind. The gradients of weights of as many backwards as there are ranks before them
+    are left for the end."""
     forward, backward, at_once = _in_rounds(rank, ranks, microbatches, chunks)
     weights = [(stage, W) for stage, _ in backward]
     ahead = min(len(forward), (chunks - 1) * at_once + ranks - 1 - rank)
-    found = forward[:ahead]
+    parts = forward[:ahead]
     for k, each in enumerate(backward):
-        found += [*forward[ahead + k : ahead + k + 1], each]
-        found += weights[k - rank : k - rank + 1] if k >= rank else ()
-    return found + weights[max(0, len(weights) - rank) :]
+        parts += [*forward[ahead + k : ahead + k + 1], each]
+        parts += weights[k - rank : k - rank + 1] if k >= rank else ()
+    return parts + weights[max(0, len(weights) - rank) :]
 
 
 def _in_rounds(
@@ -170,10 +171,11 @@ SCHEDULES: dict[str, Callable[[int, int, int, int], list[_Part]]] = {
     "zb-v": _zb_v,
     "zb": _zero_bubble,
 }
-"""By name, what a rank, of how many, does of how many microbatches for how many stages."""
+"""By name, the function of (rank, ranks, microbatches, stages per rank) that lists what a rank
+does."""
 
 IN_CHUNKS = ("interleaved", "zb")
-"""Those with as many stages on a rank as one likes: 2, unless a number follows, as in `zb:3`."""
+"""Those with any number of stages per rank: 2, unless a number follows, as in `zb:3`."""
 
 STAGES_PER_RANK = {"zb-v": 2}
-"""Where that is neither 1 nor what one likes."""
+"""The schedules in which it is fixed, and not 1."""

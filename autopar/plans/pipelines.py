@@ -1,5 +1,5 @@
-"""The stages of a pipeline, played together: each does what its row of the table lists, as soon as
-what it needs has come."""
+"""The simulation of a pipeline: each rank does what its row of the schedule lists, as soon as its
+inputs have come."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from autopar.plans.estimates import Delay, Estimates, Memory, Shared, StageEstim
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPipeline:
-    """When each action starts and ends, for how long each rank works, for how long it shares
-    something then, when it has all that is shared, when it is done with the optimizer's step, and
-    what is sent along each hop takes."""
+    """A simulated step. `spans` has the start and end of each action. By rank, `busy_ns` is how
+    long it works, and `shared_ns` how long its messages at the end take. Those are complete at
+    `complete_ns`, and its optimizer's step is done at `ends_ns`. `delays_ns` is the time of a send
+    along each hop."""
 
     spans: Mapping[Action, ActionSpan]
     busy_ns: tuple[int, ...]
@@ -40,15 +41,15 @@ class SimulatedPipeline:
 
 
 def memory_of_devices(estimates: Estimates, actions: PipelineSchedule) -> tuple[Memory, ...]:
-    """What a device of each rank holds for all of its stages; of a plan that does not say, no more
-    than each stage at its own fullest moment."""
+    """The peak of a device of each rank, for all of its stages. If the plan does not say, it is the
+    sum of the peaks of its stages, which is never less."""
     if estimates.devices:
         return estimates.devices
-    own = (
+    by_rank = (
         [astuple(estimates.stages[stage].memory) for stage in actions.stages_of(rank)]
         for rank in range(len(actions.rows))
     )
-    return tuple(Memory(*map(sum, zip(*each, strict=True))) for each in own)
+    return tuple(Memory(*map(sum, zip(*each, strict=True))) for each in by_rank)
 
 
 def simulate_pipeline(
@@ -57,8 +58,8 @@ def simulate_pipeline(
     sends: Sequence[Delay],
     shared: Sequence[Shared],
 ) -> SimulatedPipeline:
-    """The step of a pipeline whose stages take what `stages` says for each microbatch. What is
-    `shared` waits for the last of its ranks, and is shared one after the other."""
+    """The step of a pipeline; `stages` has the times of a microbatch in each stage. Each of the
+    `shared` messages waits for the last of its ranks, and they come one after the other."""
 
     def length(action: Action) -> int:
         microbatch = stages[action.stage].microbatch

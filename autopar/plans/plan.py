@@ -27,19 +27,19 @@ from autopar.plans.provenance import Provenance
 from autopar.plans.requests.matching import general
 from autopar.plans.structure import MAX_ITEMS, Stage, Structure
 
-# What a plan looks like in a file, beside its fields: parameters of a class share an entry, and a
-# stage has no figure that is the whole plan's.
+# In a file, parameters of a class share an entry, and a stage leaves out the figures that it has in
+# common with the whole plan.
 #
 # This works on what JSON decodes to. Nothing is trusted: ValueError on what cannot be a plan.
 
 Table = dict[str, Any]
 
 SHARED_FIGURES = Figures.__struct_fields__
-"""What a stage has as the whole plan, unless it says otherwise."""
+"""Figures that a stage has in common with the whole plan, unless its entry has another one."""
 
 
-_UNTOLD: Table = {"host_bytes": 0, "host_memory": {}, "samples": 0}
-"""Figures that are left out where they are these."""
+_OMITTED: Table = {"host_bytes": 0, "host_memory": {}, "samples": 0}
+"""Figures that are left out if they have these values."""
 
 
 def pack(plan: Table) -> Table:
@@ -67,21 +67,21 @@ def unpack(plan: Any) -> Table:
 
 
 def _without_shared(stage: Table, figures: Table) -> Table:
-    """`stage` without what all of the plan has in the same way."""
-    own = {name: stage.get(name, _UNTOLD.get(name)) for name in figures}
+    """`stage` without the figures that it has in common with the whole plan."""
+    own = {name: stage.get(name, _OMITTED.get(name)) for name in figures}
     return {n: value for n, value in stage.items() if n not in figures} | {
         name: value for name, value in own.items() if value != figures[name]
     }
 
 
 def _with_params(stage: Any) -> Table:
-    found: Table = {}
+    params: Table = {}
     for text, param in _table(stage, "params").items():
         for name in expand(text):
-            found[name] = param
-        if len(found) > MAX_NAMES:
+            params[name] = param
+        if len(params) > MAX_NAMES:
             raise ValueError(f"more than {MAX_NAMES} parameters")
-    return cast(Table, stage) | {"params": found}
+    return cast(Table, stage) | {"params": params}
 
 
 def _packed(params: Mapping[str, Any]) -> Table:
@@ -93,20 +93,20 @@ def _packed(params: Mapping[str, Any]) -> Table:
 
 
 def _table(value: Any, what: str) -> Table:
-    """The object that `value` is, a plan or a stage, or has under a name."""
-    found: Any = value
+    """`value` itself, a plan or a stage, or the object that it has under the name `what`."""
+    table: Any = value
     if what not in ("plan", "stage") and isinstance(value, dict):
-        found = cast(Table, value).get(what)
-    if not isinstance(found, dict):
+        table = cast(Table, value).get(what)
+    if not isinstance(table, dict):
         raise ValueError(f"{what} is no object")
-    return cast(Table, found)
+    return cast(Table, table)
 
 
 def _list(table: Table, name: str) -> list[Any]:
-    found: Any = table.get(name)
-    if not isinstance(found, list):
+    items: Any = table.get(name)
+    if not isinstance(items, list):
         raise ValueError(f"{name} is no list")
-    return cast(list[Any], found)
+    return cast(list[Any], items)
 
 
 SCHEMA_VERSION = 15
@@ -158,7 +158,7 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
     @staticmethod
     def json_schema() -> dict[str, Any]:
         """The JSON Schema (2020-12) of plan files of this version; the package has it as
-        `plan.schema.json`. It says what fields there are: files must be canonical beside that."""
+        `plan.schema.json`. It lists the fields; beside that, files must be canonical."""
         schema = msgspec.json.schema(Plan)
         own = schema["$defs"]["StageEstimates"]
         own["required"] = [name for name in own["required"] if name not in SHARED_FIGURES]
@@ -203,22 +203,22 @@ class StagePlan:
 
 
 def stage_of(plan: Plan, stage: int | None, what: str = "") -> StagePlan:
-    """A stage of a plan; without a number, the only one. PlanError, saying what there is, if there
-    are several, and `what` it is that has to be of one."""
+    """A stage of a plan; without a number, the only one. PlanError, listing the stages, if there is
+    no such stage, or without a number several; `what` is what needs a single one."""
     count = len(plan.stages)
     if stage is None and count > 1:
         why = f"{what} is of one stage, and " if what else ""
         last = count - 1
         raise PlanError(f"{why}the plan has {count} stages: say which (--stage 0 to {last})")
     if stage is not None and stage >= count:
-        there = f"{count} stages, 0 to {count - 1}" if count > 1 else "one stage, 0"
-        raise PlanError(f"there is no stage {stage}: the plan has {there}")
+        stages = f"{count} stages, 0 to {count - 1}" if count > 1 else "one stage, 0"
+        raise PlanError(f"there is no stage {stage}: the plan has {stages}")
     return plan.stages[stage or 0]
 
 
 def _check_timeline(estimates: StageEstimates) -> None:
     curve = estimates.memory_curve
-    steps = {key: len(found) for key, found in estimates.sends.items()}
+    steps = {key: len(totals) for key, totals in estimates.sends.items()}
     for text in {text for run in estimates.runs for text in run.items}:
         item = None if text in estimates.ops or text == OPTIMIZER else Item.parse(text)
         if item is not None and item.step >= steps.get(item.key, 0):

@@ -1,4 +1,4 @@
-"""How a plan came about: what looked for it, with what proof, and what else was looked at."""
+"""How a plan came about: by which search, with what proof, and among which candidates."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.policy import Policy
 
 FRAGILE = 0.005
-"""A plan that is better than those of another structure by less than this part of its step is
-fragile: what they are is decided by trifles, or by errors of the cost model."""
+"""A plan is fragile if its margin is less than this part of its step. Trifles, or errors of the
+cost model, then decide between it and plans of another structure."""
 
 
 PROVEN = 0.001
-"""A plan whose gap is at most this part of its step is as good as optimal: to close the last of it
-takes long where resources share a window, and prices are not that exact."""
+"""A plan whose gap is at most this part of its step counts as optimal. To close the rest takes long
+if resources share a window, and prices are not that exact."""
 
 
 class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long the best plan of another structure (`weight_layouts`) takes: `bound_ns` what none of
-    them beats, `step_ns` the step of the best one known (None if none is), and `rival` what it does
-    otherwise. They are steps as modelled (`Estimates.modelled_ns`), not differences."""
+    """The best plan of another structure (`weight_layouts`). `bound_ns` is a lower bound on the
+    steps of all of them, and `step_ns` the step of the best one known, None if none is. `rival`
+    says how that differs. They are steps as modelled (`Estimates.modelled_ns`), not differences."""
 
     bound_ns: Count
     step_ns: Count | None
@@ -35,10 +35,10 @@ OutcomeKind = Literal["planned", "estimated", "not better", "infeasible", "skipp
 
 
 class CandidateOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What became of a `candidate` of the search. It was `planned`, and takes `ns`; `estimated`, by
-    what segments of the model take, at `ns`; `not better`, as no plan of it takes less than `ns`;
-    `infeasible`, or `skipped` without a look, for a `reason`. Nanoseconds of one stage are as
-    modelled, of several as simulated."""
+    """The outcome of a `candidate` of the search. If it was `planned`, it takes `ns`; if
+    `estimated` from the times of segments, about `ns`; if `not better`, no plan of it takes less
+    than `ns`. It is `infeasible`, or `skipped` untried, for a `reason`. Nanoseconds of one stage
+    are as modelled, of several as simulated."""
 
     candidate: str
     result: OutcomeKind
@@ -47,13 +47,13 @@ class CandidateOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 IN_STAGES = "in_stages"
-"""What `Provenance.statistics` has of stages that were looked for and not chosen."""
+"""The key in `Provenance.statistics` for plans in stages that were searched and not chosen."""
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the plan came about. Never compared. `imposed` lists what the user asked for, and what a
-    strategy comes to on the mesh of the plan (`constraints`); `margin` is None where it was not
-    asked for. `options` are all that was asked, to plan again; `candidates` what was looked at,
+    """How the plan came about; never compared. `imposed` lists the user's constraints, and what a
+    strategy means on the mesh of the plan (`constraints`). `margin` is None if it was not
+    requested. `options` are all options, to plan again. `candidates` are those of the search,
     within the thresholds of `policy`."""
 
     autopar: str
@@ -72,7 +72,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether no plan is known to be possible that is better by more than `PROVEN`."""
+        """Whether no plan can be better by more than `PROVEN`, as far as is known."""
         return self.gap_ppm <= PROVEN * 1e6
 
     @property

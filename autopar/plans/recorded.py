@@ -1,4 +1,4 @@
-"""What a stored plan was asked for, to plan again: the options it records."""
+"""The options that a stored plan records, to plan again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from autopar.plans.requests.read_options import make_options
 
 
 def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
-    """The options that lead to `plan` again, on its own mesh and however long that takes; `imposed`
-    in the place of what the plan says that was. ConstraintError if that is not known, or cannot be
-    asked for from here."""
+    """The options that lead to `plan` again, on its own mesh and without a time limit. `imposed`
+    replaces the constraints that the plan records. ConstraintError if those are not known, or
+    cannot be requested by options."""
     structure, given = plan.structure, plan.provenance.options
     if imposed is None and STORED in plan.provenance.imposed:
         raise ConstraintError(
@@ -28,11 +28,11 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
     memory = replace(
         given.memory,
         limit=plan.estimates.memory_limit,
-        # Of several stages, each has as many as are best for it.
+        # With several stages, each has its own best number.
         loss_chunks=structure.loss_chunks if pipeline.stages == 1 else given.memory.loss_chunks,
         saved_dtype=structure.stages[0].saved_dtype,
     )
-    again = replace(
+    options = replace(
         given,
         mesh=structure.mesh_text,
         optimizer=structure.optimizer,
@@ -42,8 +42,8 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
         constraints=imposed or given.constraints,
         search=replace(given.search, time_limit=None),
     )
-    # A file may come from anyone: what it asks for is read as if somebody had written it.
-    return make_options(**asdict(again))
+    # A file may come from anyone: its options are checked as if a user had written them.
+    return make_options(**asdict(options))
 
 
 def _pipeline_of(plan: Plan) -> PipelineOptions:
@@ -60,13 +60,13 @@ def _pipeline_of(plan: Plan) -> PipelineOptions:
 def cluster_of(plan: Plan) -> Cluster:
     """The cluster that a plan was made for, from its name. ClusterError if it was described in a
     file, which a plan does not hold."""
-    found, name = planned_cluster(plan), plan.structure.cluster
-    if found is None:
+    cluster, name = planned_cluster(plan), plan.structure.cluster
+    if cluster is None:
         raise ClusterError(
             f"the plan was made for cluster {name!r}, which is no preset: give --cluster FILE (in "
             "Python cluster=), the description it was made for"
         )
-    return found
+    return cluster
 
 
 def planned_cluster(plan: Plan | None) -> Cluster | None:

@@ -1,4 +1,4 @@
-"""What a run of a plan took, beside what the plan predicted: a file of a run."""
+"""Measured steps of a run beside those that its plan predicted, as a file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _Some = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 
 
 class PredictedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a plan: the whole step, its forward and backward alone, what the device waits for its host
-    too, what communication costs the device in them, all communication, and the peak of memory."""
+    """Of a plan: the whole step; forward and backward, with waits for the host; exposed
+    communication in them; all communication; and the peak of memory."""
 
     step_ns: Count
     passes_ns: Count
@@ -28,9 +28,9 @@ class PredictedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Medians on one rank: from the start of a step to that of the next, forward and backward, and
-    the waits for communication in them; the peak of memory that torch had allocated. None is what
-    was not measured."""
+    """Medians on one rank. `step_ns` is from the start of a step to that of the next, `passes_ns`
+    is forward and backward, and `exposed_ns` waits for communication in them. `peak_bytes` is the
+    peak of memory that torch allocated. None if not measured."""
 
     step_ns: _Some | None
     passes_ns: _Some
@@ -39,8 +39,8 @@ class MeasuredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`steps` steps of `plan` (its digest), which was priced with figures of `source`, as rank
-    `rank` saw them."""
+    """`steps` steps of a plan on rank `rank`. `plan` is its digest, and `source` the origin of the
+    figures that it was priced with."""
 
     schema: int
     model: str
@@ -56,19 +56,19 @@ class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def compute_ratio(self) -> float | None:
-        """How many times what was predicted the device computes; None where that is not known. If
-        waits were not measured, they are taken to be as predicted."""
+        """Measured over predicted time of compute; None if it is not known. Waits that were not
+        measured are assumed to be as predicted."""
         predicted, measured = self.predicted, self.measured
         exposed_ns = measured.exposed_ns
         waited_ns = predicted.exposed_ns if exposed_ns is None else exposed_ns
         computed_ns = measured.passes_ns - waited_ns
-        wanted_ns = predicted.passes_ns - predicted.exposed_ns
-        return computed_ns / wanted_ns if computed_ns > 0 and wanted_ns else None
+        predicted_ns = predicted.passes_ns - predicted.exposed_ns
+        return computed_ns / predicted_ns if computed_ns > 0 and predicted_ns else None
 
     @property
     def communication_ratio(self) -> float | None:
-        """How many times what was predicted communication takes, if all that it takes more or less
-        is exposed; None where that is not known."""
+        """Measured over predicted time of communication, if the difference of exposed time is that
+        of all communication; None if it is not known."""
         exposed_ns, whole_ns = self.measured.exposed_ns, self.predicted.communication_ns
         if exposed_ns is None or not whole_ns:
             return None

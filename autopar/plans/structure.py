@@ -1,4 +1,4 @@
-"""The decisions of a plan: those of each of its stages, and the order in which they work."""
+"""The decisions of a plan: those of each of its stages, and the pipeline schedule."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 Residency = Literal["cuda", "cpu", "external"]
-"""Whose memory holds a tensor: the device's that computes with it, or its host's; of one that is
-the script's own, the device's."""
+"""Whose memory holds a tensor: that of the device that computes with it (`cuda`), or of its host
+(`cpu`). An `external` one, which is the script's own, is on the device."""
 
 
 class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a parameter lies with its gradient and the optimizer's states (`storage`, in the memory
-    of `residency`) and what is kept of it from forward to backward (`for_backward`, equal to
-    `storage` when it is gathered again)."""
+    """How a parameter is stored. `storage` is the sharding of it, its gradient and its optimizer
+    states, in the memory of `residency`. `for_backward` is its sharding from forward to backward,
+    equal to `storage` if backward gathers it anew."""
 
     shape: tuple[Count, ...]
     dtype: str
@@ -52,34 +52,35 @@ class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def choice(self) -> ParamChoice:
-        """All of it. ValueError if what should be a sharding is none."""
+        """The same, parsed. ValueError if what should be a sharding is none."""
         states = Sharding.parse(self.storage), Sharding.parse(self.for_backward)
         return ParamChoice(*states, int(self.residency == "cpu"))
 
     @property
     def num_bytes(self) -> int:
-        """Of all of it, in the whole model. KeyError if the dtype is unknown."""
+        """Bytes of the whole parameter. KeyError if the dtype is unknown."""
         return prod(self.shape) * itemsize(self.dtype)
 
 
 SavedDtype = Literal["", "bfloat16", "float16"]
-"""What activations of float32 are saved in for backward, "" for what they are."""
+"""The dtype in which float32 activations are saved for backward; "" if in their own."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The decisions for one stage, which begins with the module `start` ("" for the first), on the
-    ranks from `first_rank` on. Each is a step in `microbatches`, its losses in `loss_chunks` of a
-    rank's rows (`ir.passes.loss_chunks`), its backward in two parts if it `is_split`
+    """The decisions for one stage. It begins with the module `start` ("" for the first), on the
+    ranks from `first_rank` on. Its step is in `microbatches`, with losses in `loss_chunks` chunks
+    of a rank's rows (`ir.passes.loss_chunks`). Its backward is in two parts if it `is_split`
     (`ir.passes.stages`).
 
-    `ops` maps a node's key to its choice (`choices`), `outputs` the key of a
-    detached output to its sharding, `routes` a group's key (`uses`) to the steps
-    "[R, P] -> [R, S(0)]" that its tensor takes, `saved` the key of an activation
-    (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `recompute`
-    are the keys of ops that backward recomputes (`ir.passes.recompute`), whose copies are among
-    `ops`; `offloaded` those of activations (`uses.root_key`) that forward hands over in the host's
-    memory (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`). What
-    is saved is rounded to `saved_dtype` (`ir.passes.rounding`)."""
+    `ops` maps a node's key to its choice (`choices`), and `outputs` the key of a detached output to
+    its sharding. `routes` maps a group's key (`uses`) to the steps "[R, P] -> [R, S(0)]" that its
+    tensor takes. `saved` maps the key of an activation (`uses.root_key`) to the sharding in which
+    it is saved for backward, if that is chosen. `recompute` are the keys of ops that backward
+    recomputes (`ir.passes.recompute`); their copies are among `ops`. `offloaded` are the keys of
+    activations (`uses.root_key`) that wait for backward in the host's memory (`ir.offloading`).
+    `reload_pace` says how fast they come back (`host_copies.pace`). Saved activations are rounded
+    to `saved_dtype` (`ir.passes.rounding`).
+    """
 
     axes: tuple[MeshAxis, ...] = msgspec.field(name="mesh")
     params: dict[str, Param]
@@ -100,7 +101,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def mesh(self) -> Mesh:
-        """Where the stage lies."""
+        """The mesh of the stage."""
         return Mesh(tuple(Axis(a.name, a.size, bucket_bytes=a.bucket_bytes) for a in self.axes))
 
     @property
@@ -110,10 +111,9 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The decisions: those of each of the `stages`, of which a plan without a pipeline has one, and
-    the order in which ranks work on their microbatches, by the name of a `schedule`
-    (`pipeline_orders`, with its stages per rank: `interleaved:2`) or as the rows of a
-    `schedule_rows`."""
+    """All decisions: those of each of the `stages`, of which a plan without a pipeline has one, and
+    the pipeline schedule. `schedule` is its name (`pipeline_orders`), with the stages per rank as
+    in `interleaved:2`. `schedule_rows` is its table, if it has no name."""
 
     model: str
     fingerprint: str
@@ -137,27 +137,27 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def microbatches(self) -> int:
-        """In how many parts the batch is worked on."""
+        """The number of microbatches."""
         return self.stages[0].microbatches
 
     @property
     def loss_chunks(self) -> int:
-        """The most chunks that losses are worked on in."""
+        """The largest number of loss chunks of a stage."""
         return max(stage.loss_chunks for stage in self.stages)
 
     @property
     def params(self) -> dict[str, Param]:
-        """Those of all stages; a tied one as the last of its stages has it."""
+        """The parameters of all stages; a tied one is as in the last of its stages."""
         return {name: param for stage in self.stages for name, param in stage.params.items()}
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the pipeline has, each of the devices of a stage."""
+        """How many ranks the pipeline has, each with the devices of its stages."""
         return len({stage.first_rank for stage in self.stages})
 
     @property
     def actions(self) -> PipelineSchedule:
-        """What each rank does. ValueError if there is no such table."""
+        """The schedule as a table. ValueError if there is no such table."""
         try:
             if self.schedule_rows:
                 return PipelineSchedule.parse("\n".join(self.schedule_rows))
@@ -181,7 +181,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def mesh_text(self) -> str:
-        """The mesh of all ranks, or those of each: as the option has it."""
+        """The mesh of all ranks, or the mesh of each, as the option `mesh` has it."""
         return meshes_text(self.rank_meshes)
 
     def check(self) -> None:
@@ -195,8 +195,8 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 def _check_schedule(structure: Structure) -> None:
-    """ValueError if what ranks do is of other stages, microbatches, ranks or parts of backward than
-    are planned."""
+    """ValueError if the schedule has other stages, microbatches, ranks or parts of backward than
+    the plan."""
     first, count = structure.stages[0], structure.microbatches
     is_usual = structure.schedule == ONE_AFTER_THE_OTHER and not structure.schedule_rows
     if is_usual and len(structure.stages) == 1:
@@ -211,10 +211,10 @@ def _check_schedule(structure: Structure) -> None:
         )
     if table.microbatches != count:
         raise ValueError(f"schedule: of {table.microbatches} microbatches, where there are {count}")
-    on: dict[int, tuple[int, tuple[int, ...]]] = {}
+    places: dict[int, tuple[int, tuple[int, ...]]] = {}
     for k, stage in enumerate(structure.stages):
-        here = stage.first_rank, stage.mesh.sizes
-        if on.setdefault(table.ranks[k], here) != here:
+        place = stage.first_rank, stage.mesh.sizes
+        if places.setdefault(table.ranks[k], place) != place:
             raise ValueError(
                 f"schedule: stage {k} is on rank {table.ranks[k]}, and not on its devices"
             )
@@ -223,7 +223,7 @@ def _check_schedule(structure: Structure) -> None:
         if stage.is_split != table.is_split:
             how = "two parts" if table.is_split else "one part"
             raise ValueError(f"schedule: backward comes in {how}, and otherwise in stage {k}")
-    devices = [d for first, sizes in on.values() for d in range(first, first + prod(sizes))]
+    devices = [d for first, sizes in places.values() for d in range(first, first + prod(sizes))]
     if sorted(devices) != [*range(len(devices))]:
         raise ValueError("schedule: stages of different ranks are on the same devices")
 

@@ -15,23 +15,23 @@ from autopar.plans.structure import MAX_TENSOR_BYTES
 from autopar.report.names import stages_text, tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed
 
-# What the search looked at on the way to a plan, in words.
+# The candidates of the search, in words.
 
 
 def searched_text(provenance: Provenance) -> str:
-    """How many candidates there were, and what became of them; nothing of one."""
+    """How many candidates there were, and their outcomes; empty if there was one."""
     count = Counter(each.result for each in provenance.candidates)
     looked = len(provenance.candidates) - count["skipped"]
     if looked < 2:
         return ""
-    told = [f"{n} {result}" for result, n in count.items() if result != "skipped"]
+    texts = [f"{n} {result}" for result, n in count.items() if result != "skipped"]
     whys = dict.fromkeys(e.reason for e in provenance.candidates if e.result == "skipped")
     left = f"; not looked at: {', '.join(whys)}" if whys else ""
-    return f"{looked} candidates: {', '.join(told)}{left}"
+    return f"{looked} candidates: {', '.join(texts)}{left}"
 
 
 def searched_lines(provenance: Provenance) -> Iterator[str]:
-    """What became of each candidate, where there were several."""
+    """The outcome of each candidate, if there were several."""
     if len(provenance.candidates) > 1:
         yield from map(_line, provenance.candidates)
 
@@ -39,29 +39,29 @@ def searched_lines(provenance: Provenance) -> Iterator[str]:
 def _line(each: CandidateOutcome) -> str:
     match each.result:
         case "planned" | "estimated":
-            told = f"{each.result}, {format_ns(each.ns or 0)}"
+            text = f"{each.result}, {format_ns(each.ns or 0)}"
         case "not better":
-            told = f"not better, at least {format_ns(each.ns or 0)}"
+            text = f"not better, at least {format_ns(each.ns or 0)}"
         case "infeasible" | "skipped":
-            told = f"{each.result}: {each.reason}"
-    return f"{each.candidate}: {told}"
+            text = f"{each.result}: {each.reason}"
+    return f"{each.candidate}: {text}"
 
 
 LARGE_SHARE = 0.01
-"""What is replicated and takes this share of the memory limit is worth a warning."""
+"""Replicated tensors that take this share of the memory limit are worth a warning."""
 
 
 MUCH_LONGER = 1.15
-"""From which part of the modelled step on one that takes longer is worth a warning: models of one
-or two layers, most of whose step is outside of layers, take up to a tenth longer."""
+"""A simulated step is worth a warning from this multiple of the modelled step on. Models of one or
+two layers, most of whose step is outside of layers, take up to a tenth longer."""
 
 
 def cautions(plan: Plan) -> Iterator[str]:
     """Warnings, the gravest first: those of stages, each once with the stages it is of, and those
     of the whole plan."""
-    found = grouped((text, each.number) for each in plan.stages for text in _of_decisions(each))
+    warnings = grouped((text, each.number) for each in plan.stages for text in _of_decisions(each))
     several = plan.structure.is_pipeline
-    for text, stages in found.items():
+    for text, stages in warnings.items():
         yield f"{stages_text(stages)}: {text}" if several else text
     if not several:
         yield from _waiting(plan)
@@ -72,23 +72,24 @@ def cautions(plan: Plan) -> Iterator[str]:
 
 
 def _waiting(plan: Plan) -> Iterator[str]:
-    """That a whole model in one stage waits for communication above all."""
+    """A warning if a model in one stage mostly waits for communication."""
     step_ns, waits_ns = plan.estimates.step_ns, plan.estimates.exposed_communication_ns
     if plan.estimates.waits_above_all:
-        found = plan.provenance.statistics.get(IN_STAGES)
+        in_stages = plan.provenance.statistics.get(IN_STAGES)
         yield (
             f"devices wait for communication in {format_share(waits_ns, step_ns)} of the step: "
             "stages of a pipeline send less "
             + (
                 "(--pipeline-stages auto looks for them)"
-                if found is None
-                else f"(looked for: {found})"
+                if in_stages is None
+                else f"(looked for: {in_stages})"
             )
         )
 
 
 def _simulated_longer(plan: StagePlan) -> Iterator[str]:
-    """That a step in one stage, event by event, is far from what the solver made least of."""
+    """A warning if a step in one stage is much longer as simulated than as modelled, which the
+    solver minimizes."""
     step_ns, modelled_ns = plan.estimates.step_ns, plan.estimates.modelled_ns
     if step_ns > MUCH_LONGER * modelled_ns > 0:
         longer = format_percent(step_ns / modelled_ns - 1)
@@ -107,7 +108,7 @@ def doubt(provenance: Provenance) -> str:
 
 
 def _of_decisions(plan: StagePlan) -> Iterator[str]:
-    """Those that are not of how good the plan is."""
+    """Warnings about the decisions of a stage."""
     unknown = plan.structure.replicated_unknown_ops
     if unknown:
         yield (
@@ -119,7 +120,7 @@ def _of_decisions(plan: StagePlan) -> Iterator[str]:
 
 
 def _whole(plan: StagePlan, params: Sequence[ParamGroup]) -> Iterator[str]:
-    """Large tensors that no axis shards: parameters together, and the largest that an op makes."""
+    """Large tensors that no axis shards: parameters together, and the largest output of an op."""
     least = LARGE_SHARE * plan.estimates.memory_limit
     whole = [group for group in params if group.storage == REPLICATED]
     whole_bytes = sum(group.local_bytes for group in whole)
@@ -128,14 +129,14 @@ def _whole(plan: StagePlan, params: Sequence[ParamGroup]) -> Iterator[str]:
             f"every device holds {format_bytes(whole_bytes)} of parameters whole, "
             f"{whole[0].name} the largest ({format_bytes(whole[0].local_bytes)})"
         )
-    made = max(_replicated(plan), default=(0, ""))
-    if made[0] >= least:
-        name = tensor_name(plan.estimates, made[1])
-        yield f"every device makes all of {name}, {format_bytes(made[0])}"
+    num_bytes, key = max(_replicated(plan), default=(0, ""))
+    if num_bytes >= least:
+        name = tensor_name(plan.estimates, key)
+        yield f"every device makes all of {name}, {format_bytes(num_bytes)}"
 
 
 def _replicated(plan: StagePlan) -> Iterator[tuple[int, str]]:
-    """(bytes, key) of what ops make on every device."""
+    """(bytes, key) of outputs that every device makes as a whole."""
     for key, op in sorted(plan.estimates.ops.items()):
         for text, state in op.outputs if op.count else ():
             placed = parsed(state, plan.structure.mesh)
@@ -155,7 +156,7 @@ def type_bytes(text: str) -> int:
 
 
 def _fragile(provenance: Provenance) -> Iterator[str]:
-    """That another plan is, or may be, nearly as good as modelled."""
+    """A warning if a plan of another structure is, or may be, nearly as good as modelled."""
     margin, is_fragile = provenance.margin, provenance.is_fragile
     if margin is None or is_fragile is False:
         return

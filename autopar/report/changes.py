@@ -11,13 +11,13 @@ from autopar.ir.patterns import compress
 from autopar.plans.requests.matching import general
 
 Cause = Literal["model", "request", "decision"]
-"""What the model became, what was asked of the plan, or what was decided otherwise."""
+"""Whether the model, the request or a decision of the planner changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that is otherwise, or `count` alike; text is empty where a plan lacks it. Names are
-    as they stand in the plans: whoever prints them escapes them."""
+    """A difference, or `count` equal ones; a text is empty if its plan lacks the thing. Names are
+    as in the plans: printing must escape them."""
 
     what: str
     count: int
@@ -27,7 +27,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Changes of one sort, those that weigh most first."""
+    """Changes of one kind, those that weigh most first."""
 
     title: str
     cause: Cause
@@ -36,8 +36,8 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class ChangeItem:
-    """One name whose `before` and `after` differ. Items of one `place` are told together if all
-    else is alike; `weight` (nanoseconds or bytes) says how early."""
+    """One name whose `before` and `after` differ. Items of one `place` are joined if all else is
+    equal. Those with a larger `weight` (nanoseconds or bytes) come first."""
 
     place: str
     name: str

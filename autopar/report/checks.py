@@ -1,4 +1,4 @@
-"""What became of golden plans: the content of `autopar check`, and its pages."""
+"""The outcomes of golden plans: the content of `autopar check`, and its pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STYLES: dict[CheckStatus, str] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
-    """What became of one golden plan; `verdict` where there was one to compare with."""
+    """The outcome of one golden plan; `verdict` if there was a plan to compare with."""
 
     name: str
     status: CheckStatus
@@ -52,7 +52,7 @@ class Checks(Printed):
     outcomes: tuple[CheckOutcome, ...]
 
     def page(self) -> RenderableType:
-        """A table of all, below the differences of those that differ."""
+        """A table of all outcomes, below the differences of plans that differ."""
         sections: list[RenderableType] = []
         for outcome in self.outcomes:
             if outcome.verdict is not None and outcome.verdict.status != SAME:
@@ -76,17 +76,17 @@ class Checks(Printed):
 
 
 def checks(outcomes: Sequence[CheckOutcome]) -> Checks:
-    """The outcomes with the status that they come to."""
-    found = {outcome.status for outcome in outcomes}
-    status = DIFFERENT if found & {"different", "missing"} else SAME
-    return Checks(ERROR if "error" in found else status, tuple(outcomes))
+    """The outcomes, and the exit status of all of them."""
+    statuses = {outcome.status for outcome in outcomes}
+    status = DIFFERENT if statuses & {"different", "missing"} else SAME
+    return Checks(ERROR if "error" in statuses else status, tuple(outcomes))
 
 
 def counted(content: Checks) -> str:
     """`3 plans: 2 same, 1 different`, and how many were in the cache."""
     cached = sum(outcome.from_cache for outcome in content.outcomes)
-    known = f"; {cached} solved before" if cached else ""
-    return f"{format_count(len(content.outcomes), 'plan')}: {_statuses(content)}{known}"
+    cached_text = f"; {cached} solved before" if cached else ""
+    return f"{format_count(len(content.outcomes), 'plan')}: {_statuses(content)}{cached_text}"
 
 
 def _statuses(content: Checks) -> str:
@@ -121,7 +121,7 @@ def checks_markdown(content: Checks) -> str:
 
 
 def _why(outcome: CheckOutcome) -> str:
-    """What there is to say of it, in one line."""
+    """The reason of an outcome, in one line."""
     if outcome.message:
         return clean(" ".join(outcome.message.split()), 600)
     if outcome.verdict is None or outcome.verdict.status == SAME:

@@ -1,4 +1,4 @@
-"""The bills of two plans, side by side: what a step takes, and what memory holds at the peak."""
+"""The cost breakdowns of two plans, side by side: time of a step, and memory at the peak."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ STAGES = "stages"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of both bills; None where a plan lacks it. `whole` is the old step, or the old
-    peak: the measure of how much it changed. Figures without one are told, and never count.
-    """
+    """One figure of both cost breakdowns; None if a plan lacks it. `whole` is the old step, or the
+    old peak, by which its change is measured. Figures without one are shown, and never count."""
 
     section: str
     name: str
@@ -48,14 +47,14 @@ def compare_costs(old: Plan, new: Plan) -> tuple[Figure, ...]:
     before, after = dict(_entries(old.estimates)), dict(_entries(new.estimates))
     measures = {"ns": old.estimates.step_ns, "bytes": old.estimates.memory.total}
     is_measured = (TIME, MEMORY, AXES, BLOCKS, STAGES)
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for place in sorted({**before, **after}, key=lambda p: (_SECTIONS.index(p[0]), p[1])):
         section, _, name, unit = place
         least = 0 if section in (AXES, BLOCKS) else None
         a, b = before.get(place, least), after.get(place, least)
         whole = measures.get(unit) if section in is_measured else None
-        found.append(Figure(section, name, unit, a, b, whole, _percent(a, b)))
-    return tuple(found)
+        figures.append(Figure(section, name, unit, a, b, whole, _percent(a, b)))
+    return tuple(figures)
 
 
 OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
@@ -64,7 +63,7 @@ OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
 _SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
 
 _HOLDERS = ("peak", *HOLDER_TITLES.values())
-"""All that memory may hold, in order: a plan may have nothing of some."""
+"""All holders of memory, in order; a plan may lack some."""
 
 _Place = tuple[str, tuple[int, str], str, Unit]
 """Section, order within it, name and unit."""

@@ -1,6 +1,5 @@
-"""What a step's time goes to, ops, collectives and the optimizer, the largest first; and what holds
-its memory. Shares of time are of the step with nothing hidden, which these times add up to.
-"""
+"""The time of a step by op, collective and optimizer, the largest first, and its memory by holder.
+Shares of time are of the step with nothing hidden, to which these times add up."""
 
 from __future__ import annotations
 
@@ -49,17 +48,17 @@ class Cost:
 def costs(estimates: StageEstimates) -> tuple[Cost, ...]:
     """All costs of a step that take time, added up by what they are and where."""
     sums = grouped((kind, figures) for kind, figures in _rows(estimates))
-    found = (
+    rows = (
         (kind, sum(count for count, _ in each), sum(ns for _, ns in each))
         for kind, each in sums.items()
     )
-    return costliest((row for row in found if row[2]), estimates.added_up_ns)
+    return costliest((row for row in rows if row[2]), estimates.added_up_ns)
 
 
 def costliest(rows: Iterable[tuple[CostKind, int, int]], whole_ns: int) -> tuple[Cost, ...]:
     """Costs of each kind, count and time, as shares of `whole_ns`, the largest first."""
-    found = (Cost(*kind, count, ns, ns / max(1, whole_ns)) for kind, count, ns in rows)
-    return tuple(sorted(found, key=lambda c: (-c.time_ns, c.where, c.what, c.phase)))
+    priced = (Cost(*kind, count, ns, ns / max(1, whole_ns)) for kind, count, ns in rows)
+    return tuple(sorted(priced, key=lambda c: (-c.time_ns, c.where, c.what, c.phase)))
 
 
 def _rows(estimates: StageEstimates) -> Iterator[tuple[CostKind, tuple[int, int]]]:
@@ -75,14 +74,14 @@ def _rows(estimates: StageEstimates) -> Iterator[tuple[CostKind, tuple[int, int]
 
 def held_by(memory: Memory) -> dict[str, int]:
     """Bytes by title; of sums over microbatches where there are any."""
-    found = {title: getattr(memory, name) for name, title in HOLDER_TITLES.items()}
+    held = {title: getattr(memory, name) for name, title in HOLDER_TITLES.items()}
     if not memory.accumulated:
-        del found[HOLDER_TITLES["accumulated"]]
-    return found
+        del held[HOLDER_TITLES["accumulated"]]
+    return held
 
 
 def recompute_ns(estimates: StageEstimates) -> int:
-    """What a step takes to recompute for backward what is not saved."""
+    """How long backward takes in a step to recompute what is not saved."""
     return sum(op.compute_ns for key, op in estimates.ops.items() if original_key(key) != key)
 
 
@@ -111,9 +110,9 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """What a device has in its host's memory, of a pipeline one of the rank that has most there:
-    its share is `limit_bytes`. The fullest node, of `devices`, has `node_bytes` of them all. Both
-    limit and node are 0 where the plan does not say."""
+    """What a device has in its host's memory, of its share `limit_bytes`; in a pipeline, a device
+    of the rank that has most there. The fullest node has `node_bytes`, of all its `devices`. Limit
+    and node are 0 if the plan does not say."""
 
     rows: tuple[HostRow, ...]
     num_bytes: int

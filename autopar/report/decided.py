@@ -1,4 +1,4 @@
-"""What two plans decide otherwise: of what they both have, and of microbatches and stages."""
+"""Decisions in which two plans differ: on what both have, and on microbatches and stages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from autopar.report.placed import choice_text, param_text, route_text, sharding_
 
 AS_COMPUTED = "as computed"
 STAYS = "stays"
-_MADE, _NOT_MADE = "recomputed", "saved, if it is read"
+_RECOMPUTED, _NOT_RECOMPUTED = "recomputed", "saved, if it is read"
 _ON_HOST, _ON_DEVICE = "in the host's memory", "on the device, if it is saved"
 
 _Entry = TypeVar("_Entry", str, tuple[str, ...])
 
 
 def decision_topics(old: StagePlan, new: StagePlan) -> tuple[Topic, ...]:
-    """Topics whose cause is the planner; some may be empty. What is decided of ops and parameters
-    that only one plan has is not among them."""
+    """Topics whose cause is the planner; some may be empty. They have no ops and parameters that
+    only one plan has."""
     a, b = old.structure, new.structure
     saved = _tensors((a.saved, b.saved), old, new, sharding_text, AS_COMPUTED)
     moved = _tensors((a.routes, b.routes), old, new, route_text, STAYS)
@@ -38,7 +38,7 @@ def decision_topics(old: StagePlan, new: StagePlan) -> tuple[Topic, ...]:
             ("activations saved for backward", gathered(saved)),
             (
                 "recomputed in backward",
-                gathered(_listed(a.recompute, b.recompute, _MADE, _NOT_MADE)),
+                gathered(_listed(a.recompute, b.recompute, _RECOMPUTED, _NOT_RECOMPUTED)),
             ),
             (
                 "offloaded until backward",
@@ -102,7 +102,7 @@ def _tensors(
 
 
 def _shared(old: StagePlan, new: StagePlan) -> Callable[[str], bool]:
-    """Whether the key of a tensor is of something that is not in one plan alone."""
+    """A function of a tensor's key: whether both plans have what it is about, or neither."""
     patterns = [{general(name) for name in plan.structure.params} for plan in (old, new)]
 
     def shared(key: str) -> bool:
@@ -120,7 +120,7 @@ def _weight(key: str, old: StagePlan, new: StagePlan) -> int:
     return max((t.compute_ns + t.communication_ns for t in totals if t), default=0)
 
 
-# What two plans decide otherwise of microbatches and stages.
+# Decisions on microbatches and stages.
 
 
 def stage_topics(old: Plan, new: Plan) -> Iterator[Topic]:
@@ -146,7 +146,7 @@ def _pipeline_texts(own: Structure, other: Structure) -> Iterator[tuple[str, str
         yield from ((f"actions of rank {k}", row) for k, row in enumerate(own.schedule_rows))
     yield "stages begin with", ", ".join(stage.start or "(first)" for stage in stages)
     yield "first devices", ", ".join(str(stage.first_rank) for stage in stages)
-    # Where there are as many, each stage says so of itself.
+    # With equally many stages, topics of each stage have its mesh.
     if len(stages) != len(other.stages):
         yield "meshes of stages", ", ".join(stage.mesh.text or "one device" for stage in stages)
     yield "chunks of losses", str(own.loss_chunks)

@@ -31,8 +31,8 @@ def alternatives_text(explanation: Explanation) -> str:
     """The step with each alternative of a tensor, beside what the plan takes."""
     now_ns = explanation.modelled_ns
     rows = [
-        (sharding_text(found.sharding, explanation.mesh), *_figures(found, now_ns))
-        for found in explanation.alternatives
+        (sharding_text(each.sharding, explanation.mesh), *_figures(each, now_ns))
+        for each in explanation.alternatives
     ]
     head = f"{explanation.subject}: {format_ns(now_ns)} as modelled"
     return "\n".join((head, *columns(rows))) + "\n"
@@ -112,12 +112,12 @@ class Alike:
 
 
 def alike(params: Mapping[str, Param], names: Iterable[str]) -> tuple[Alike, ...]:
-    """`names` of `params`, by pattern and by how they lie."""
-    found = grouped(((general(name), params[name]), name) for name in names)
+    """`names` of `params`, by pattern and by placement."""
+    groups = grouped(((general(name), params[name]), name) for name in names)
     patterns = Counter(map(general, params))
     return tuple(
         Alike(_one_text(pattern, some, patterns[pattern]), pattern, tuple(some), param)
-        for (pattern, param), some in found.items()
+        for (pattern, param), some in groups.items()
     )
 
 
@@ -128,13 +128,14 @@ def _one_text(pattern: str, names: Sequence[str], num_of_pattern: int) -> str:
 
 
 def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
-    """How parameters are stored, what is kept of them, what each mesh axis does to them."""
+    """How parameters are stored, how they are held for backward, and what each mesh axis does to
+    them."""
     mesh, readers, param = plan.structure.mesh, _readers(plan, params), params.param
     count, placed = len(params.names), param.choice
     whole = format_bytes(params.total_bytes // count)
     stored = format_bytes(params.held_bytes(param.storage, mesh) // count)
     where = "in the memory of each device's host" if placed.num_on_host else "on each device"
-    kept = (
+    for_backward = (
         f"for backward: {on_axes(placed.for_backward, mesh)}"
         if placed.for_backward != placed.storage
         else "for backward: as it is stored, no copy"
@@ -150,7 +151,10 @@ def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
         what=param.type_text,
         phase="",
         count=count,
-        choice=(f"stored {on_axes(placed.storage, mesh)}: {stored} of {whole} {where}", kept)
+        choice=(
+            f"stored {on_axes(placed.storage, mesh)}: {stored} of {whole} {where}",
+            for_backward,
+        )
         + tuple(roles),
         reads=tuple(
             f"read by {short_op(op.op)} in {op.phase} as {sharding_text(state, mesh)}"
@@ -161,16 +165,16 @@ def param_decision(plan: StagePlan, params: Alike) -> DecisionText:
 
 
 def op_decision(plan: StagePlan, key: str, op: OpTotal) -> DecisionText:
-    """What each mesh axis does to an op, and how its tensors lie."""
+    """What each mesh axis does to an op, and how its tensors are sharded."""
     mesh, options = plan.structure.mesh, options_by_axis(plan.structure.ops.get(key, ""))
-    made = [found for _, state in op.outputs if (found := parsed(state, mesh)) is not None]
+    outputs = [sharding for _, state in op.outputs if (sharding := parsed(state, mesh)) is not None]
     return DecisionText(
         name=key,
         what=short_op(op.op),
         phase=op.phase,
         count=op.count,
         choice=tuple(
-            f"{axis.name}: {_option(option, any(state[k].kind == 'P' for state in made))}"
+            f"{axis.name}: {_option(option, any(state[k].kind == 'P' for state in outputs))}"
             for k, (axis, option) in enumerate(zip(mesh, options, strict=False))
         ),
         reads=tuple(

@@ -1,7 +1,7 @@
 """What is different between two plans: the content of `autopar diff`.
 
-What the model became, what was asked for and what was decided otherwise are told apart: a decision
-that changed with the model is no surprise, one that changed without a cause is.
+Topics are changes of the model, of the request, or of decisions. A decision that changed with the
+model is no surprise, one that changed without a cause is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`topics` has what is otherwise, none of them empty; `costs` all figures; `notes` are
+    """`topics` has the differences, none of them empty, and `costs` all figures. `notes` are
     sentences on what is never compared and may be the reason: versions, proofs, what was
     imposed."""
 
@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether anything is otherwise, count or not."""
+        """Whether anything differs, whether it counts or not."""
         return bool(self.topics) or any(figure.is_changed for figure in self.costs)
 
     def cost_rows(self) -> list[Figure]:
@@ -93,7 +93,7 @@ def _side(plan: Plan) -> Side:
 
 
 def _unseen(old: Plan, new: Plan, topics: Sequence[Topic]) -> Iterator[str]:
-    """What to think of a graph that is another one, where nothing else of the model differs."""
+    """A note on a graph that is another one although nothing else of the model differs."""
     if not have_ops_of_model(old, new):
         return
     if [t.title for t in topics if t.cause == "model"] == [FINGERPRINT]:

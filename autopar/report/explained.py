@@ -1,4 +1,4 @@
-"""What a plan says of itself, or of a name in it."""
+"""The explanation of a plan, or of a name in it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons:
     AutoparError, with what comes close, if nothing has the name."""
     if stage is None and not name:
         return whole_reasons(plan)
-    found = reasons(stage_having(plan, name, stage), name)
-    return found if name else replace(found, subject=f"stage {stage}")
+    content = reasons(stage_having(plan, name, stage), name)
+    return content if name else replace(content, subject=f"stage {stage}")
 
 
 def stage_having(plan: Plan, name: str, stage: int | None = None) -> StagePlan:
-    """The stage that has `name`: the one that is given, or the only one that has it; the first if
-    none has. PlanError if several have it."""
+    """The stage that has `name`: stage `stage` if that is given, or the only one that has it; the
+    first if none has. PlanError if several have it."""
     if stage is not None:
         return stage_of(plan, stage)
     having = [k for k, each in enumerate(plan.stages) if knows(each, name)]

@@ -24,9 +24,8 @@ _NO_PLAN = "no plan"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan of a point, per device and step: `ratio` is its step over the one without a limit,
-    `num_recomputed` and `recompute_ns` are classes of ops that backward recomputes and the time of
-    that."""
+    """The plan of a point, per device and step. `ratio` is its step over the one without a limit.
+    `num_recomputed` is the number of classes of ops that backward recomputes, in `recompute_ns`."""
 
     peak_bytes: int
     step_ns: int
@@ -67,8 +66,8 @@ class FrontierSummary(Printed):
     @property
     def plans(self) -> tuple[Planned, ...]:
         """Those of the rungs, each once, by descending peak."""
-        found = dict.fromkeys(rung.plan for rung in self.rungs if rung.plan is not None)
-        return tuple(sorted(found, key=lambda plan: -plan.peak_bytes))
+        plans = dict.fromkeys(rung.plan for rung in self.rungs if rung.plan is not None)
+        return tuple(sorted(plans, key=lambda plan: -plan.peak_bytes))
 
     def page(self) -> RenderableType:
         sections: list[RenderableType] = [_head(self)]

@@ -15,17 +15,17 @@ from autopar.plans.provenance import Provenance
 from autopar.report.timeline import DrawnStep
 
 SHORT = 0.9
-"""Memory is short where the peak takes this share of the limit: activations and shards come in
-steps of some percent, so that less is seldom left for want of a use for it."""
+"""Memory is short if the peak takes this share of the limit. Activations and shards come in steps
+of some percent: if less is left, it is seldom because nothing could use it."""
 
 _HOST = "waiting for the host"
 
 
 @dataclass(frozen=True, slots=True)
 class AxisShare:
-    """What is sent over one mesh axis: time of all of it, which is the fraction `share` of the
-    step, and how much of it is exposed, costs the device, and how much is hidden; `link` is the
-    slowest it crosses, empty where that is not known."""
+    """The communication on one mesh axis: its time, which is the fraction `share` of the step, how
+    much of it is exposed, and how much is hidden. `link` is the slowest link that the axis crosses,
+    empty if it is not known."""
 
     axis: str
     link: str
@@ -37,9 +37,9 @@ class AxisShare:
 
 @dataclass(frozen=True, slots=True)
 class Bottlenecks:
-    """What a step is bound by: `binds` has the words for it, `axes` the traffic, the most first.
-    Shares are of the step as it is simulated; communication is what is exposed of it, the host's
-    what the device waits for."""
+    """What limits a step: `binds` says it in words, `axes` has the traffic, the most first. Shares
+    are of the step as simulated. Of communication only what is exposed counts, and of the host what
+    the device waits for it."""
 
     memory_bytes: int
     memory_limit_bytes: int
@@ -121,8 +121,9 @@ def _axes(plan: StagePlan, step: DrawnStep) -> tuple[AxisShare, ...]:
 
 
 def _exposed(plan: StagePlan, step: DrawnStep, times: Mapping[str, int]) -> dict[str, int]:
-    """What is exposed per axis, all that the plan says is: where the drawn step rounds, more goes
-    to axes in proportion to what they hide, less is taken in proportion to what they expose."""
+    """Exposed communication by axis, all that the plan has. The drawn step rounds: what is missing
+    is added in proportion to what axes hide, what is too much is taken off in proportion to what
+    they expose."""
     drawn = {name: step.axes.get(name, AxisTime(0, 0)).exposed_ns for name in times}
     missing = plan.estimates.exposed_communication_ns - sum(drawn.values())
     if missing < 0:
@@ -135,7 +136,7 @@ def _exposed(plan: StagePlan, step: DrawnStep, times: Mapping[str, int]) -> dict
 def _links(plan: StagePlan) -> dict[str, str]:
     """The slowest link that each axis crosses, as `mesh_shapes` lays axes over the levels of a
     cluster."""
-    found: dict[str, str] = {}
+    links: dict[str, str] = {}
     for k, axis in enumerate(plan.structure.mesh):
         stride = prod(plan.structure.mesh.sizes[k + 1 :])
         block, crossed = plan.structure.num_devices, list[LinkRates]()
@@ -144,5 +145,5 @@ def _links(plan: StagePlan) -> dict[str, str]:
             if link.size > 1 and block % (stride * axis.size) and stride % extent:
                 crossed.append(link)
         if crossed:
-            found[axis.name] = min(crossed, key=lambda link: link.bytes_per_s).name
-    return found
+            links[axis.name] = min(crossed, key=lambda link: link.bytes_per_s).name
+    return links

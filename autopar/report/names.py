@@ -39,8 +39,8 @@ def stages_text(stages: Sequence[int]) -> str:
 
 
 def tensor_name(estimates: StageEstimates, key: str) -> str:
-    """In words, which tensor has the key that is sent: a parameter's pattern, or the module and op
-    that make it. A key may have the phase behind it, and which of several ways it takes."""
+    """In words, the tensor with the key that is sent: a parameter's pattern, or the module and op
+    that make it. Behind the tensor, a key may have the phase and a number of its path."""
     root = key.partition("@")[0]
     if root.startswith(PARAM):
         return root.removeprefix(PARAM)

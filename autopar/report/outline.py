@@ -1,9 +1,9 @@
 """A plan in plain text, for review and for golden tests: parameters, activations, collectives.
 
-Equal blocks are one line each. An activation is listed where it leaves a module: how its op leaves
-it, and behind an arrow the states it is brought into. Both are of the tensor as its op makes it,
-axes in the order of `summary.on_axes`; `S(0.1)` is the second part of dim 0, the sequence where
-batch and sequence are one dim.
+Equal blocks are one line each. An activation is listed where it leaves a module: its sharding as
+computed, and behind an arrow those in which it is used. Dims are those of the tensor as its op
+makes it, axes in the order of `placed.on_axes`. `S(0.1)` is the second part of dim 0: the sequence,
+where batch and sequence are one dim.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def outline(graph: Graph, plan: Plan) -> str:
 
 def _params(plan: Plan) -> list[Row]:
     structure = plan.structure.only
-    found = sorted(param_groups(structure.params, structure.mesh), key=lambda group: group.name)
+    params = sorted(param_groups(structure.params, structure.mesh), key=lambda group: group.name)
     return [
         (p.name, p.stored + f", for backward {p.for_backward}" * (p.for_backward != p.storage))
-        for p in found
+        for p in params
     ]
 
 
@@ -68,25 +68,25 @@ def _activations(graph: Graph, plan: Plan) -> list[Row]:
     for group in groups(graph):
         root = graph.nodes[group.root.node]
         if root.index in fed and group.phase is Phase.FORWARD and _leaves(graph, group):
-            made = layout.source(group)
+            source = layout.source(group)
             name = f"{general(root.module) or WHOLE_MODEL}: {short_op(root.op)}"
-            row = name, on_axes(made, stage.mesh), list[Sharding]()
+            row = name, on_axes(source, stage.mesh), list[Sharding]()
             reached = states.setdefault(root_key(graph, group.root), row)[2]
-            reached.extend(s for s in layout.use_states(group) if s not in (made, *reached))
+            reached.extend(s for s in layout.use_states(group) if s not in (source, *reached))
     return [
-        (name, " -> ".join((made, *(on_axes(s, stage.mesh) for s in reached))))
-        for name, made, reached in states.values()
+        (name, " -> ".join((computed, *(on_axes(s, stage.mesh) for s in reached))))
+        for name, computed, reached in states.values()
     ]
 
 
 def _fed(graph: Graph) -> frozenset[int]:
     """Forward ops that depend on an input or a parameter: no tables of positions, no masks."""
-    found = {node.index for node in graph.with_role(Role.INPUT, Role.PARAM)}
+    fed = {node.index for node in graph.with_role(Role.INPUT, Role.PARAM)}
     for node in graph.with_role(Role.OP):
-        if any(ref.node in found for ref in node.inputs):
-            found.add(node.index)
+        if any(ref.node in fed for ref in node.inputs):
+            fed.add(node.index)
     ops = (node for node in graph.with_role(Role.OP) if node.phase is Phase.FORWARD)
-    return frozenset(node.index for node in ops if node.index in found)
+    return frozenset(node.index for node in ops if node.index in fed)
 
 
 def _leaves(graph: Graph, group: Group) -> bool:
@@ -97,7 +97,7 @@ def _leaves(graph: Graph, group: Group) -> bool:
 
 def _collectives(plan: Plan) -> list[Row]:
     order = {phase.value: k for k, phase in enumerate(Phase)}
-    found = sorted(
+    totals = sorted(
         plan.stages[0].estimates.collectives, key=lambda c: (order[c.phase], c.axis, c.kind)
     )
-    return [(c.phase, c.kind, c.axis, str(c.count), format_bytes(c.num_bytes)) for c in found]
+    return [(c.phase, c.kind, c.axis, str(c.count), format_bytes(c.num_bytes)) for c in totals]

@@ -1,5 +1,4 @@
-"""What a person wants to know of a pipeline: its stages, what each takes and holds, and who waits
-for whom."""
+"""A pipeline in figures: its stages, the time and memory of each, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -34,10 +33,10 @@ _SHARED = "At the end of a step: what ranks share once all microbatches are done
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """A stage on its devices. `in_flight` microbatches are held at most at once, with `saved_bytes`
-    of activations together; a device holds `memory_bytes` at its fullest moment, for all stages of
-    its rank. Of the step the rank of the stage is `idle`, a fraction. Of a backward in two parts,
-    `weights_ns` is the second."""
+    """A stage on its devices. It has at most `in_flight` microbatches at once, with `saved_bytes`
+    of activations together. A device holds `memory_bytes` at its peak, for all stages of its rank.
+    `idle` is the fraction of the step in which the rank of the stage waits. If backward is in two
+    parts, `weights_ns` is the second."""
 
     stage: int
     start: str
@@ -64,10 +63,9 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """How long a rank, which has these stages, works in a step and shares something at its end, and
-    how long it stands still before its first action, between them, and behind its optimizer's
-    step; and what a device of it holds at its fullest moment, for all of its stages, of its limit.
-    """
+    """A rank and its stages. It works for `busy_ns` of a step, and its messages at the end take
+    `shared_ns`. It waits before its first action, between actions, and behind its optimizer's step.
+    `memory` is the peak of a device of it, for all of its stages."""
 
     rank: int
     stages: tuple[int, ...]
@@ -82,8 +80,8 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class SendRow:
-    """What stage `source` sends `target` for each microbatch in one phase; in a step the receiver
-    stands still for `exposed_ns` while it is under way."""
+    """What stage `source` sends to `target` for each microbatch in one phase. In a step, the
+    receiver waits `exposed_ns` while it is in flight."""
 
     source: int
     target: int
@@ -125,7 +123,7 @@ def pipeline_content(plan: Plan) -> PipelineContent | None:
     if not plan.structure.is_pipeline:
         return None
     estimates = plan.estimates
-    table, played, ranks = simulated_plan(plan)
+    table, simulated, ranks = simulated_plan(plan)
     rows = _stage_rows(plan, table, ranks)
     return PipelineContent(
         stages=rows,
@@ -140,8 +138,8 @@ def pipeline_content(plan: Plan) -> PipelineContent | None:
         ),
         sends=_send_rows(plan, ranks),
         shared=estimates.shared,
-        binds=(busiest_text(ranks, played.step_ns), _fullest_text(table, rows)),
-        picture=draw(table, played.spans),
+        binds=(busiest_text(ranks, simulated.step_ns), _fullest_text(table, rows)),
+        picture=draw(table, simulated.spans),
         is_split=table.is_split,
     )
 
@@ -150,8 +148,8 @@ def simulated_plan(
     plan: Plan,
 ) -> tuple[PipelineSchedule, SimulatedPipeline, tuple[SimulatedRank, ...]]:
     """The schedule of a plan in stages, and how it and its ranks are simulated."""
-    table, own = plan.structure.actions, plan.estimates
-    simulated = simulate_pipeline(table, own.stages, own.delays, own.shared)
+    table, estimates = plan.structure.actions, plan.estimates
+    simulated = simulate_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
     return table, simulated, simulated_ranks(table, simulated)
 
 

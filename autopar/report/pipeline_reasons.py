@@ -1,8 +1,8 @@
-"""Why a plan in stages is as it is, as far as the plan itself says: what each stage has, what its
-step would be with a cut moved, what waiting costs, and what is held of the microbatches in flight.
+"""Why a plan in stages is as it is, as far as the plan itself says. It shows what each stage has,
+the step with a cut moved, what waiting costs, and what microbatches in flight hold.
 
-What is not the plan's own is played: the same table, or that of more microbatches of the same size,
-with the times that the stages have.
+Steps other than the plan's own are simulated: with the same schedule, or that of more microbatches
+of the same size, and with the times of the plan's stages.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from autopar.report.stage_content import Block, blocks
 from autopar.report.waits import simulated_ranks
 
 _SHARE = 0.005
-"""Modules that take less of their stage are told together with nothing."""
+"""Modules that take a smaller share of their stage are left out."""
 
 _MAX_ROWS = 40
 """Rows that are printed; a last line counts the rest."""
 
 _BATCHES = (2, 4)
-"""How many times the batch is looked at."""
+"""The multiples of the batch that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """`count` modules of a pattern in a stage: what one microbatch takes in all of them with
-    nothing sent, and the fraction `share` of what the stage computes that is."""
+    """`count` modules of a pattern in a stage: compute of one microbatch in all of them, which is
+    the fraction `share` of the stage's compute."""
 
     stage: int
     module: str
@@ -57,8 +57,9 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class MovedCut:
-    """About what the step would be if stage `gains` had the module `module` instead of its
-    neighbour, with the times of such modules in these stages, and what it would hold."""
+    """About what the step and the memory of stage `gains` would be, if it had the module `module`
+    of its neighbour `loses`. Such modules are assumed to take what they take in these stages
+    now."""
 
     module: str
     loses: int
@@ -70,7 +71,8 @@ class MovedCut:
 
 @dataclass(frozen=True, slots=True)
 class LargerBatch:
-    """The step with more microbatches of the same size, and how many of them stages hold then."""
+    """The step with more microbatches of the same size, and how many of them stages have in flight
+    then."""
 
     microbatches: int
     step_ns: int
@@ -109,17 +111,17 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
     content = pipeline_content(plan)
     if content is None:
         return None
-    table, played, ranks = simulated_plan(plan)
+    table, simulated, ranks = simulated_plan(plan)
     rows = content.stages
     sent_ns = sum(each.sent_ns for each in ranks[busiest(ranks)].actions)
     binds = [content.binds[0]]
     if sent_ns:
         binds.append(f"of that, messages are under way to it for {format_ns(sent_ns)}")
-    own = plan.estimates.stages
+    stages = plan.estimates.stages
     shared = _mean(plan)
-    even = tuple(msgspec.structs.replace(each, microbatch=shared) for each in own)
+    even = tuple(msgspec.structs.replace(each, microbatch=shared) for each in stages)
     return PipelineReasons(
-        step_ns=played.step_ns,
+        step_ns=simulated.step_ns,
         schedule=plan.structure.schedule,
         microbatches=plan.structure.microbatches,
         binds=tuple(binds),
@@ -134,7 +136,7 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons | None:
 
 
 def _mean(plan: Plan) -> MicrobatchTimes:
-    """What stages would take if all took as long, by how many devices they have."""
+    """The mean times of all stages, weighted by their numbers of devices."""
     sizes = [stage.structure.num_devices for stage in plan.stages]
     times = [astuple(stage.estimates.microbatch) for stage in plan.stages]
     return MicrobatchTimes(
@@ -150,9 +152,9 @@ def _blocks_of(plan: Plan, stage: int) -> Mapping[str, Block]:
 def _stage_parts(plan: Plan) -> Iterator[StagePart]:
     microbatches = plan.structure.microbatches
     for stage in range(len(plan.structure.stages)):
-        found = _blocks_of(plan, stage)
-        whole_ns = sum(b.forward_ns + b.backward_ns for b in found.values()) or 1
-        for block in found.values():
+        by_module = _blocks_of(plan, stage)
+        whole_ns = sum(b.forward_ns + b.backward_ns for b in by_module.values()) or 1
+        for block in by_module.values():
             share = (block.forward_ns + block.backward_ns) / whole_ns
             if share >= _SHARE:
                 yield StagePart(
@@ -178,16 +180,17 @@ def _moved_cuts(
             (row.stage, before, row.start),
             (before, row.stage, f"{listed}.{int(digits) - 1}"),
         ):
-            own = plan.structure.stages[loses].params
-            is_all = all(name.startswith(f"{module}.") for name in own)
+            params = plan.structure.stages[loses].params
+            is_all = all(name.startswith(f"{module}.") for name in params)
             is_there = module in _listed(plan, loses, module) and _has(plan, loses, module)
             if is_there and not is_all and _is_known(plan, loses, gains, module):
                 yield _moved(plan, actions, rows[gains], loses, module)
 
 
 def _is_known(plan: Plan, loses: int, gains: int, module: str) -> bool:
-    """Whether it is known what `module` takes in both stages: all modules like it have parameters
-    like its own there, and there are some, or as many devices."""
+    """Whether the times of `module` are known in both stages: all modules like it there have
+    parameters like its own. The stage that gains it has such modules, or as many devices as the
+    other."""
     stages = plan.structure.stages
     sizes = {stages[stage].num_devices for stage in (loses, gains)}
     kinds = {
@@ -211,8 +214,8 @@ def _listed(plan: Plan, stage: int, module: str) -> tuple[str, ...]:
     """The modules like `module` that a stage has parameters of."""
     pattern, depth = general(module), module.count(".") + 1
     params = plan.structure.stages[stage].params
-    found = dict.fromkeys(".".join(name.split(".")[:depth]) for name in params)
-    return tuple(each for each in found if general(each) == pattern)
+    modules = dict.fromkeys(".".join(name.split(".")[:depth]) for name in params)
+    return tuple(each for each in modules if general(each) == pattern)
 
 
 def _moved(
@@ -220,10 +223,10 @@ def _moved(
 ) -> MovedCut:
     """The cut that gives `module` to the stage of `row`."""
     gains = row.stage
-    # As it is done where there are such modules already, if there are.
-    at = gains if _has(plan, gains, module) else loses
+    # With the figures of the stage that gains it, if that has such modules already.
+    known_stage = gains if _has(plan, gains, module) else loses
     stages = list(plan.estimates.stages)
-    for stage, source, sign in ((loses, loses, -1), (gains, at, 1)):
+    for stage, source, sign in ((loses, loses, -1), (gains, known_stage, 1)):
         microbatch = _with_block(plan, stage, source, module, sign)
         stages[stage] = msgspec.structs.replace(stages[stage], microbatch=microbatch)
     return MovedCut(
@@ -231,32 +234,32 @@ def _moved(
         loses,
         gains,
         simulate_pipeline(actions, stages, plan.estimates.delays, plan.estimates.shared).step_ns,
-        row.memory_bytes + _held_by_one(plan, at, module, row.in_flight),
+        row.memory_bytes + _held_by_one(plan, known_stage, module, row.in_flight),
         row.memory_limit_bytes,
     )
 
 
 def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> MicrobatchTimes:
-    """What `stage` takes with one module like `module` more, or less, which takes the part of the
-    time of stage `source` that it has of what that computes."""
-    found, number = _blocks_of(plan, source), len(_listed(plan, source, module))
-    block, microbatch = found[general(module)], plan.estimates.stages[source].microbatch
-    forward = block.forward_ns / number / (sum(b.forward_ns for b in found.values()) or 1)
-    backward = block.backward_ns / number / (sum(b.backward_ns for b in found.values()) or 1)
-    own = plan.estimates.stages[stage].microbatch
+    """The times of `stage` with one module like `module` more, or less. The module takes the same
+    fraction of the times of stage `source` as of its compute."""
+    by_module, number = _blocks_of(plan, source), len(_listed(plan, source, module))
+    block, source_times = by_module[general(module)], plan.estimates.stages[source].microbatch
+    forward = block.forward_ns / number / (sum(b.forward_ns for b in by_module.values()) or 1)
+    backward = block.backward_ns / number / (sum(b.backward_ns for b in by_module.values()) or 1)
+    times = plan.estimates.stages[stage].microbatch
 
     def with_one(name: str) -> int:
         share = (
             0 if name in ("update_ns", "action_ns") else forward if "forward" in name else backward
         )
-        return max(0, getattr(own, name) + sign * round(getattr(microbatch, name) * share))
+        return max(0, getattr(times, name) + sign * round(getattr(source_times, name) * share))
 
     return MicrobatchTimes(**{name: with_one(name) for name in MicrobatchTimes.__struct_fields__})
 
 
 def _held_by_one(plan: Plan, stage: int, module: str, in_flight: int) -> int:
-    """Bytes of a device that one module like `module` takes, as stage `stage` has them: its share
-    of what belongs to parameters, and what it saves for each microbatch in flight."""
+    """Bytes of a device that one module like `module` takes in stage `stage`: its share of the
+    memory of parameters, and what it saves for each microbatch in flight."""
     own, params = plan.estimates.stages[stage], plan.structure.stages[stage].params
     modules = _listed(plan, stage, module)
     inside = sum(
@@ -280,9 +283,9 @@ def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
             table = named_schedule(structure.schedule, structure.num_ranks, count)
         except StageError:
             return
-        played = simulate_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
-        ranks = simulated_ranks(table, played)
-        step_ns = max(1, played.step_ns)
+        simulated = simulate_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
+        ranks = simulated_ranks(table, simulated)
+        step_ns = max(1, simulated.step_ns)
         yield LargerBatch(
             count,
             step_ns,

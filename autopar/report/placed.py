@@ -1,7 +1,7 @@
-"""Where tensors lie and ops work, in words of the mesh's axes; parameters by pattern.
+"""Shardings and choices of ops in words, by the axes of the mesh; parameters by pattern.
 
-Texts from files that are none of the notation are given back as they are: only shardings of
-parameters are checked when a plan is read.
+Texts of files that do not parse are returned as they are: reading a plan checks only the shardings
+of parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ON_HOST = ", in the host's memory"
 @dataclass(frozen=True, slots=True)
 class ParamGroup:
     """Identical parameters of one pattern. `total_bytes` is what all of them take in the whole
-    model, `shard_bytes` what their stored shards take on a device."""
+    model, `local_bytes` what their stored shards take on a device."""
 
     name: str
     count: int
@@ -46,15 +46,15 @@ class ParamGroup:
 
 
 def param_groups(params: Mapping[str, Param], mesh: Mesh) -> tuple[ParamGroup, ...]:
-    """Parameters by pattern, shape, dtype, storage and what is kept; the largest first."""
-    groups = grouped(((general(name), param), name) for name, param in params.items())
-    uses = Counter(shared for shared, _ in groups)
-    found: list[ParamGroup] = []
-    for (shared, param), names in groups.items():
+    """Parameters by pattern, shape, dtype, storage and sharding for backward; the largest first."""
+    classes = grouped(((general(name), param), name) for name, param in params.items())
+    uses = Counter(shared for shared, _ in classes)
+    groups: list[ParamGroup] = []
+    for (shared, param), names in classes.items():
         texts = (shared,) if uses[shared] == 1 and len(names) > 1 else compress(names)
         members = [names] if len(texts) == 1 else map(expand, texts)
-        found += [_param_group(t, m, param, mesh) for t, m in zip(texts, members, strict=True)]
-    return tuple(sorted(found, key=lambda group: (-group.total_bytes, group.name)))
+        groups += [_param_group(t, m, param, mesh) for t, m in zip(texts, members, strict=True)]
+    return tuple(sorted(groups, key=lambda group: (-group.total_bytes, group.name)))
 
 
 def _param_group(name: str, names: Sequence[str], param: Param, mesh: Mesh) -> ParamGroup:
@@ -108,7 +108,7 @@ def sharding_text(text: str, mesh: Mesh) -> str:
 
 
 def param_text(param: Param, mesh: Mesh) -> str:
-    """How and where a parameter is stored, and what else is kept of it for backward."""
+    """How and where a parameter is stored, and its sharding for backward if that is another."""
     stored = sharding_text(param.storage, mesh) + _ON_HOST * (param.residency == "cpu")
     if param.for_backward == param.storage:
         return stored
@@ -116,7 +116,7 @@ def param_text(param: Param, mesh: Mesh) -> str:
 
 
 def options_by_axis(choice: str) -> tuple[str, ...]:
-    """What the choice of an op is on each axis; nothing if it is none."""
+    """The option of an op's choice on each axis; empty if the text is no choice."""
     try:
         return Choice.parse(choice).options
     except ValueError:

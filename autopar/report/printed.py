@@ -59,14 +59,14 @@ def table(
     rows: Iterable[Iterable[RenderableType]] = (),
 ) -> Table:
     """A table of `rows`: columns of words, which fold, then of figures, which do not."""
-    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in words:
-        found.add_column(title, overflow="fold")
+        grid.add_column(title, overflow="fold")
     for title in figures:
-        found.add_column(title, justify="right", no_wrap=True)
+        grid.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        found.add_row(*row)
-    return found
+        grid.add_row(*row)
+    return grid
 
 
 def section(title: str, content: RenderableType) -> list[RenderableType]:

@@ -1,9 +1,9 @@
-"""Why a plan is as it is, as far as the plan itself says: what was chosen for a parameter, a module
-or an op, what that costs, part by part, and which limit binds; as content and as a page.
+"""Why a plan is as it is, as far as the plan itself says, as content and as a page. It shows what
+was chosen for a parameter, a module or an op, the cost of that part by part, and which limit binds.
 
-Figures are per device and step, and of all blocks of a class together; parts of the time are those
-of a step with nothing hidden. Alternatives need the model
-(`autopar.alternatives`); where they were asked for, they are part of the answer.
+Figures are per device and step, and of all blocks of a class together. Parts of the time are those
+of a step with nothing hidden. Alternatives need the model (`driver.explain.alternatives`). If
+requested, they are part of the content.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ MAX_DECISIONS, MAX_PARTS = 30, 20
 
 @dataclass(frozen=True, slots=True)
 class CostPart:
-    """`count` times `what`, at `where`: `time_ns` of all of them, which is the fraction `share` of
-    the step with nothing hidden, and the local bytes that are sent (0 where nothing is)."""
+    """`count` times `what`, at `where`. `time_ns` is the time of all of them, which is the fraction
+    `share` of the step with nothing hidden. `num_bytes` are the local bytes that are sent, 0 if
+    none are."""
 
     what: str
     where: str
@@ -136,9 +137,9 @@ class Reasons(Printed):
 
 
 def reasons(plan: StagePlan, name: str = "") -> Reasons:
-    """What `plan` says of `name`: a parameter or a pattern of them, a module or what stands before
-    the dots of one, an op's key; all of the plan if it is empty. AutoparError, with what comes
-    close, if there is nothing of the name."""
+    """What `plan` says of `name`; of all of the plan if it is empty. A name is that of a parameter,
+    or a pattern; of a module, or the first parts of one; or the key of an op. AutoparError, with
+    what comes close, if there is nothing of the name."""
     if not name:
         return _whole(plan)
     groups, kind = _params(plan, name), "parameter"
@@ -213,24 +214,24 @@ def _whole(plan: StagePlan) -> Reasons:
 
 
 def _params(plan: StagePlan, name: str) -> tuple[Alike, ...]:
-    """The parameters that `name` stands for, and all that lie like one that is named, grouped as
-    they lie."""
+    """The parameters that `name` stands for, with all that are placed like one that is named, in
+    groups."""
     name = name.removeprefix(PARAM)
     params = plan.structure.params
     if name in params:
         same = general(name), params[name]
         return alike(params, (n for n, param in params.items() if (general(n), param) == same))
-    found = [each for each in params if general(each) == name]
-    return alike(params, found or [n for n in params if "*" in name and matches(name, n)])
+    names = [each for each in params if general(each) == name]
+    return alike(params, names or [n for n in params if "*" in name and matches(name, n)])
 
 
 def _param_keys(plan: StagePlan, groups: Sequence[Alike]) -> tuple[str, ...]:
     """The keys of the classes that these parameters belong to."""
-    wanted = {(PARAM + group.pattern, group.param.type_text) for group in groups}
+    classes = {(PARAM + group.pattern, group.param.type_text) for group in groups}
     return tuple(
         key
         for key, op in plan.estimates.ops.items()
-        if any(key.partition("~")[0] == base and _type(op) in ("", kind) for base, kind in wanted)
+        if any(key.partition("~")[0] == base and _type(op) in ("", kind) for base, kind in classes)
     )
 
 
@@ -249,13 +250,13 @@ def _ops(plan: StagePlan, name: str) -> dict[str, OpTotal]:
 
 
 def _inside(plan: StagePlan, name: str) -> dict[str, OpTotal]:
-    """The ops of the module `name` and of those in it."""
-    wanted = general("" if name == WHOLE_MODEL else name)
+    """The ops of the module `name` and of its children."""
+    outer = general("" if name == WHOLE_MODEL else name)
     return {
         key: op
         for key, op in plan.estimates.ops.items()
         if not key.startswith(PARAM)
-        and (_within(general(op.module), wanted) if wanted else not op.module)
+        and (_within(general(op.module), outer) if outer else not op.module)
     }
 
 
@@ -276,9 +277,9 @@ def _computed(plan: StagePlan, keys: Iterable[str]) -> Iterable[CostPart]:
 
 
 def _sent(plan: StagePlan, keys: Iterable[str]) -> Iterable[CostPart]:
-    wanted = set(keys)
+    makers = set(keys)
     for key, sends in plan.estimates.sends.items():
-        if maker(key, wanted):
+        if maker(key, makers):
             where = tensor_name(plan.estimates, key)
             for each in sends:
                 what = f"{each.kind} on {each.axis}"
@@ -296,7 +297,7 @@ def _holdings(plan: StagePlan, groups: Sequence[Alike], keys: Sequence[str]) -> 
     memory, mesh = plan.estimates.memory, plan.structure.mesh
     on_device = (group for group in groups if group.param.residency != "cpu")
     stored = sum(group.held_bytes(group.param.storage, mesh) for group in on_device)
-    kept = sum(
+    unsharded = sum(
         group.held_bytes(group.param.for_backward, mesh)
         for group in groups
         if group.param.for_backward != group.param.storage
@@ -310,7 +311,7 @@ def _holdings(plan: StagePlan, groups: Sequence[Alike], keys: Sequence[str]) -> 
         params=stored,
         gradients=gradients,
         optimizer=gradients * memory.optimizer // max(1, memory.gradients),
-        unsharded=kept,
+        unsharded=unsharded,
         saved=sum(ops[key].saved_bytes for key in keys),
         transient=0,
     )
@@ -328,7 +329,7 @@ def _subject(name: str, kind: str, groups: Sequence[Alike]) -> str:
 
 def _unknown(plan: StagePlan, name: str) -> str:
     modules = dict.fromkeys(general(op.module) for op in plan.estimates.ops.values() if op.module)
-    outer = [found for module in modules for found in (module, *outer_names(module))]
+    outer = [each for module in modules for each in (module, *outer_names(module))]
     known = dict.fromkeys(
         (*map(general, plan.structure.params), *outer, *plan.structure.params, *plan.structure.ops)
     )
@@ -350,14 +351,14 @@ def _lines(text: str) -> Text:
 
 
 def _decisions(decisions: Sequence[DecisionText]) -> RenderableType:
-    found: list[RenderableType] = []
+    sections: list[RenderableType] = []
     for each in decisions[:MAX_DECISIONS]:
         phase = f" in {each.phase}" if each.phase else ""
         count = f", {each.count} times" if each.count > 1 else ""
-        found.append(Text(clean(f"{each.name}: {each.what}{phase}{count}"), style="cyan"))
+        sections.append(Text(clean(f"{each.name}: {each.what}{phase}{count}"), style="cyan"))
         lines = (*each.choice, *each.reads, *each.makes)
-        found += [Padding(Text(clean_sentence(line)), (0, 0, 0, 2)) for line in lines]
-    return with_rest(Group(*found), len(decisions), MAX_DECISIONS)
+        sections += [Padding(Text(clean_sentence(line)), (0, 0, 0, 2)) for line in lines]
+    return with_rest(Group(*sections), len(decisions), MAX_DECISIONS)
 
 
 def _parts(parts: Sequence[CostPart]) -> RenderableType:

@@ -21,7 +21,7 @@ TOLERANCE_PERCENT = 1
 
 
 def request_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
-    """Topics whose cause is what was asked for; some may be empty."""
+    """Topics whose cause is the request; some may be empty."""
     a, b = old.structure, new.structure
     limits = old.estimates.memory_limit, new.estimates.memory_limit
     limit = single("memory limit", *map(format_bytes, limits)) if _moved(*limits) else ()
@@ -56,7 +56,7 @@ def _inputs(old: Plan, new: Plan) -> Iterator[tuple[str, str, str]]:
 
 def _rates(old: Plan, new: Plan) -> tuple[Change, ...]:
     a, b = old.estimates.cluster, new.estimates.cluster
-    found = single("device", a.device, b.device)
+    changes = single("device", a.device, b.device)
     before, after = (
         {what: (figure, text) for what, figure, text in _figures(cluster)} for cluster in (a, b)
     )
@@ -64,12 +64,12 @@ def _rates(old: Plan, new: Plan) -> tuple[Change, ...]:
         sides = before.get(what), after.get(what)
         x, y = (side[0] if side else None for side in sides)
         if not (isinstance(x, int) and isinstance(y, int)) or _moved(x, y):
-            found += single(what, *(side[1](side[0]) if side else "" for side in sides))
-    return found
+            changes += single(what, *(side[1](side[0]) if side else "" for side in sides))
+    return changes
 
 
 def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str, Callable[[Any], str]]]:
-    """Each with how it is printed; texts differ, and numbers by more than a tolerance."""
+    """Name, figure and format of each rate. Texts differ, or numbers by more than a tolerance."""
     digits = "{:.4g}".format
     yield "memory of a device", cluster.memory_bytes, format_bytes
     yield "bandwidth of a device's memory", cluster.memory_bytes_per_s, format_bytes_per_s
@@ -140,28 +140,29 @@ def have_ops_of_model(old: Plan, new: Plan) -> bool:
 def _params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
     """Parameters whose types differ, or that only one plan has."""
     for name in {**old, **new}:
-        found = [side.get(name) for side in (old, new)]
-        before, after = (param.type_text if param else "" for param in found)
+        pair = [side.get(name) for side in (old, new)]
+        before, after = (param.type_text if param else "" for param in pair)
         if before != after:
-            weight = max(param.num_bytes for param in found if param)
+            weight = max(param.num_bytes for param in pair if param)
             yield ChangeItem("", name, before, after, weight)
 
 
 def _unshared_ops(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
-    """Without copies of ops, which are a decision."""
+    """Ops that only one plan has, without copies of ops, which are a decision."""
     a, b = old.structure.ops, new.structure.ops
     for key in {**a, **b}:
         if not (key in a and key in b) and original_key(key) == key:
             plan = old if key in a else new
             place, name = op_place(key)
             total = plan.estimates.ops.get(key)
-            there = _times(total) if total else "there"
-            before, after = (there, "") if key in a else ("", there)
+            text = _times(total) if total else "there"
+            before, after = (text, "") if key in a else ("", text)
             yield ChangeItem(place, name, before, after, total.compute_ns if total else 0)
 
 
 def _recounted(old: StagePlan, new: StagePlan) -> tuple[Change, ...]:
-    """By the repeated block that ops are in: all of a block's are, where a layer is added."""
+    """Ops whose counts differ, by repeated block: if a layer is added, all ops of its block
+    change."""
     classes = Counter(
         (block_of(a.module) or WHOLE_MODEL, a.count, b.count)
         for _, a, b in _shared_totals(old, new)
@@ -183,7 +184,7 @@ def _retyped(old: StagePlan, new: StagePlan) -> Iterator[ChangeItem]:
 
 
 def _shared_totals(old: StagePlan, new: StagePlan) -> Iterator[tuple[str, OpTotal, OpTotal]]:
-    """Of the ops that both have decisions for."""
+    """(key, old totals, new totals) of the ops on which both plans decide."""
     return (
         (key, total, new.estimates.ops[key])
         for key, total in old.estimates.ops.items()

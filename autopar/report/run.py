@@ -24,7 +24,7 @@ class RunReport(Printed):
     record: RunRecord
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Keep the record in a file, for `autopar profile --learn`. PlanError if it cannot be
+        """Write the record to a file, for `autopar profile --learn`. PlanError if it cannot be
         written."""
         self.record.save(path)
 
@@ -75,8 +75,8 @@ class RunReport(Printed):
         known = {what: ratio for what, ratio in ratios.items() if ratio is not None}
         off = {what: ratio for what, ratio in known.items() if abs(ratio - 1) > _ALIKE}
         if off:
-            told = ", ".join(f"{w} takes {r:.3g} times what was predicted" for w, r in off.items())
-            return f"a profile should learn: {told}"
+            text = ", ".join(f"{w} takes {r:.3g} times what was predicted" for w, r in off.items())
+            return f"a profile should learn: {text}"
         return "a profile has nothing to learn: " + (
             f"{' and '.join(known)} as predicted" if known else "nothing of it is known"
         )

@@ -81,7 +81,7 @@ class StageContent:
     params: tuple[ParamGroup, ...]
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What stands at the head of its page, beside what is said of every plan."""
+        """Lines at the head of its page, beside those of every plan."""
         if self.recompute:
             yield (
                 "recompute",
@@ -122,16 +122,16 @@ def stage_content(plan: StagePlan, step: DrawnStep, limits: Bottlenecks) -> Stag
     structure, estimates = plan.structure, plan.estimates
     params = param_groups(structure.params, structure.mesh)
     copied = (t for t in estimates.collectives if (t.axis, t.phase) == (TO_HOST, Phase.FORWARD))
-    away = sum(t.num_bytes for t in copied) // structure.microbatches
+    offloaded_bytes = sum(t.num_bytes for t in copied) // structure.microbatches
     return StageContent(
         number=plan.number,
         mesh=structure.axes,
         recompute=structure.recompute,
         recompute_ns=recompute_ns(estimates),
         offloaded=structure.offloaded,
-        offloaded_bytes=away,
+        offloaded_bytes=offloaded_bytes,
         num_on_host=sum(group.count for group in params if group.on_host),
-        on_host_bytes=max(0, estimates.host_bytes - away),
+        on_host_bytes=max(0, estimates.host_bytes - offloaded_bytes),
         memory=estimates.memory,
         memory_limit_bytes=estimates.memory_limit,
         blocks=blocks(tuple(estimates.ops.values())),
@@ -261,18 +261,17 @@ def _placed(sharding: str) -> Text:
     return name(sharding, "yellow" if sharding == REPLICATED else "cyan")
 
 
-# The critical path of a step (`ir.hardware`) in a few rows: what determines how long it takes, all
-# of a kind together.
+# The critical path of a step (`ir.hardware`) in a few rows, one for each kind of op or message.
 
 _MAX_CRITICAL = 8
 """Rows that are printed."""
 
 
 def critical_parts(plan: StagePlan, step: DrawnStep) -> tuple[Cost, ...]:
-    """The parts of the critical path of `step`, the longest first: for `time_ns` of the step all
-    else waits for what there is of a kind, or is hidden behind it. What slows it down is in its
-    time. They add up to the step of the plan, from which the drawn one may differ by what it
-    rounds."""
+    """The parts of the critical path of `step` by kind, the longest first. For `time_ns` of the
+    step, all else waits for ops or messages of that kind, or is hidden behind them. Contention is
+    in their time. Times add up to the step of the plan, from which the drawn one may differ by
+    rounding."""
     bars = grouped((_critical_kind(plan, bar), bar.duration_ns) for bar in step.path)
     step_ns = plan.estimates.step_ns
     times_ns = apportion(step_ns, [sum(each) for each in bars.values()])

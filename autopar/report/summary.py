@@ -1,5 +1,5 @@
-"""What a person wants to know of a plan, gathered from its parts: the content of every report, and
-its page: what was chosen, what it is predicted to cost, how good it is proven.
+"""The content of every report of a plan, and its page: what was chosen, what it is predicted to
+cost, and how good it is proven to be.
 
 Figures are per device and per training step, of a pipeline those of the rank that is busiest. Rows
 are ordered by what they cost, then by name, so that the same plan always gives the same page.
@@ -96,9 +96,9 @@ def summarize(plan: Plan, stage: int | None = None) -> Summary:
     structure, estimates, provenance = plan.structure, plan.estimates, plan.provenance
     content, pipeline = None, pipeline_content(plan)
     if stage is not None or pipeline is None:
-        own = stage_of(plan, stage)
-        step = timeline(own)
-        content = stage_content(own, step, find_limits(own, step))
+        stage_plan = stage_of(plan, stage)
+        step = timeline(stage_plan)
+        content = stage_content(stage_plan, step, find_limits(stage_plan, step))
     return Summary(
         model=structure.model,
         cluster=structure.cluster,
@@ -190,12 +190,12 @@ def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
 def _proof(summary: Summary) -> Iterator[tuple[str, Text]]:
     proof = name(summary.status, "green" if summary.gap <= PROVEN else "yellow")
     bound = f"proven bound {format_ns(summary.bound_ns)}, gap {format_percent(summary.gap)}"
-    found = f": {format_ns(summary.objective_ns)} as modelled, {bound}"
+    text = f": {format_ns(summary.objective_ns)} as modelled, {bound}"
     if summary.pipeline is None:
-        yield "proof", proof.append(found, style="default")
+        yield "proof", proof.append(text, style="default")
     elif summary.bound_ns:
-        found = f"{found}, of the times of segments under one plan of the whole model"
-        yield "cuts", proof.append(found, style="default")
+        text = f"{text}, of the times of segments under one plan of the whole model"
+        yield "cuts", proof.append(text, style="default")
 
 
 def _speed(summary: Summary) -> str:

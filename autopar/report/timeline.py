@@ -1,9 +1,9 @@
 """A predicted step laid out in time: what each device computes and sends, and when.
 
-The plan lists a step as runs of items (`plans.order`) and has totals per op and per step of what is
-sent. Here every occurrence gets its share of the totals, in whole nanoseconds, so that the shares
-add up to exactly the totals, and the step is played by the same hardware as when it was priced.
-What the shares differ from the prices makes its length differ from the plan's by as little.
+The plan lists a step as runs of items (`plans.order`) and has totals per op and per step of a
+route. Here every occurrence gets its share of the totals, in whole nanoseconds, so that the shares
+add up to exactly the totals. The step is then simulated by the same hardware model as when it was
+priced. Its length differs from the plan's as little as the shares differ from the prices.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Kind = Literal["compute", "host", "network", "optimizer"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Track:
-    """What is busy: the device with ops or with its optimizer, the links of a mesh axis, or the
-    host, for which the device waits."""
+    """A resource that is busy: the device with ops or with its optimizer, the links of a mesh axis,
+    or the host, for which the device waits."""
 
     kind: Kind
     axis: str = ""
@@ -45,8 +45,8 @@ HOST = Track("host")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An op, or one step of the way of a tensor, all its occurrences together. `what` is the op or
-    the kind of the collective on `axis`, `count` how many of these there are, `module` a pattern. A
+    """An op, or one step of a tensor's route, all its occurrences together. `what` is the op or the
+    kind of the collective on `axis`, `count` how many of these there are, `module` a pattern. A
     slice, and what an op sends while it runs, keep the device busy, not the links alone. The host
     launches them in `host_ns`."""
 
@@ -97,10 +97,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """A step: stretches one after the other, and all `bars`, those of item k from `bar_of[k]` on;
-    the device comes to it at `begins_ns[k]`. The bars of `path` are its critical path: from 0 to
-    the end each begins where the one before it ends, and because of that. `axes` has what is
-    communicated on each axis, by its name."""
+    """A step: stretches one after the other, and all `bars`. The bars of item k begin at
+    `bar_of[k]`, and the device begins with it at `begins_ns[k]`. The bars of `path` are the
+    critical path: from 0 to the end, each begins where the one before it ends, and because of that.
+    `axes` has the communication on each axis, by its name."""
 
     stretches: tuple[Stretch, ...]
     bars: tuple[Bar, ...]
@@ -156,20 +156,20 @@ class DrawnStep:
         return self._by_stretch(self.path)
 
     def _by_stretch(self, bars: Iterable[Bar]) -> Sequence[Mapping[Track, int]]:
-        found: list[dict[Track, int]] = [defaultdict(int) for _ in self.stretches]
+        times: list[dict[Track, int]] = [defaultdict(int) for _ in self.stretches]
         starts = [stretch.start_ns for stretch in self.stretches]
         for bar in bars:
             place = bisect_right(starts, bar.start_ns) - 1
             while place < len(starts) and starts[place] < bar.end_ns:
                 stretch = self.stretches[place]
                 both = min(bar.end_ns, stretch.end_ns) - max(bar.start_ns, stretch.start_ns)
-                found[place][bar.part.track] += max(0, both)
+                times[place][bar.part.track] += max(0, both)
                 place += 1
-        return found
+        return times
 
 
 def within(bars: Iterable[Bar], start_ns: int, end_ns: int) -> Iterator[Bar]:
-    """What happens of `bars` in a time, cut to it."""
+    """The bars within a time, cut to it."""
     for bar in bars:
         start, end = max(bar.start_ns, start_ns), min(bar.end_ns, end_ns)
         if start < end:
@@ -231,13 +231,17 @@ class _Simulator:
         return (self.bars[k] for k in places[leg.number])
 
     def _place_messages(self, record: Record) -> None:
-        """How long each message takes is known when all is over: its tensors share that time."""
+        """Sets the times of messages, which are known at the end: the tensors of a message share
+        its time."""
         for sending, places in zip(record.sendings, self.sent, strict=True):
-            (start_ns, end_ns), asked = sending.span, [self.bars[k].duration_ns for k in places]
+            (start_ns, end_ns), lengths_ns = (
+                sending.span,
+                [self.bars[k].duration_ns for k in places],
+            )
             shares = zip(
                 places,
-                apportion(end_ns - start_ns, asked),
-                apportion(sending.exposed_ns, asked),
+                apportion(end_ns - start_ns, lengths_ns),
+                apportion(sending.exposed_ns, lengths_ns),
                 strict=True,
             )
             for k, ns, exposed_ns in shares:
@@ -251,7 +255,7 @@ class _Simulator:
         return None if is_device else Item.parse(text)
 
     def _find_parts(self) -> dict[str, tuple[Part, ...]]:
-        """What each item does. A step of a tensor's way begins with any of three words."""
+        """The parts of each item. A step of a route begins with any of three words."""
         occurrences = Counter(self.texts)
         begun: Counter[Item] = Counter()
         for text, item in self.items.items():

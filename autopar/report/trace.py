@@ -1,10 +1,10 @@
 """A predicted step in the trace format of Chrome and Perfetto.
 
-One process per stage, named by its ranks; a thread that says which block is at work, one with the
-critical path, one for what the device computes (ops, and the optimizer), one for the links of each
-mesh axis, one for where the device waits for its host, and counters for what memory holds, by
-holder. Times are microseconds with three decimals, so nanoseconds are exact. The format is that of
-"Trace Event Format" (Google, 2016), phases X, C and M.
+A stage is a process, named by its ranks. Its threads are the block at work, the critical path, what
+the device computes (ops, and the optimizer), and the links of each mesh axis. One more is for waits
+of the device for its host. Counters have the memory by holder. Times are microseconds with three
+decimals, so nanoseconds are exact. The format is that of "Trace Event Format" (Google, 2016),
+phases X, C and M.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def events(plan: StagePlan, step: DrawnStep) -> Iterator[TraceEvent]:
     threads = _threads(step)
     yield from _names(plan, threads)
     for stretch in step.stretches:
-        # Viewers nest what lies at one time, as messages do that only start.
+        # Viewers nest events at one time, such as messages that only start.
         if stretch.start_ns < stretch.end_ns:
             yield from (_block(step, stretch, k) for k in range(stretch.run.times))
     described: dict[Part, TraceEvent] = {}
@@ -65,8 +65,8 @@ def events(plan: StagePlan, step: DrawnStep) -> Iterator[TraceEvent]:
 
 def _threads(step: DrawnStep) -> dict[Track, int]:
     others = [track for kind in ("network", "host") for track in step.tracks if track.kind == kind]
-    own = {track: COMPUTE for track in step.tracks if track not in others}
-    return own | {track: FIRST_AXIS + k for k, track in enumerate(others)}
+    threads = {track: COMPUTE for track in step.tracks if track not in others}
+    return threads | {track: FIRST_AXIS + k for k, track in enumerate(others)}
 
 
 def _names(plan: StagePlan, threads: dict[Track, int]) -> Iterator[TraceEvent]:
@@ -87,8 +87,8 @@ def _meta(name: str, tid: int, args: TraceEvent) -> TraceEvent:
 def _block(step: DrawnStep, stretch: Stretch, repetition: int) -> TraceEvent:
     start_ns, end_ns = step.extent(stretch, repetition)
     name = clean(step.title(stretch))
-    of = f" {repetition + 1} of {stretch.run.times}" if stretch.run.times > 1 else ""
-    return _event(f"{name}{of}", "block", BLOCKS, start_ns, end_ns - start_ns, {})
+    number = f" {repetition + 1} of {stretch.run.times}" if stretch.run.times > 1 else ""
+    return _event(f"{name}{number}", "block", BLOCKS, start_ns, end_ns - start_ns, {})
 
 
 def _bar(bar: Bar, tid: int, described: TraceEvent) -> TraceEvent:
@@ -103,18 +103,18 @@ def _bar(bar: Bar, tid: int, described: TraceEvent) -> TraceEvent:
 def _described(plan: StagePlan, part: Part) -> TraceEvent:
     """What a viewer shows of a bar besides its time."""
     mesh = plan.structure.mesh
-    found: TraceEvent = {"key": clean(part.key), "module": clean(part.module)}
+    args: TraceEvent = {"key": clean(part.key), "module": clean(part.module)}
     if part.is_sent:
-        found["sharding"] = clean(route_text(plan.structure.routes.get(part.key, ()), mesh))
-        found["collectives"] = -(-part.count // part.occurrences)
+        args["sharding"] = clean(route_text(plan.structure.routes.get(part.key, ()), mesh))
+        args["collectives"] = -(-part.count // part.occurrences)
     elif part.key in plan.estimates.ops:
         op = plan.estimates.ops[part.key]
-        found["op"] = clean(op.op)
-        found["reads"] = [clean(f"{key} {sharding_text(state, mesh)}") for key, state in op.inputs]
-        found["makes"] = [
+        args["op"] = clean(op.op)
+        args["reads"] = [clean(f"{key} {sharding_text(state, mesh)}") for key, state in op.inputs]
+        args["makes"] = [
             clean(f"{kind} {sharding_text(state, mesh)}") for kind, state in op.outputs
         ]
-    return found
+    return args
 
 
 def _memory(plan: StagePlan) -> Iterator[TraceEvent]:
@@ -124,13 +124,13 @@ def _memory(plan: StagePlan) -> Iterator[TraceEvent]:
     if not whole["accumulated"]:
         del whole["accumulated"]
     held = zip(curve.time_ns, curve.unsharded, curve.saved, curve.transient)
-    for end_ns, kept, saved, transient in held:
+    for end_ns, unsharded, saved, transient in held:
         yield {
             "ph": "C",
             "name": "memory (bytes)",
             "pid": STAGE,
             "ts": _us(start_ns),
-            "args": {**whole, "unsharded": kept, "saved": saved, "transient": transient},
+            "args": {**whole, "unsharded": unsharded, "saved": saved, "transient": transient},
         }
         start_ns = end_ns
 

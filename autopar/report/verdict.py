@@ -55,7 +55,7 @@ FIGURES = {
     "host": (TIME, "waiting for the host"),
     "memory": (MEMORY, "peak"),
 }
-"""What `--fail-over` can bound: section and name of the figure in the bill."""
+"""What `--fail-over` can bound: section and name of the figure in the cost breakdown."""
 
 _SHOWN = 6
 _MAX_ROWS = 30
@@ -91,7 +91,7 @@ class Verdict(Printed):
     difference: Difference
 
     def page(self) -> RenderableType:
-        """What counts, what changed by cause, and the bill."""
+        """What counts, what changed by cause, and the cost breakdown."""
         difference = self.difference
         sections: list[RenderableType] = [_head(self)]
         for cause, (title, _) in CAUSES.items():
@@ -158,9 +158,9 @@ def _moved(difference: Difference) -> tuple[str, ...]:
 
 
 def _grown(difference: Difference, bounds: Bounds) -> Iterator[str]:
-    found: dict[tuple[str, str], Figure] = {(f.section, f.name): f for f in difference.costs}
+    figures: dict[tuple[str, str], Figure] = {(f.section, f.name): f for f in difference.costs}
     for key, percent in bounds.percent:
-        figure = found[FIGURES[key]]
+        figure = figures[FIGURES[key]]
         before, after = figure.before or 0, figure.after or 0
         if 100 * (after - before) > percent * before:
             by = f"{figure.change_percent:.3g} %" if before else "what was 0"
@@ -255,7 +255,8 @@ def verdict_headline(verdict: Verdict) -> str:
 
 
 def parts(verdict: Verdict) -> Iterator[str]:
-    """What follows the headline: reasons, the bill, a folded section for each topic, notes."""
+    """What follows the headline: reasons, the cost breakdown, a folded section for each topic,
+    notes."""
     difference = verdict.difference
     if verdict.reasons:
         yield "\n".join(f"- {as_text(reason)}" for reason in verdict.reasons)

@@ -39,9 +39,9 @@ def page(report: Report) -> RenderableType:
         if failed
         else Text(f"equal: loss and gradients, {len(shown)} tensors", style="green")
     )
-    settled = sum(d not in failed and not d.relative <= report.tolerance for d in shown)
-    if settled:
-        verdict.append(f", {settled} of them in float64")
+    num_resolved = sum(d not in failed and not d.relative <= report.tolerance for d in shown)
+    if num_resolved:
+        verdict.append(f", {num_resolved} of them in float64")
     verdict.append(
         f", {format_count(report.num_ranks, 'rank')} against eager, {report.dtype}, "
         f"tolerance {report.tolerance:g}, seed {report.seed}",

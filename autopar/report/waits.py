@@ -14,8 +14,8 @@ from autopar.plans.pipelines import SimulatedPipeline
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAction:
-    """An action from `start_ns` to `end_ns`. Its rank stands still for `waited_ns` before it, until
-    what the action `after` sends has come; for `sent_ns` of that it is under way, along `hop`."""
+    """An action from `start_ns` to `end_ns`. Before it, its rank waits `waited_ns` for the message
+    of the action `after`, which is in flight along `hop` for `sent_ns` of that."""
 
     action: Action
     start_ns: int
@@ -28,10 +28,10 @@ class SimulatedAction:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRank:
-    """What a rank does, one action after the other, then, from `complete_ns` on, the optimizer's
-    step for `update_ns`, all of which takes `busy_ns`. Before that it shares something with others
-    for `shared_ns`. It stands still for `before_ns` until its first action, for `between_ns` until
-    it is done with the last, and for `behind_ns` after that, until the step is over."""
+    """The actions of a rank, one after the other, and from `complete_ns` on its optimizer's step
+    for `update_ns`; all of that takes `busy_ns`. Before the optimizer, messages with other ranks
+    take `shared_ns`. The rank waits `before_ns` until its first action, `between_ns` until its last
+    one is done, and `behind_ns` after that until the step is over."""
 
     stages: tuple[int, ...]
     actions: tuple[SimulatedAction, ...]
@@ -45,17 +45,17 @@ class SimulatedRank:
 
     @property
     def waits_ns(self) -> int:
-        """How long it stands still."""
+        """How long it waits in all."""
         return self.before_ns + self.between_ns + self.behind_ns
 
 
 def simulated_ranks(
     schedule: PipelineSchedule, simulated: SimulatedPipeline
 ) -> tuple[SimulatedRank, ...]:
-    """The ranks of a table that is played."""
+    """The ranks of a simulated schedule."""
     sources = incoming(simulated.delays_ns)
 
-    def found(action: Action, free_ns: int) -> SimulatedAction:
+    def with_wait(action: Action, free_ns: int) -> SimulatedAction:
         start_ns, end_ns = simulated.spans[action]
         for source, hop in needs(action, sources):
             late_ns = 0 if hop is None else simulated.delays_ns[hop]
@@ -68,7 +68,7 @@ def simulated_ranks(
     def rank(k: int) -> SimulatedRank:
         row = schedule.rows[k]
         free = [0, *(simulated.spans[action].end for action in row)]
-        actions = tuple(map(found, row, free))
+        actions = tuple(map(with_wait, row, free))
         complete_ns, shared_ns = simulated.complete_ns[k], simulated.shared_ns[k]
         update_ns = simulated.ends_ns[k] - complete_ns
         worked_ns = sum(each.end_ns - each.start_ns for each in actions)
@@ -88,14 +88,13 @@ def simulated_ranks(
 
 
 def exposed_ns(ranks: tuple[SimulatedRank, ...]) -> Mapping[Hop, int]:
-    """How long, in a step, the ranks that are sent something stand still while that is under way,
-    by what it is sent along."""
-    found: Counter[Hop] = Counter()
+    """How long receivers wait in a step while messages are in flight, by hop."""
+    exposed: Counter[Hop] = Counter()
     for rank in ranks:
         for each in rank.actions:
             if each.hop is not None:
-                found[each.hop] += each.sent_ns
-    return found
+                exposed[each.hop] += each.sent_ns
+    return exposed
 
 
 # A step of a pipeline as a picture of text.
@@ -108,7 +107,7 @@ MAX_RANKS = 32
 
 _STYLES = {Pass.FORWARD: "blue", Pass.BACKWARD: "green", Pass.WEIGHTS: "yellow"}
 _MARKS = {Pass.FORWARD: "0123456789", Pass.BACKWARD: "abcdefghij", Pass.WEIGHTS: "ABCDEFGHIJ"}
-"""What stands for an action: the last digit of its microbatch, as a letter on the way back."""
+"""What stands for an action: the last digit of its microbatch, in backward as a letter."""
 
 
 def draw(

@@ -1,13 +1,13 @@
 """Attention, `autopar::sdpa` and its backward (`runtime/ops/attention.py`).
 
-Queries may be cut into pieces of the sequence, over one mesh axis or several (letter `s`), with all
-keys on every rank; or queries, keys and values together over one axis (`RING`), whose ranks then
-pass keys and values on from one to the next (`codegen/ops/attention.py`).
+Queries may be sharded along the sequence, over one mesh axis or several (letter `s`), with all keys
+on every rank. Or queries, keys and values are sharded together over one axis (`RING`), whose ranks
+then pass keys and values on from one to the next (`codegen/ops/attention.py`).
 
-Under a causal mask the rows of a sequence do unequal work: of n pieces of it the last has a share
-of (2n - 1)/n^2, not 1/n (`last_share`), and the step takes as long as its rank. Rows that are not
-the first see earlier keys without a mask and their own block with one: two kernels, whose results
-are merged. In a ring there is one kernel per block, whose results are added up.
+Under a causal mask the rows of a sequence do unequal work: of n shards the last has a share of
+(2n - 1)/n^2, not 1/n (`last_share`), and the step takes as long as its rank. Shards but the first
+see earlier keys without a mask and their own block with one: two kernels, whose results are merged.
+In a ring there is one kernel per block, whose results are added up.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ RING = "ring"
 _CAUSAL_AT = {FORWARD: 4, BACKWARD: 7}
 
 _FIRST = {FORWARD: 0, BACKWARD: 1}
-"""Where queries, keys and values stand among the inputs: the first of them."""
+"""The first of queries, keys and values among the inputs."""
 
 _PER_SCORE = {FORWARD: 4.0, BACKWARD: 10.0}
 """FLOPs per (batch, head, query, key, head dim): two matmuls forward, five backward (the scores are
-computed again), as Dao et al., "FlashAttention" (2022), count them."""
+recomputed), as Dao et al., "FlashAttention" (2022), count them."""
 
 _HEADS = (
     DimName(0, 1, "heads", ("kv", "g")),
@@ -57,7 +57,7 @@ def attention(call: Call) -> Rule:
     """autopar.sdpa(q, k, v, mask, is_causal, scale) -> (out, lse), and autopar.sdpa_backward(grad,
     q, k, v, out, lse, mask, is_causal, scale) -> (dq, dk, dv). Query rows are parallel; under a
     causal mask the op must know which ones it has. Grouped heads share a key-value head: q has
-    (kv g), k and v have kv. Without a mask tensor keys and values may go round a ring."""
+    (kv g), k and v have kv. Without a mask tensor, keys and values may go round a ring."""
     first, causal = _FIRST[call.op], _CAUSAL_AT[call.op]
     q, k, v, out, lse, sizes, whole = _attention_dims(call, first)
     mask = _mask_dims(call, call.arg(causal - 1), q, k)
@@ -117,26 +117,26 @@ def is_causal(node: Node) -> bool:
 
 
 def query_ranks(choice: Choice, sizes: Sequence[int]) -> int:
-    """Into how many pieces `choice` cuts the queries."""
+    """The number of ranks over which `choice` shards the queries."""
     cut = {option for option in choice.options if option.partition(".")[0] in (QUERIES, RING)}
     return choice.num_parts(cut, sizes)
 
 
 def last_share(queries: int, keys: int, num_parts: int) -> float:
-    """The part of all causal scores that the last of `num_parts` pieces of the rows has, which has
-    most: (2 ways - 1) / ways^2 where there are as many keys as queries."""
+    """The part of all causal scores in the last of `num_parts` shards of the rows, which has most:
+    (2 n - 1) / n^2 for n shards where there are as many keys as queries."""
     first = queries - queries // num_parts
     return (_seen(queries, keys) - _seen(first, keys)) / _seen(queries, keys)
 
 
 def _seen(rows: int, keys: int) -> int:
-    """How many scores the first `rows` rows have: row s has s + 1, and no more than there are."""
+    """The number of scores in the first `rows` rows: row s has s + 1, and at most one per key."""
     short = min(rows, keys)
     return short * (short + 1) // 2 + (rows - short) * keys
 
 
 def _flops(node: Node, graph: Graph) -> float:
-    """Of causal attention half the scores are computed."""
+    """FLOPs of attention. Causal attention computes half of the scores."""
     query, key = _shapes(node, graph)
     return _PER_SCORE[node.op] * (0.5 if is_causal(node) else 1.0) * prod(query) * key[-2]
 
@@ -148,19 +148,19 @@ def _shapes(node: Node, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
-    done = _flops(node, graph) * _busiest_share(node, graph, choice, sizes)
+    flops = _flops(node, graph) * _busiest_share(node, graph, choice, sizes)
     ring, num = joint_axes(node, choice), num_shards(node, choice, sizes)
     if not ring and not (is_causal(node) and query_ranks(choice, sizes) > 1):
-        return Work(done, scores=_scores(graph, node, num, 1))
+        return Work(flops, scores=_scores(graph, node, num, 1))
     merged = _merged_bytes(graph, node, choice, sizes)
     if not ring:
-        return Work(done, merges=1, merged_bytes=merged, scores=_scores(graph, node, num, 2))
+        return Work(flops, merges=1, merged_bytes=merged, scores=_scores(graph, node, num, 2))
     steps = sizes[ring[0]]
-    return Work(done, steps, steps - 1, 1, merged, _scores(graph, node, num, steps))
+    return Work(flops, steps, steps - 1, 1, merged, _scores(graph, node, num, steps))
 
 
 def _scores(graph: Graph, node: Node, num: int, steps: int) -> Scores:
-    """Of one of `steps` kernels, where `num` ranks share the work."""
+    """The scores of one of `steps` kernels, where `num` ranks share the work."""
     query, key = _shapes(node, graph)
     return Scores(
         rows=prod(query[:-1]) // num,
@@ -179,14 +179,14 @@ def _busiest_share(node: Node, graph: Graph, choice: Choice, sizes: Sequence[int
     if not is_causal(node):
         return 1 / num
     query, key = _shapes(node, graph)
-    ways = query_ranks(choice, sizes)
-    return last_share(query[-2], key[-2], ways) * ways / num
+    num_parts = query_ranks(choice, sizes)
+    return last_share(query[-2], key[-2], num_parts) * num_parts / num
 
 
 def _merged_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
-    """Bytes read and written to merge what one more kernel gives: it is read, and so is the sum,
-    in the dtype of sums for what is one per query, and written."""
-    found = 0
+    """Bytes read and written to merge the result of one more kernel: the result is read, the sum is
+    read and written. The sum of the first output is in the dtype of sums."""
+    total = 0
     for output, sharding in zip(node.outputs, shardings(node, choice)[1], strict=True):
         held = local_bytes(output, graph.atoms, sharding, sizes)
         summed = (
@@ -194,15 +194,15 @@ def _merged_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
             if output is node.outputs[0]
             else held
         )
-        found += held + 2 * summed
-    return found
+        total += held + 2 * summed
+    return total
 
 
 def _ring(call: JointCall) -> Iterator[Exchange]:
-    """Keys and values, passed on before each block but the last, and in backward, after each but
-    the first, what the ranks add up of their gradients, which ends where the keys are at home. A
-    transfer has the compute on the block at hand to hide behind. Where both are under way they
-    share the link; the very last transfer of gradients has no block to hide behind."""
+    """The messages of a ring. Keys and values are passed on before each block but the last. In
+    backward, the sums of their gradients are passed on after each block but the first, and end on
+    the rank of the keys. A transfer hides behind the compute on the current block. Where both are
+    in flight they share the link. The last transfer of gradients has no block to hide behind."""
     first, last = _FIRST[call.node.op], call.size - 1
     backward = call.node.op == BACKWARD
     there = sum(tensor.num_bytes for tensor in call.inputs[first + 1 : first + 3])
@@ -219,17 +219,17 @@ def _ring(call: JointCall) -> Iterator[Exchange]:
 
 
 def _blocks(call: JointCall) -> list[float]:
-    """What part of the op's compute each step has, on the rank that has most: under a causal mask
-    the last one, whose first block is cut in half."""
+    """The part of the op's compute in each step, on the rank that has most. With a causal mask that
+    is the last rank, half of whose first block is masked."""
     own = 0.5 if is_causal(call.node) else 1.0
     total = own + call.size - 1
     return [own / total, *((1 / total,) * (call.size - 1))]
 
 
 def _ring_scratch(call: JointCall) -> int:
-    """Two blocks of keys and values, the one at hand and the one that comes, and in backward two of
-    gradients and those of the block at hand; what a block gives, and the sum, in the dtype of
-    sums."""
+    """Bytes of a ring's buffers: two blocks of keys and values, the current and the coming one, the
+    result of a block, and the sum in the dtype of sums. In backward also two blocks of gradients,
+    and the gradients of the current block."""
     first, result = _FIRST[call.node.op], call.outputs[0]
     passed = sum(tensor.num_bytes for tensor in call.inputs[first + 1 : first + 3])
     blocks = 2 if call.node.op == FORWARD else 5

@@ -1,4 +1,4 @@
-"""Ops that make tensors of no tensor's elements: constants and random numbers."""
+"""Ops that read no elements of a tensor: they make constants and random numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape, reads
 
 
 def new_tensor(call: Call) -> Rule:
-    """Constant factories that take a tensor for its dtype: its dims are followed where the shapes
-    are equal, and otherwise asked for whole."""
+    """Constant factories that take a tensor for its dtype. Where the shapes are equal, the result
+    has the tensor's letters; otherwise the tensor must be whole."""
     shape, out = call.shapes[0], call.out
     names = letters(len(out))
     fill = call.arg(2 if "new_full" in call.op else 1, "fill_value", None)
@@ -22,11 +22,11 @@ def new_tensor(call: Call) -> Rule:
 
 
 def _local_strided(call: LocalCall) -> Changes:
-    """Dims in the same order in memory, without the gaps that a part would have."""
+    """The local size and strides: dims in the same order in memory, without gaps."""
     shape = call.shapes.local_outputs[0]
-    asked = call.arg(2, "stride")
+    global_strides = call.arg(2, "stride")
     strides, step = [0] * len(shape), 1
-    for dim in sorted(range(len(shape)), key=lambda d: (asked[d], -d)):
+    for dim in sorted(range(len(shape)), key=lambda d: (global_strides[d], -d)):
         strides[dim] = step
         step *= max(shape[dim], 1)
     return {(1, "size"): list(shape), (2, "stride"): strides}
@@ -44,7 +44,7 @@ CREATION: Family = (
         """arange arange.start arange.start_step empty.memory_format eye full linspace ones
         scalar_tensor zeros""",
     ),
-    # Every rank draws all of what one device draws.
+    # Every rank draws all that a single device draws.
     (
         Op(all_whole),
         """bernoulli bernoulli.Tensor multinomial native_dropout normal.Tensor_Tensor

@@ -2,8 +2,8 @@
 
 It can shard its tokens, its experts, the width of its experts; and tokens and experts at once on
 one axis. How many tokens an expert gets depends on the data. All figures here are for uniform
-routing, each expert getting N * K / E of the rows: what balanced routers tend to, and what is
-expected of a router that knows nothing.
+routing, with N * K / E of the rows for each expert: what balanced routers tend to, and the expected
+value of a random router.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WHOLE = ("d", "k", "g")
 _JOINT = ((EXCHANGE, ("n", "e")),)
 _TOKENS, _CHOICES = singles("nd"), singles("nk")
 _WEIGHTS: tuple[Dims, ...] = (singles("egid"), singles("edi"), singles("egi"))
-"""Of up, down and up_bias."""
+"""The dims of up, down and up_bias."""
 
 _COUNT_BYTES = 4
 
@@ -49,13 +49,13 @@ def experts_layer(call: Call) -> Rule:
 
 
 def first_input(node: Node) -> int:
-    """Where x, chosen, weights, up stand among the inputs: the first of them."""
+    """The first of x, chosen, weights and up among the inputs."""
     return 0 if node.op == FORWARD else 1
 
 
 def _flops(node: Node, graph: Graph) -> float:
-    """Two per weight and row forward; backward twice that for the gradients of rows and weights,
-    and the product with `up` once more."""
+    """FLOPs: forward 2 per weight and row. Backward twice that for the gradients of rows and
+    weights, and the matmul with `up` once more."""
     x, chosen, _, up = (graph.type_of(r).shape for r in node.inputs[first_input(node) :][:4])
     per_row = 2.0 * x[1] * prod(up[1:3])
     forward = prod(chosen) * per_row * (up[1] + 1) / up[1]
@@ -63,12 +63,12 @@ def _flops(node: Node, graph: Graph) -> float:
 
 
 def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
-    """Bytes on one rank of what the op makes on the way: the rows of slots, and what the experts
-    make of them."""
+    """Bytes on one rank of the op's intermediate tensors: the rows of slots, and the experts'
+    hidden rows."""
     at, times = first_input(node), 1 if node.op == FORWARD else 2
-    asked, _ = shardings(node, choice)
+    inputs, _ = shardings(node, choice)
     x, chosen, _, up = (graph.type_of(r) for r in node.inputs[at : at + 4])
-    _, gates, inner, width = local_shape(up, graph.atoms, asked[at + 3], sizes)
+    _, gates, inner, width = local_shape(up, graph.atoms, inputs[at + 3], sizes)
     rows = prod(chosen.shape) * (up.shape[2] // inner) // num_shards(node, choice, sizes)
     values = rows * ((1 + times) * width + times * (gates + 1) * inner)
     if joint_axes(node, choice):
@@ -78,8 +78,8 @@ def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int])
 
 
 def _messages(call: JointCall) -> tuple[Exchange, ...]:
-    """How many rows go to each expert; the rows to the experts; what comes back. All of `call.size`
-    ranks have as many experts."""
+    """Three messages: the number of rows for each expert, the rows to the experts, and the results
+    back. All of `call.size` ranks have equally many experts."""
     at = first_input(call.node)
     x, chosen, weights, up = call.inputs[at : at + 4]
     rows, of_row = prod(chosen.shape), x.shape[1] * itemsize(x.dtype)

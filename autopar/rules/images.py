@@ -129,8 +129,8 @@ def _grid_dims(call: Call, at: int) -> tuple[Dims, Dims, Dims, set[str]]:
 
 
 def _convolution_flops(node: Node, graph: Graph) -> float:
-    """A product with each weight at every pixel of the side that has the strides' fewer: the result
-    or, transposed, the input. Backward does it once per gradient that is wanted."""
+    """FLOPs: one multiplication per weight and pixel of the strided side. That is the result, or,
+    if transposed, the input. Backward does as much per requested gradient."""
     types = graph.input_types(node)
     if "backward" in node.op:
         result, x, weight = types[:3]

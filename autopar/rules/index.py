@@ -47,9 +47,9 @@ def scatter(call: Call) -> Rule | None:
 
 def scatter_reduce(call: Call) -> Rule | None:
     """aten.scatter_reduce(x, dim, index, source, reduce): linear if it adds to what is there."""
-    found = scatter(call)
+    base = scatter(call)
     adds = call.arg(4, "reduce") == "sum" and call.arg(5, "include_self", True)
-    return found if found is None or adds else replace(found, partial=())
+    return base if base is None or adds else replace(base, partial=())
 
 
 def bucketize(call: Call) -> Rule:

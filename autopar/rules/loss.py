@@ -65,16 +65,14 @@ LOSS: Family = (
     (Op(nll_loss_backward, reads=reads_shape_of(1)), "nll_loss_backward nll_loss2d_backward"),
 )
 
-# Losses of heads, worked on in chunks of rows (`ir.passes.loss_chunks`,
-# `runtime/ops/chunked_loss.py`).
+# Losses of heads in chunks of rows (`ir.passes.loss_chunks`, `runtime/ops/chunked_loss.py`).
 #
-# Rows are parallel. Ranks that share the classes (letter `v`) tell one another the largest score,
-# the sum and the target's score of each row, all rows at once: only backward makes scores of the
-# chunk that it is at once more. They make terms of the gradient of `x`, and their part of that of
-# `w`.
+# Rows are parallel. Ranks that share the classes (letter `v`) exchange the largest score, the sum
+# and the target's score of each row, all rows at once. Backward recomputes the scores of its
+# current chunk. Each rank makes a term of the gradient of `x`, and its shard of that of `w`.
 
 _FORWARD_KERNELS, _BACKWARD_KERNELS = 15, 16
-"""How many kernels that are no products work on a chunk."""
+"""The number of kernels per chunk that are no matmuls."""
 
 
 def linear_loss(call: Call) -> Rule:
@@ -98,18 +96,18 @@ def loss_of_scores(call: Call) -> Rule:
     scores, row = singles("nv"), singles("n")
     if call.op == SCORES:
         return rule([scores, row], [(), row], permuted="v", positional="v")
-    made = [singles("nd"), singles("vd")]
+    operands = [singles("nd"), singles("vd")]
     partial = linear(call, (call.arg(5),))
-    return rule([scores, *made, row, row, ()], made, positional="v", partial=partial)
+    return rule([scores, *operands, row, row, ()], operands, positional="v", partial=partial)
 
 
 def _sizes(
     graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
 ) -> tuple[int, int, int, int]:
     """(rows of a chunk, chunks, classes, width) on a rank; the width is 0 where there is none."""
-    asked, _ = shardings(node, choice)
+    inputs, _ = shardings(node, choice)
     types = graph.input_types(node)
-    shapes = [local_shape(t, graph.atoms, s, sizes) for t, s in zip(types, asked, strict=True)]
+    shapes = [local_shape(t, graph.atoms, s, sizes) for t, s in zip(types, inputs, strict=True)]
     if node.op in (LINEAR, LINEAR_BACKWARD):
         (rows, width), (classes, _) = shapes[:2]
     else:
@@ -127,7 +125,7 @@ def _itemsizes(graph: Graph, node: Node) -> tuple[int, int]:
 
 
 def _flops(node: Node, graph: Graph) -> float:
-    """Two per score and feature for each product; a few per score where there is none."""
+    """FLOPs: 2 per score and feature for each matmul; 4 per score where there is none."""
     count = {LINEAR: 1, LINEAR_BACKWARD: 3, SCORES: 0, SCORES_BACKWARD: 2}[node.op]
     shapes = [tensor.shape for tensor in graph.input_types(node)]
     if node.op == SCORES:
@@ -137,29 +135,29 @@ def _flops(node: Node, graph: Graph) -> float:
 
 
 def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
-    """A product that makes the scores, two that use them; and what is done with a chunk's scores
-    beside: their largest, less it, the exponential and its sum; in backward less the row's value,
-    the exponential, and that times the gradient in their dtype."""
+    """A matmul that makes the scores, two that use them, and pointwise work on a chunk's scores.
+    Forward takes their maximum, subtracts it, and sums the exponentials. Backward subtracts the
+    row's value, takes the exponential, and multiplies it by the gradient, in the scores' dtype."""
     rows, chunks, classes, width = _sizes(graph, node, choice, sizes)
     item, row = _itemsizes(graph, node)
     scores, weight, of_rows = rows * classes, classes * width, rows * width
     moved = item * (scores + weight + of_rows)
     is_backward = node.op in (LINEAR_BACKWARD, SCORES_BACKWARD)
     per_score = 2 * item + 4 * row if item < row else 6 * row
-    makes = [(scores, width)] if node.op in (LINEAR, LINEAR_BACKWARD) else []
+    shapes = [(scores, width)] if node.op in (LINEAR, LINEAR_BACKWARD) else []
     merged = per_score * scores
     if is_backward:
-        makes += [(of_rows, classes), (weight, rows)]
+        shapes += [(of_rows, classes), (weight, rows)]
         merged += 2 * row * weight if item < row else 0
-    products = tuple(MatmulWork(chunks, out, depth, moved) for out, depth in makes)
-    done = 2.0 * sum(p.count * p.out * p.depth for p in products)
+    matmuls = tuple(MatmulWork(chunks, out, depth, moved) for out, depth in shapes)
+    flops = 2.0 * sum(p.count * p.out * p.depth for p in matmuls)
     kernels = _BACKWARD_KERNELS if is_backward else _FORWARD_KERNELS
-    return Work(done, 1, chunks, kernels, merged, matmuls=products)
+    return Work(flops, 1, chunks, kernels, merged, matmuls=matmuls)
 
 
 def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
-    """A chunk's scores, and what they become where that is in another dtype. So is the sum of the
-    gradients of w then, which is there before the one that is returned is."""
+    """Bytes of a chunk's scores, and of a copy of them if sums have another dtype. Then the sum of
+    the gradients of w has that dtype too, and exists before the one that is returned."""
     rows, _, classes, width = _sizes(graph, node, choice, sizes)
     item, row = _itemsizes(graph, node)
     scores, weight = rows * classes, classes * width

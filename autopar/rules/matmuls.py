@@ -1,4 +1,4 @@
-"""Products of matrices, whole and in groups of rows, one group per expert."""
+"""Matmuls, whole and in groups of rows, one group per expert."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _addmm(call: Call) -> Rule | None:
 
 
 def _trilinear(call: Call) -> Rule | None:
-    """aten._trilinear(a, b, c, expand_a, expand_b, expand_c, sumdim): of the dims that there are in
-    all, each factor has those that it is not expanded along, and their product is summed over
-    others: of `nn.Bilinear` `n i, o i j, n j -> n o`."""
+    """aten._trilinear(a, b, c, expand_a, expand_b, expand_c, sumdim). Each factor has all dims but
+    those that it is expanded along, and the product is summed over `sumdim`. For `nn.Bilinear`:
+    `n i, o i j, n j -> n o`."""
     factors = [call.arg(k) for k in range(3)]
     missing = [call.integers(3 + k, f"expand{k + 1}") or () for k in range(3)]
     names = letters(len(call.shape(factors[0])) + len(missing[0]))
@@ -56,9 +56,9 @@ def _trilinear(call: Call) -> Rule | None:
 
 def grouped_matmul(call: Call) -> Rule:
     """transformers.grouped_mm_fallback(rows, weights, ends) and aten._grouped_mm(a, b, ends): rows
-    sorted by expert, times the weights of each. The ends of the groups are counts of rows of the
-    whole, which a part of the rows would not fit. In the backward of the weights both factors have
-    rows, and the product one matrix per expert."""
+    sorted by expert, times the weights of each. The ends of the groups count rows of the whole
+    tensor, and do not fit a part of the rows. In the backward of the weights both factors have
+    rows, and the result one matrix per expert."""
     left, right = (len(call.shape(call.arg(k))) for k in (0, 1))
     first, second, result = {
         (2, 3): ("tk", "ekn", "tn"),

@@ -1,13 +1,12 @@
-"""The notation of sharding rules: one line per op, in the manner of einsum, and the call it is read
-for.
+"""The notation of sharding rules, one line per op in the manner of einsum, and calls of ops.
 
 `"m k, k n -> m n"` names the dims of the tensor inputs and of the outputs. A letter that all
 outputs have passes through; one that some output lacks is reduced: sharding it leaves that output
-partial. `d!` needs replication. The ranks that share `d@` pass data among themselves while they
-compute (a permutation, see `work`); those that share `v#` must know which part of it they have;
-a letter may be both, `v@#`. `(b s)` is one dim made of two, outermost first. `1` is a dim of size
-one that stands for nothing. `_` on its own is a tensor of no dims (a scalar). A rule speaks of one
-mesh axis; `choices` makes the product over axes.
+partial. `d!` needs replication. The ranks that share `d@` exchange data while they compute (a
+permutation, see `work`); those that share `v#` must know which part of it they have; a letter may
+be both, `v@#`. `(b s)` is one dim made of two, outermost first. `1` is a dim of size 1 without a
+letter. `_` on its own is a tensor of no dims (a scalar). A rule is for one mesh axis; `choices`
+combines axes.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ _TOKEN = re.compile(r"\(|\)|[A-Za-z][A-Za-z0-9_]*(?:[!@]?#?)|1|_")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an op does with the dims of its tensors. `sizes` gives the size of each letter that
-    stands in a group; others take the size of their dim. See `graph.Node` for the flags;
-    `joint` names ways to shard several letters on one axis at once: ("ring", ("s", "t"))."""
+    """What an op does with the dims of its tensors. `sizes` gives the size of each letter in a
+    group; others take the size of their dim. See `graph.Node` for the flags. `joint` names letters
+    that can be sharded on one axis at once: ("ring", ("s", "t"))."""
 
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
@@ -63,7 +62,7 @@ class Rule:
 
     @property
     def exchanged(self) -> frozenset[str]:
-        """The letters whose ranks know one another."""
+        """The letters whose ranks exchange data or know their position."""
         return self.permuted | self.positional
 
     def type_of(self, letter: str) -> FactorType:
@@ -132,7 +131,7 @@ def _parse_dims(tensor: str, marked: dict[str, set[str]], text: str) -> Dims:
     return tuple(dims)
 
 
-# A call of an op as a rule sees it, and the few words in which rule functions are written.
+# A call of an op as a rule sees it, and the helpers of rule functions.
 
 _BROADCAST: Dim = ()
 
@@ -212,7 +211,7 @@ def rule(
     view: bool = False,
     sizes: dict[str, int] | None = None,
 ) -> Rule:
-    """`Rule` from lists."""
+    """The `Rule` of these lists."""
     return Rule(
         tuple(map(tuple, inputs)),
         tuple(map(tuple, outputs)),
@@ -253,21 +252,21 @@ def dim_of(dim: int, rank: int) -> int:
 def place(call: Call, dims: Mapping[int, Dims]) -> list[Dims]:
     """The inputs of a rule from the dims of each argument, by position; arguments that are not
     tensors are left out."""
-    given = ((call.arg(position), found) for position, found in dims.items())
-    found = {arg.node: dims for arg, dims in given if isinstance(arg, Ref)}
-    return [found[k] for k in range(len(call.inputs))]
+    pairs = ((call.arg(position), of_arg) for position, of_arg in dims.items())
+    by_input = {arg.node: of_arg for arg, of_arg in pairs if isinstance(arg, Ref)}
+    return [by_input[k] for k in range(len(call.inputs))]
 
 
 def linear(call: Call, *sets: Sequence[Arg]) -> tuple[tuple[int, ...], ...]:
     """`Rule.partial` from sets of arguments in which the op is jointly linear. A number takes part
     only as 0: any other makes the op affine. Booleans have no sum; a cast to integers rounds."""
-    found: list[tuple[int, ...]] = []
+    partial: list[tuple[int, ...]] = []
     for members in sets:
         refs = tuple(sorted(m.node for m in members if isinstance(m, Ref)))
         zeros = all(isinstance(m, Ref) or (isinstance(m, int | float) and m == 0) for m in members)
         if refs and zeros and all(_sums(call, k) for k in refs):
-            found.append(refs)
-    return tuple(dict.fromkeys(found))
+            partial.append(refs)
+    return tuple(dict.fromkeys(partial))
 
 
 def linear_in(call: Call, joint: str) -> tuple[tuple[int, ...], ...]:
@@ -289,7 +288,7 @@ def is_floating(dtype: str) -> bool:
 
 
 def all_whole(call: Call) -> Rule:
-    """The op runs replicated: nothing of it can be sharded."""
+    """The rule of an op that runs replicated: none of its dims can be sharded."""
     inputs = [letters(len(i.shape), f"i{k}_") for k, i in enumerate(call.inputs)]
     outputs = [letters(len(o.shape), f"o{k}_") for k, o in enumerate(call.outputs)]
     return rule(
@@ -310,18 +309,18 @@ def backward(
     sizes: dict[str, int] | None = None,
 ) -> Rule:
     """The rule of a backward, which is linear in its first argument, from `inputs` as of `place`.
-    An output that the mask at `mask_at` does not want is whole, whatever shape stands for it, or is
-    not listed at all."""
+    An output that the mask at `mask_at` leaves out is whole, whatever its shape, or not listed at
+    all."""
     mask = cast("tuple[bool, ...]", call.arg(mask_at, "output_mask"))
-    found = [dims for dims, want in zip(outputs, mask, strict=True) if want]
+    out_dims = [dims for dims, want in zip(outputs, mask, strict=True) if want]
     unwanted: dict[int, tuple[str, ...]] = {}
     if len(call.outputs) == len(outputs):
         pairs = enumerate(zip(call.outputs, mask, strict=True))
         unwanted = {k: letters(len(x.shape), f"x{k}_") for k, (x, want) in pairs if not want}
-        found = [singles(unwanted[k]) if k in unwanted else x for k, x in enumerate(outputs)]
+        out_dims = [singles(unwanted[k]) if k in unwanted else x for k, x in enumerate(outputs)]
     return rule(
         place(call, inputs),
-        found,
+        out_dims,
         whole=(*whole, *(a for names in unwanted.values() for a in names)),
         permuted=permuted,
         partial=linear(call, (call.arg(0),)),

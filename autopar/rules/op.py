@@ -1,8 +1,9 @@
-"""What is known of an op: one record, in the file of its family, which every part of autopar asks.
+"""The record of an op, in the file of its family: all that autopar knows of the op.
 
-The rule says what can be sharded. A record says more only where the rule does not tell: what the op
-computes, what its ranks send one another inside it, what it holds meanwhile, and which of its
-arguments speak of shapes. What writes the sends is in `codegen/ops`, in a file of the same name.
+The rule says what can be sharded. A record says more only where the rule does not: what the op
+computes, what its ranks send each other inside it, what it holds meanwhile, and which of its
+arguments depend on shapes. The code that emits the sends is in `codegen/ops`, in a file of the same
+name.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class LocalCall:
-    """The arguments of an op, and the shapes of its tensors. Tensors among the arguments are not
-    looked at."""
+    """The arguments of an op, and the shapes of its tensors. Tensors among the arguments are
+    ignored."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -59,7 +60,7 @@ Changes = dict[tuple[int, str], Any]
 class Exchange:
     """A collective `kind` over mesh axis `axis`, of `in_bytes` on each rank that become
     `out_bytes`. An all-reduce is by `reduce`. `behind` is the part of the op's own compute that
-    runs while it is under way."""
+    hides the exchange."""
 
     kind: str
     axis: int
@@ -107,8 +108,8 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class MatmulWork:
-    """`count` products of matrices, each of which makes `out` elements, sums of `depth` products,
-    and moves `num_bytes`."""
+    """`count` matmuls, each with `out` output elements, which are sums of `depth` terms. Each moves
+    `num_bytes`."""
 
     count: int
     out: int
@@ -118,9 +119,9 @@ class MatmulWork:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an op computes on the rank that has most of it: `flops`, in `passes` over its tensors,
-    or in the `matmuls` that it is made of; then `merges` of what one more kernel gives, each of
-    `merge_launches` and of `merged_bytes`. `scores` are those of attention."""
+    """What an op computes on its busiest rank: `flops`, in `passes` over its tensors, or in the
+    `matmuls` that it consists of. Then `merges` merges of one more kernel's result, each of
+    `merge_launches` launches and `merged_bytes`. `scores` are those of attention."""
 
     flops: float
     passes: int = 1
@@ -145,26 +146,27 @@ class DimName:
 class Op:
     """The record of an op, or of each op of a family.
 
-    `flops` counts those of the whole op, of one whose arithmetic may take longer than its memory
-    traffic; any other is taken to do one per element that it makes. A `embedding_lookup` reads rows
+    `flops` counts the FLOPs of the whole op, if its arithmetic may take longer than its memory
+    traffic; any other op is taken to do one per output element. An `embedding_lookup` reads rows
     of a table, wherever they lie. `work` is there where ranks have unequal shares. `inner_bytes`
-    are those that it makes on the way, on one rank, and reads again. `reads` says of which inputs
-    it reads a part, wherever that lies, or only the shape; it reads all others whole.
+    are the bytes of intermediate tensors on one rank. `reads` says of which inputs the op reads
+    only a part, or only the shape; it reads all others whole.
 
-    An op with exchanged factors reduces one value per row by each of `row_reductions`, in order;
-    a row is what its input `rows_of` has along other dims.
-    While it does, it holds `row_copies` times its first input in the dtype of sums beside inputs
-    and outputs: the first figure where that is the input's dtype, the second where the input has
-    half of it. `joint` says what it sends under each joint factor, by name.
+    An op with exchanged factors reduces one value per row by each of `row_reductions`, in order.
+    Its input `rows_of` has one row per element of the other dims. Meanwhile the op holds
+    `row_copies` times its first input in the dtype of sums beside inputs and outputs: the first
+    figure where that is the input's dtype, the second where the input's is half as wide. `joint`
+    says what the op sends under each joint factor, by name.
 
-    `local_args` are the arguments that follow the local shapes. Of an op that `reshapes` all that
-    counts is the local shape of its output. One that needs `one_layout` takes tensors without gaps,
-    all in one layout: eager sees to that before it calls the kernel, but local tensors may be laid
-    out otherwise than the whole ones, and where a dim is cut down to size 1, layouts that look
-    alike are not. One that `fills` reads no element of its first input, but makes a tensor like it.
+    `local_args` are the arguments that follow the local shapes. An op that `reshapes` depends on
+    nothing but the local shape of its output. One that needs `one_layout` takes tensors without
+    gaps, all in one layout. Eager ensures that before it calls the kernel, but the layouts of local
+    tensors may differ from those of whole ones. Where a dim is cut down to size 1, layouts that
+    look alike are not. An op that `fills` reads no element of its first input, but makes a tensor
+    like it.
 
-    `dim_names` are what people call the dims of its inputs. In one that is `sequential`, positions
-    of a sequence see one another.
+    `dim_names` are the usual names of the dims of its inputs. In a `sequential` op, positions of a
+    sequence depend on each other.
     """
 
     rule: str | RuleFunction
@@ -186,13 +188,13 @@ class Op:
 
     @property
     def scores_targets(self) -> bool:
-        """Whether it is a loss of scores for classes, one row of them for each target."""
+        """Whether the op is a loss of scores for classes, with a row of scores for each target."""
         return any(each.name == "classes" for each in self.dim_names)
 
 
 Family = tuple[tuple[Op, str], ...]
-"""Records, and the names of the ops that each is of: `mm` is short for `aten.mm.default`, `sum.dim`
-for `aten.sum.dim`."""
+"""Records, each with the names of its ops: `mm` is short for `aten.mm.default`, `sum.dim` for
+`aten.sum.dim`."""
 
 
 def output_shape(position: int, name: str) -> Callable[[LocalCall], Changes]:
@@ -206,7 +208,7 @@ def row_itemsize(dtype: str) -> int:
 
 
 def reads_output_size(shapes: Shapes) -> Mapping[int, int]:
-    """`reads` of an op that picks each element it makes from its first input."""
+    """`reads` of an op that picks each output element from its first input."""
     return {0: sum(map(prod, shapes.local_outputs))}
 
 

@@ -10,12 +10,12 @@ from autopar.rules.notation import Call, Dims, Rule, letters, rule, singles
 from autopar.rules.op import Family, Op
 
 _SEQUENCE = 3
-"""Dims of what has rows, unlike a weight."""
+"""The number of dims of tensors that have rows, unlike weights."""
 
 
 def recurrent_layer(call: Call) -> Rule:
     """autopar.recurrent and its backward: sequences [T, b, .] and states [D, b, .] of independent
-    rows; a step needs all that the step before it made. Gradients of weights are summed over b."""
+    rows. A step needs all outputs of the step before. Gradients of weights are summed over b."""
 
     def dims(shape: Sequence[int], prefix: str) -> Dims:
         names = list(letters(len(shape), prefix))
@@ -29,8 +29,8 @@ def recurrent_layer(call: Call) -> Rule:
 
 
 def _flops(node: Node, graph: Graph) -> float:
-    """Every row of every step meets each weight matrix of its direction. Backward computes the
-    products again, and each one's gradients to both of its factors."""
+    """FLOPs: every row of every step is multiplied by each weight matrix of its direction. Backward
+    recomputes these matmuls, and computes the gradients of both factors of each."""
     types = graph.input_types(node)
     sequence, times = (3, 3) if "backward" in node.op else (0, 1)
     steps, batch, _ = types[sequence].shape

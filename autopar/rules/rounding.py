@@ -1,15 +1,15 @@
 """Which activations may be saved in fewer bits.
 
-Those that the model computes in float32 of its inputs and its parameters, by ops whose results are
-of a usual size (`_OF_USUAL_SIZE`). Not statistics, of which
-there is one for many elements, whose error would be that of all of them: what an op sums up, what
-it gives beside its first output, and what is computed of such alone. Nor masks, noise and tables,
-which know nothing of inputs and parameters, nor what is computed of parameters alone.
+These are float32 tensors that depend on both inputs and parameters, made by ops whose results are
+of a usual size (`_OF_USUAL_SIZE`). Statistics are not among them: one value stands for many
+elements, and its error would be that of all of them. Statistics are sums, outputs behind an op's
+first, and what is computed from these alone. Nor are masks, noise and tables, which do not depend
+on inputs and parameters, and tensors that depend on parameters alone.
 
-And of these those alone that backward reads in a way that leaves an error as small as it was
-(`exact_keys`): a factor of a product, an argument of a smooth gate, what is only moved. Differences
-of like numbers (norms, variances, distances), periodic functions, poles, exponents and decisions
-make a large error of it, and so may any op that is not known (`_KEEPS_ERRORS_SMALL`).
+Backward must read them in a way that keeps an error as small as it was (`exact_keys`): as a factor
+of a product, as the argument of a smooth gate, or only to move it. Differences of like numbers
+(norms, variances, distances), periodic functions, poles, exponents and decisions amplify errors. An
+unknown op may too (`_KEEPS_ERRORS_SMALL`).
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ DTYPE = "float32"
 
 
 def roundable(graph: Graph, exact: Collection[str]) -> frozenset[Ref]:
-    """Those of `graph`, each the first output of an op of forward that has none of the keys that
-    are `exact`."""
+    """The activations of `graph` that may be rounded, each the first output of an op of forward.
+    Ops with keys in `exact` are left out."""
     return frozenset(r for r in _activations(graph) if graph.nodes[r.node].key not in exact)
 
 
 @per_graph
 def exact_keys(graph: Graph) -> frozenset[str]:
-    """The keys of ops of forward whose results backward must have as they are: an op may make a
-    large error of a small one there, through all that backward computes on the way, or recomputes,
-    or may. What is linear in tangents leaves errors as small as they are."""
+    """The keys of ops of forward whose results backward must have unrounded: some op there may
+    amplify an error, directly or through what backward computes, recomputes, or may recompute. Ops
+    that are linear in tangents keep errors small."""
     tangents = _of_tangents(graph)
-    wanted, found = set[int](), set[str]()
+    exact, keys = set[int](), set[str]()
     for node in reversed(graph.nodes):
         if node.role is not Role.OP:
             continue
-        if node.index in wanted and not node.view:
+        if node.index in exact and not node.view:
             # An optional copy stands for its original, which is saved where there is no copy.
-            found.add(original_key(node.key))
+            keys.add(original_key(node.key))
         if node.phase is Phase.BACKWARD:
-            read = node.inputs if node.index in wanted else _read_exactly(node)
-            wanted.update(ref.node for ref in read if ref.node not in tangents)
-        elif node.index in wanted and node.view:
-            wanted.update(ref.node for ref in node.inputs)
-    return frozenset(found)
+            read = node.inputs if node.index in exact else _read_exactly(node)
+            exact.update(ref.node for ref in read if ref.node not in tangents)
+        elif node.index in exact and node.view:
+            exact.update(ref.node for ref in node.inputs)
+    return frozenset(keys)
 
 
 def _of_tangents(graph: Graph) -> frozenset[int]:
-    """The nodes of backward that are computed of tangents: backward is linear in these."""
-    found = set[int]()
+    """The nodes of backward that depend on tangents: backward is linear in these."""
+    linear = set[int]()
     for node in graph.nodes:
         is_sent = node.op == RECEIVE and node.phase is Phase.BACKWARD
-        if node.role is Role.TANGENT or is_sent or any(ref.node in found for ref in node.inputs):
-            found.add(node.index)
-    return frozenset(found)
+        if node.role is Role.TANGENT or is_sent or any(ref.node in linear for ref in node.inputs):
+            linear.add(node.index)
+    return frozenset(linear)
 
 
 def _read_exactly(node: Node) -> tuple[Ref, ...]:
-    """The inputs of which a small error may become a large one."""
+    """The inputs whose errors the op may amplify."""
     name = _name(node)
     if node.view:
         return ()
@@ -74,7 +74,7 @@ def _read_exactly(node: Node) -> tuple[Ref, ...]:
 
 
 def _is_mild(node: Node) -> bool:
-    """Whether a power, or a threshold, is one that leaves errors small."""
+    """Whether a power, or a threshold, is one that keeps errors small."""
     numbers = [x for x in node.args if isinstance(x, int | float) and not isinstance(x, bool)]
     if node.op.startswith("aten.pow."):
         return len(numbers) == 1 and 1 <= numbers[0] <= 4
@@ -107,24 +107,24 @@ _KEEPS_ERRORS_SMALL: Mapping[str, tuple[int, ...]] = {
     "pow.Tensor_Scalar": _ALL,
     "div.Tensor": (0,),
 }
-"""The inputs, by position among its tensors, in which an op's result is off by no larger a share
-than they are, or, beside numbers of the size of one, by no more than they are."""
+"""The inputs, by position among an op's tensors, whose errors the op does not amplify: neither
+relative to the result, nor in absolute terms among numbers of the size of one."""
 
 _OF_USUAL_SIZE = frozenset(
     f"{_MATMULS} {_SMOOTH} {_MOVED} add.Tensor mul.Tensor native_layer_norm native_batch_norm "
     "_native_batch_norm_legit_functional native_group_norm _fused_rms_norm embedding "
     "native_dropout".split()
 )
-"""What makes activations of the size of one in models as they are. Beside a pole a few elements are
-larger than all others, and a sum in which these cancel has their error. float16 has few digits of
-what is smaller than 6e-5, and none below 3e-8, as squares and logarithms easily are."""
+"""Ops that make activations of the size of one in usual models. Near a pole a few elements are much
+larger than all others, and a sum in which these cancel has their error. float16 has few digits
+below 6e-5, and none below 3e-8, where squares and logarithms easily are."""
 
 
 @per_graph
 def _activations(graph: Graph) -> frozenset[Ref]:
     """The first outputs of ops of forward that are activations."""
     given, trained, statistics = set[int](), set[int](), set[int]()
-    found = set[Ref]()
+    activations = set[Ref]()
     for node in graph.nodes:
         sources = {ref.node for ref in node.inputs}
         if node.role is Role.INPUT or node.op == RECEIVE or sources & given:
@@ -136,22 +136,22 @@ def _activations(graph: Graph) -> frozenset[Ref]:
         if _is_statistic(graph, node, given & trained, statistics):
             statistics.add(node.index)
         elif node.index in given & trained and _is_activation(node):
-            found.add(Ref(node.index))
-    return frozenset(found)
+            activations.add(Ref(node.index))
+    return frozenset(activations)
 
 
 def _is_activation(node: Node) -> bool:
     """Whether an op makes a tensor of which each element is one of many."""
-    is_made_here = not (node.view or node.random or node.op == RECEIVE)
+    is_computed = not (node.view or node.random or node.op == RECEIVE)
     tensor = node.outputs[0] if node.outputs else None
-    if not is_made_here or tensor is None or _name(node) not in _OF_USUAL_SIZE:
+    if not is_computed or tensor is None or _name(node) not in _OF_USUAL_SIZE:
         return False
     return tensor.dtype == DTYPE and prod(tensor.shape) > 1
 
 
 def _is_statistic(graph: Graph, node: Node, activations: set[int], known: set[int]) -> bool:
-    """Whether an op sums something up that it has no other dims for, or sees `known` statistics
-    alone."""
+    """Whether an op makes a statistic: it reduces dims and adds no others, or all activations that
+    it reads are `known` statistics."""
     if node.view:
         source = node.inputs[0]
         return source.node in known or bool(source.output and not graph.nodes[source.node].view)

@@ -1,8 +1,8 @@
-"""Ops that cut dims into pieces, join pieces, and their backward.
+"""Ops that cut dims into slices, join slices, and their backward.
 
-A piece of a dim is *regular* when the dim is `(t! h)`, t pieces of size h, and the piece is made of
-whole ones: h can then be sharded, each rank holding its part of every piece. A piece that is not
-regular is computed whole; such an op is no view, so that what it leaves can be cut again.
+A slice of a dim is *regular* when the dim is `(t! h)`, t slices of size h, and the slice is one of
+them: h can then be sharded, and each rank has its part of every slice. A slice that is not regular
+is computed whole; such an op is no view, so that its output can be sharded anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape, reads
 
 
 def _part(dim: int, start: int, length: int) -> tuple[Dim, Dim, dict[str, int], bool]:
-    """(dims of the whole dim, of its piece, sizes, regular?) for elements [start, start+length)."""
+    """(dims of the whole dim, of its slice, sizes, regular?) for elements [start, start+length)."""
     if length == dim:
         return ("h",), ("h",), {}, True
     if length and dim % length == 0 and start % length == 0:
@@ -38,11 +38,11 @@ def slice_(call: Call) -> Rule:
     """aten.slice.Tensor(x, dim, start, end, step)."""
     shape = call.shapes[0]
     dim = dim_of(call.integer(1, "dim"), len(shape))
-    full, piece, sizes, view = _slice_dims(call, 1, shape[dim])
+    full, part, sizes, view = _slice_dims(call, 1, shape[dim])
     names = singles(letters(len(shape)))
     return rule(
         [_with(names, dim, full)],
-        [_with(names, dim, piece)],
+        [_with(names, dim, part)],
         whole=("t", "p"),
         partial=((0,),),
         view=view,
@@ -58,13 +58,13 @@ def narrow(call: Call) -> Rule:
 
 def slice_into(call: Call) -> Rule:
     """aten.slice_backward(grad, input_sizes, dim, start, end, step), aten.slice_scatter(x, source,
-    dim, start, end, step): the last input becomes a piece of the output."""
+    dim, start, end, step): the last input becomes a slice of the output."""
     dim = dim_of(call.integer(2, "dim"), len(call.out))
-    full, piece, sizes, _ = _slice_dims(call, 2, call.out[dim])
+    full, part, sizes, _ = _slice_dims(call, 2, call.out[dim])
     names = singles(letters(len(call.out)))
     target = _with(names, dim, full)
     return rule(
-        [target, _with(names, dim, piece)][-len(call.inputs) :],
+        [target, _with(names, dim, part)][-len(call.inputs) :],
         [target],
         whole=("t", "p"),
         partial=linear(call, _all_inputs(call)),
@@ -92,7 +92,7 @@ def select_into(call: Call) -> Rule:
 
 
 def split(call: Call) -> Rule:
-    """aten.split.Tensor, aten.split_with_sizes: regular if the pieces are equal."""
+    """aten.split.Tensor, aten.split_with_sizes: regular if the slices are equal."""
     shape = call.shapes[0]
     dim = dim_of(call.integer(2, "dim"), len(shape))
     full, parts, sizes, view = _parts([o.shape[dim] for o in call.outputs])
@@ -137,7 +137,7 @@ def _all_inputs(call: Call) -> list[Ref]:
 
 
 def _parts(lengths: Sequence[int]) -> tuple[Dim, list[Dim], dict[str, int], bool]:
-    """(dims of the whole dim, of each piece, sizes, regular?) of a dim cut into `lengths`."""
+    """(dims of the whole dim, of each slice, sizes, regular?) of a dim cut into `lengths`."""
     if len(lengths) == 1:
         return ("h",), [("h",)], {}, True
     if lengths[0] and len(set(lengths)) == 1:
@@ -169,7 +169,7 @@ def repeat(call: Call) -> Rule:
 def _local_bounds(at: int, *, of_output: bool = False) -> Callable[[LocalCall], Changes]:
     """start and end, behind the dim at `at`, of a slice of the first input, or output.
 
-    A dim that is cut is (t! h) with pieces of whole h, so that bounds shrink as the dim does.
+    A sharded dim is (t! h) with slices of size h, so that bounds shrink as the dim does.
     """
 
     def changes(call: LocalCall) -> Changes:

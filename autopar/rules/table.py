@@ -37,13 +37,13 @@ FAMILIES: tuple[Family, ...] = (
 
 def records(families: Iterable[Family]) -> dict[str, Op]:
     """Each op's record; ValueError on an op that has two."""
-    found: dict[str, Op] = {}
+    ops: dict[str, Op] = {}
     for record, names in (entry for family in families for entry in family):
         for name in map(_full_name, names.split()):
-            if name in found:
+            if name in ops:
                 raise ValueError(f"{name} has two records")
-            found[name] = record
-    return found
+            ops[name] = record
+    return ops
 
 
 def _full_name(name: str) -> str:
@@ -60,19 +60,19 @@ _UNKNOWN = Op(all_whole)
 
 
 def record_of(op: str) -> Op:
-    """The record of an op; of one that nobody has described, one that says nothing."""
+    """The record of an op; for an op without one, a record that only replicates."""
     return OPS.get(op, _UNKNOWN)
 
 
 def rule_for(call: Call) -> Rule | None:
-    """The rule of a call; None if nobody has described the op, or not for such arguments. It fits
-    the call: ranks and sizes agree, dims of size 1 have no letters, and `sizes` has the letters of
+    """The rule of a call; None if the op has none, or none for such arguments. The rule fits the
+    call: ranks and sizes agree, dims of size 1 have no letters, and `sizes` has the letters of
     groups."""
     record = OPS.get(call.op)
     if record is None:
         return None
-    found = parse_rule(record.rule) if isinstance(record.rule, str) else record.rule(call)
-    return None if found is None else _fitted(found, call)
+    rule = parse_rule(record.rule) if isinstance(record.rule, str) else record.rule(call)
+    return None if rule is None else _fitted(rule, call)
 
 
 def _fitted(rule: Rule, call: Call) -> Rule | None:

@@ -20,13 +20,13 @@ def is_contraction(op: str) -> bool:
 
 
 def fuses(op: str) -> bool:
-    """Whether a backend makes one kernel of an op and its like neighbours, if it does not draw
-    random numbers."""
+    """Whether a backend fuses an op with neighbours of the same kind into one kernel, if it does
+    not draw random numbers."""
     return not (is_contraction(op) or record_of(op).embedding_lookup)
 
 
 def reduces(node: Node) -> bool:
-    """Whether an op that fuses takes sums, or the like, over a dim of what it reads."""
+    """Whether an op that fuses reduces a dim of one of its inputs."""
     return bool(record_of(node.op).row_reductions) or any(
         any(f.inputs) and None in f.outputs for f in node.factors if not f.members
     )
@@ -40,7 +40,7 @@ def flops(node: Node, graph: Graph) -> float:
 
 
 def busiest_work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
-    """What the rank that has most of `node` computes under `choice` on a mesh of `sizes`."""
+    """The work of the busiest rank in `node` under `choice` on a mesh of `sizes`."""
     work = record_of(node.op).work
     if work is None:
         return Work(flops(node, graph) / num_shards(node, choice, sizes))
@@ -48,9 +48,9 @@ def busiest_work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int])
 
 
 def inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
-    """Bytes on one rank of what `node` makes on the way to its outputs."""
-    made = record_of(node.op).inner_bytes
-    return made(graph, node, choice, sizes) if made else 0
+    """Bytes on one rank of the intermediate tensors of `node`."""
+    count = record_of(node.op).inner_bytes
+    return count(graph, node, choice, sizes) if count else 0
 
 
 def read_bytes(
@@ -59,8 +59,8 @@ def read_bytes(
     shardings: tuple[Sequence[Sharding], Sequence[Sharding]],
     sizes: Sequence[int],
 ) -> tuple[int, ...]:
-    """Bytes that `node` reads of each tensor input on one rank, whose inputs and outputs are in
-    these `shardings`: all of it, or what is picked from it and no more."""
+    """Bytes that `node` reads of each tensor input on one rank: all of the local tensor, or only
+    what is picked from it. `shardings` are those of the inputs and of the outputs."""
     types = graph.input_types(node), node.outputs
     pairs = zip(types[0], shardings[0], strict=True)
     held = [local_bytes(tensor, graph.atoms, sharding, sizes) for tensor, sharding in pairs]
@@ -81,15 +81,15 @@ def read_bytes(
 
 # What an op sends while it runs, if an exchanged factor of it (`d@` or `v#` in a rule) is sharded.
 #
-# A softmax over a sharded dim needs the largest score and the sum of all ranks; a lookup in a
-# sharded table needs nothing but to know which rows it holds. What such an op reduces is one value
-# per *row*, a row being what its first input has along the exchanged dims; each value is reduced
-# over every axis that shards an exchanged factor, the last axis first. A joint factor has an
-# exchange of its own: in ring attention keys and values go round. What is listed here is what is
-# priced, and code generation emits exactly it.
+# A softmax over a sharded dim needs the largest score and the sum over all ranks; a lookup in a
+# sharded table only needs to know which rows it holds. Such an op reduces one value per *row*: the
+# elements of its first input along the exchanged dims. Each value is reduced over every axis that
+# shards an exchanged factor, the last axis first. A joint factor has an exchange of its own: in
+# ring attention keys and values go round. These messages are priced, and code generation emits
+# exactly them.
 
 _ROW_VALUES = 5
-"""How many values per row an op holds while it reduces them, at most."""
+"""The most values per row that an op holds while it reduces them."""
 
 
 def exchange_axes(node: Node, choice: Choice) -> tuple[int, ...]:
@@ -100,25 +100,25 @@ def exchange_axes(node: Node, choice: Choice) -> tuple[int, ...]:
 def exchanges(
     graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
 ) -> tuple[Exchange, ...]:
-    """What `node` sends under `choice` on a mesh of `sizes`, in order."""
+    """The messages of `node` under `choice` on a mesh of `sizes`, in order."""
     axes = exchange_axes(node, choice)
     if not axes:
         return ()
     joint = _joint_calls(graph, node, choice, sizes)
-    found = [each for factor, call in joint for each in factor.sends(call)]
+    messages = [each for factor, call in joint for each in factor.sends(call)]
     rows = [axis for axis in reversed(axes) if axis not in {call.axis for _, call in joint}]
     num_bytes = _row_bytes(graph, node, choice, sizes) if rows else 0
-    found.extend(
+    messages.extend(
         Exchange("all_reduce", axis, num_bytes, num_bytes, reduce)
         for reduce in OPS[node.op].row_reductions
         for axis in rows
     )
-    return tuple(found)
+    return tuple(messages)
 
 
 def joint_factors(node: Node, choice: Choice) -> tuple[tuple[int, str], ...]:
-    """(mesh axis, name that the rule gave it) of the joint factors that `choice` uses: "exchange"
-    of "exchange.1"."""
+    """(mesh axis, name in the rule) of the joint factors that `choice` uses: "exchange" for
+    "exchange.1"."""
     axes = joint_axes(node, choice)
     return tuple((axis, choice.options[axis].partition(".")[0]) for axis in axes)
 
@@ -126,7 +126,7 @@ def joint_factors(node: Node, choice: Choice) -> tuple[tuple[int, str], ...]:
 def _joint_calls(
     graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
 ) -> list[tuple[Joint, JointCall]]:
-    """The joint factors that `choice` shards, with what they are called on."""
+    """The joint factors that `choice` shards, each with its call."""
     used = joint_factors(node, choice)
     if not used:
         return []
@@ -155,30 +155,30 @@ def _row_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -
 
 
 def exchanged_dims(node: Node, at: int = 0) -> frozenset[int]:
-    """The dims of input `at` that exchanged factors stand in."""
+    """The dims of input `at` that have exchanged factors."""
     slots = (f.inputs[at] for f in node.factors if f.exchanged and not f.members)
     return frozenset(slot[0] for slot in slots if slot is not None)
 
 
 def scratch_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
-    """Bytes that an op holds besides its inputs and outputs: what it makes on the way (experts, a
-    ring), copies of the first input while rows are reduced, and of the result of a lookup while the
-    rows that other ranks have are taken out."""
+    """Bytes that an op holds besides its inputs and outputs: its intermediate tensors (experts, a
+    ring), copies of the first input while rows are reduced, and a copy of the result of a lookup
+    while the rows of other ranks are masked."""
     joint = _joint_calls(graph, node, choice, sizes)
     held = inner_bytes(graph, node, choice, sizes)
     held += sum(factor.scratch_bytes(call) for factor, call in joint)
     if not exchange_axes(node, choice):
         return held
     record = OPS[node.op]
-    asked, left = shardings(node, choice)
+    inputs, outputs = shardings(node, choice)
     if record.row_reductions:
         tensor = graph.type_of(node.inputs[0])
-        size = prod(local_shape(tensor, graph.atoms, asked[0], sizes))
+        size = prod(local_shape(tensor, graph.atoms, inputs[0], sizes))
         unit = row_itemsize(tensor.dtype)
         copies = record.row_copies[itemsize(tensor.dtype) < unit]
         held += round(copies * unit * size) + _ROW_VALUES * _row_bytes(graph, node, choice, sizes)
     elif record.embedding_lookup:
         # With where each index lies among the rank's rows.
-        held += local_bytes(node.outputs[0], graph.atoms, left[0], sizes)
-        held += 2 * local_bytes(graph.type_of(node.inputs[1]), graph.atoms, asked[1], sizes)
+        held += local_bytes(node.outputs[0], graph.atoms, outputs[0], sizes)
+        held += 2 * local_bytes(graph.type_of(node.inputs[1]), graph.atoms, inputs[1], sizes)
     return held

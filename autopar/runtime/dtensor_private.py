@@ -1,6 +1,6 @@
 """All private APIs of DTensor that the training process uses.
 
-`tests/runtime/test_torch_private.py` holds each one's signature against the torch installed.
+`tests/runtime/test_torch_private.py` compares each one's signature with the torch installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_flatten
 
 _DTENSOR: Any = DTensor
-"""The class, of which methods are replaced."""
+"""The class whose methods are replaced."""
 
 
 def mesh_of_others(kind: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
@@ -32,31 +32,31 @@ def mesh_of_others(kind: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMe
 
 
 def dtensor_like(local: Tensor, like: DTensor) -> DTensor:
-    """`local` as this rank's piece of a DTensor laid out as `like` is, whose local shape and
-    strides it has. `DTensor.from_local` takes seven times as long, for every gradient."""
+    """`local` as this rank's shard of a DTensor laid out as `like` is, whose local shape and
+    strides it has. `DTensor.from_local` takes 7 times as long, for every gradient."""
     return DTensor(local, like._spec, requires_grad=False)
 
 
 def dtensor_of(
     local: Tensor, like: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> DTensor:
-    """`local`, wherever it is, as this rank's piece of a DTensor of the shape of `like`, whose
-    strides are those of a tensor without gaps. `DTensor.from_local` brings it to the mesh's kind of
-    device."""
+    """`local`, on its own device, as this rank's shard of a DTensor of the shape of `like`, whose
+    strides are those of a contiguous tensor. `DTensor.from_local` would move it to the mesh's kind
+    of device."""
     meta = TensorMeta(like.shape, torch.empty(like.shape, device="meta").stride(), like.dtype)
     spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
     return DTensor(local, spec, requires_grad=False)
 
 
 def become(x: DTensor, other: DTensor) -> None:
-    """What `x` holds is from now on what `other` does; its shape is changed apart from that."""
+    """`x` gets the shard and spec of `other`; its shape is changed apart from that."""
     x._local_tensor, x._spec = other._local_tensor, other._spec
 
 
 def local_slices(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[slice, ...]:
-    """Which rectangle of a tensor of `shape` this rank has of it as a DTensor, even or not."""
+    """The rectangle that this rank has of a DTensor of `shape`, even or not."""
     sizes, offsets = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
     return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
 
@@ -71,19 +71,20 @@ def parameter_of(data: Tensor, *, requires_grad: bool) -> nn.Parameter:
     not of its mesh a tensor on the CPU: autograd then finds gradients on another device."""
     if not isinstance(data, DTensor):
         return nn.Parameter(data, requires_grad=requires_grad)
-    made: Any = dtensor_like(shard_of(data), data)
-    made.requires_grad_(requires_grad)
-    made._is_param = True
-    return made
+    param: Any = dtensor_like(shard_of(data), data)
+    param.requires_grad_(requires_grad)
+    param._is_param = True
+    return param
 
 
 def shard_elsewhere(whole: Tensor, device: torch.device | str) -> Tensor:
-    """What torch has on a rank that is not of a DTensor's mesh: nothing, in one dim, or a zero."""
+    """The local tensor that torch has on a rank outside of a DTensor's mesh: empty, in one dim, or
+    a zero."""
     return whole.new_zeros(0 if whole.dim() else (), device=device)
 
 
 def cut_shard(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
-    """What this rank has of `whole` as a DTensor."""
+    """This rank's shard of `whole` as a DTensor."""
     if not is_of(mesh):
         return shard_elsewhere(whole, whole.device)
     return whole[local_slices(whole.shape, mesh, placements)]
@@ -94,9 +95,9 @@ def take_over_whole_tensors(
     norm: Callable[[Callable[..., Tensor], Sequence[Tensor], float], Tensor],
     concerns: Callable[[Tensor], bool],
 ) -> None:
-    """From now on a DTensor that `concerns` is true of is `whole` where it is to be replicated, as
-    in `full_tensor`, and `norm` is the norm of gradients among which there are some; both are given
-    what torch would make."""
+    """From now on `whole` replicates DTensors that `concerns` is true of, as in `full_tensor`.
+    `norm` computes the norm of gradients that have some of them. Both get torch's own function as
+    their first argument."""
     plain, plain_norm = DTensor.redistribute, clip_grad._get_total_norm
 
     @wraps(plain)
@@ -123,10 +124,10 @@ def take_over_whole_tensors(
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         if not any(map(concerns, given)):
             return plain_norm(given, norm_type, error_if_nonfinite, foreach)
-        found = norm(plain_norm, given, float(norm_type))
+        total = norm(plain_norm, given, float(norm_type))
         if error_if_nonfinite:
-            plain_norm([found], norm_type, error_if_nonfinite)  # in torch's own words
-        return found
+            plain_norm([total], norm_type, error_if_nonfinite)  # in torch's own words
+        return total
 
     DTensor.redistribute = redistribute
     clip_grad._get_total_norm = nn.utils.get_total_norm = total_norm
@@ -143,8 +144,8 @@ def redistribute_as_bytes(dtypes: Collection[torch.dtype]) -> None:
             return plain(self, *args, **kwargs)
         like = torch.empty(self.shape, dtype=torch.uint8, device="meta")
         packed = shard_of(self).view(torch.uint8)
-        made = plain(dtensor_of(packed, like, self.device_mesh, self.placements), *args, **kwargs)
-        return dtensor_of(local_of(made).view(self.dtype), self, made.device_mesh, made.placements)
+        out = plain(dtensor_of(packed, like, self.device_mesh, self.placements), *args, **kwargs)
+        return dtensor_of(local_of(out).view(self.dtype), self, out.device_mesh, out.placements)
 
     DTensor.redistribute = redistribute
 
@@ -160,11 +161,11 @@ def has_strategy(op: Any) -> bool:
 
 
 TorchCall = Callable[..., Any]
-"""What torch makes of an op's arguments."""
+"""Torch's own op on its arguments."""
 
 
 Handler = Callable[[TorchCall, Any, Sequence[Any], Mapping[str, Any]], Any]
-"""What makes something else of them, given the former, the op and its arguments."""
+"""Replaces an op: takes torch's own, the op and its arguments."""
 
 
 _OF_TORCH_ITSELF = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
@@ -172,8 +173,8 @@ _OF_TORCH_ITSELF = frozenset({"_c10d_functional", "_c10d_functional_autograd", "
 
 
 def take_over_ops(handler_of: Callable[[Any], Handler | None], known: set[str]) -> None:
-    """From now on those ops on DTensors for which there is a handler are done by it; of the ops
-    that there are, those whose names are not `known` yet."""
+    """From now on ops on DTensors are done by their handlers, if they have one. Looks at the ops
+    that exist by now and whose names are not `known` yet."""
     table: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
     new = sorted({*torch._C._dispatch_get_all_op_names()} - known)
     known.update(new)
@@ -206,36 +207,36 @@ def _handled(table: dict[Any, Any], op: Any, known: Any, handler: Handler) -> An
 
 
 def _where_it_is(result: Any, given: Any) -> Any:
-    """The result of an op on what it was `given`. To a rank that is not of a DTensor's mesh torch
-    gives a tensor on the CPU: it is to lie where the rank's pieces do, or an optimizer finds its
-    states on another device than parameters."""
+    """The result of an op on `given`, on the device of the rank's shards. On a rank outside of a
+    DTensor's mesh torch puts it on the CPU: an optimizer would find its states on another device
+    than parameters."""
     if isinstance(result, (list, tuple)):
         return type(result)([_where_it_is(each, given) for each in result])
     if not isinstance(result, DTensor) or is_of(result.device_mesh):
         return result
     first = next(x for x in tree_flatten(given)[0] if isinstance(x, DTensor))
     device = shard_of(first).device
-    piece = shard_of(result)
-    return result if piece.device == device else dtensor_like(piece.to(device), result)
+    shard = shard_of(result)
+    return result if shard.device == device else dtensor_like(shard.to(device), result)
 
 
 def take_over_assignments(shard_for: Callable[[DTensor, Tensor], Tensor | None]) -> None:
-    """From now on `dtensor.data = value` makes `shard_for(dtensor, value)` this rank's piece of it,
-    unless that is None: by itself torch has the piece of before still be what ops read. And
-    `dtensor.grad = value` has a gradient of that piece where the value is a plain tensor."""
+    """From now on `dtensor.data = value` makes `shard_for(dtensor, value)` this rank's shard,
+    unless that is None: with torch alone, ops go on reading the previous shard. For a plain
+    `value`, `dtensor.grad = value` makes a gradient of that shard."""
     data, grad = (vars(torch._C.TensorBase)[name] for name in ("data", "grad"))
 
     def assign_data(self: DTensor, value: Tensor) -> None:
-        piece = shard_for(self, value)
-        if piece is None:
+        shard = shard_for(self, value)
+        if shard is None:
             data.__set__(self, value)
         else:
-            self._local_tensor = piece
+            self._local_tensor = shard
 
     def assign_grad(self: DTensor, value: Tensor | None) -> None:
         if value is not None and not isinstance(value, DTensor):
-            piece = shard_for(self, value)
-            value = value if piece is None else dtensor_like(piece, self)
+            shard = shard_for(self, value)
+            value = value if shard is None else dtensor_like(shard, self)
         grad.__set__(self, value)
 
     _DTENSOR.data = property(data.__get__, assign_data)
@@ -243,22 +244,22 @@ def take_over_assignments(shard_for: Callable[[DTensor, Tensor], Tensor | None])
 
 
 def take_over_copies(concerns: Callable[[DTensor], bool]) -> None:
-    """From now on `copy.deepcopy` of a DTensor that `concerns` is true of, and is no parameter,
-    is one of a copied piece: torch takes it for a tensor that has memory itself."""
+    """From now on `copy.deepcopy` copies the shard of a DTensor that `concerns` is true of and that
+    is no parameter. Torch would take it for a tensor that has memory itself."""
     plain = DTensor.__deepcopy__
 
     def copied(self: DTensor, memo: dict[int, Any]) -> Any:
         if id(self) in memo or self.requires_grad or not concerns(self):
             return plain(self, memo)
-        made = memo[id(self)] = dtensor_like(shard_of(self).clone(), self)
-        return made
+        copy = memo[id(self)] = dtensor_like(shard_of(self).clone(), self)
+        return copy
 
     _DTENSOR.__deepcopy__ = copied
 
 
 def take_over_wholes(whole: Callable[[Callable[[DTensor], Tensor], DTensor], Tensor]) -> None:
-    """From now on `dtensor.full_tensor()` is `whole` of how torch would make it, and the
-    DTensor."""
+    """From now on `dtensor.full_tensor()` is `whole(plain, dtensor)`, where `plain` is torch's
+    own."""
     plain = DTensor.full_tensor
 
     @wraps(plain)
@@ -269,9 +270,8 @@ def take_over_wholes(whole: Callable[[Callable[[DTensor], Tensor], DTensor], Ten
 
 
 def take_over_readings(whole: Callable[[DTensor], Tensor | None]) -> None:
-    """From now on what a script reads of a DTensor, as text, in a format or as an array, is what it
-    reads of `whole(dtensor)`, a plain tensor, unless that is None: by itself torch tells of this
-    rank's piece, or refuses."""
+    """From now on a DTensor read as text, in a format or as an array reads as `whole(dtensor)`, a
+    plain tensor, unless that is None. Torch alone shows this rank's shard, or refuses."""
     for name in ("__array__", "__dlpack__", "__format__", "__repr__", "numpy", "tolist"):
         setattr(_DTENSOR, name, _reading(getattr(DTensor, name), name, whole))
 
@@ -280,26 +280,25 @@ def take_over_pickling(
     whole: Callable[[DTensor], Tensor | None],
     storage_of: Callable[[Tensor, DTensor], torch.UntypedStorage],
 ) -> None:
-    """From now on `whole(dtensor)`, a plain tensor, is what is pickled of a DTensor, unless that is
-    None. Who asks which tensors share memory, before they are saved, is told by `storage_of` of
-    their pieces, and those are what processes share: a DTensor has no storage itself, and torch
-    ends where it looks for it.
+    """From now on a DTensor is pickled as `whole(dtensor)`, a plain tensor, unless that is None.
+    Libraries that ask which tensors share memory before they save get `storage_of` their shards.
+    Processes share the shards: a DTensor has no storage itself, and torch crashes looking for it.
 
-    The process of `dcp.async_save` gets DTensors: it writes this rank's pieces of them, with those
+    The process of `dcp.async_save` gets DTensors: it writes this rank's shards of them, with those
     of the other ranks. A thread sends them there while the script trains on."""
     sends = threading.local()
     send = _AsyncCheckpointProcess._send
 
     @wraps(send)
     def send_shards(self: Any, data: Any) -> None:
-        sends.pieces = True
+        sends.shards = True
         try:
             send(self, data)
         finally:
-            sends.pieces = False
+            sends.shards = False
 
     def pickled(x: DTensor) -> Tensor | None:
-        return None if getattr(sends, "pieces", False) else whole(x)
+        return None if getattr(sends, "shards", False) else whole(x)
 
     _DTENSOR.__reduce_ex__ = _reading(DTensor.__reduce_ex__, "__reduce_ex__", pickled)
     _DTENSOR.untyped_storage = lambda self: storage_of(shard_of(self), self)
@@ -317,30 +316,30 @@ def _shared(x: DTensor) -> DTensor:
 def _reading(plain: Any, name: str, whole: Callable[[DTensor], Tensor | None]) -> Any:
     @wraps(plain)
     def read(self: DTensor, *args: Any, **kwargs: Any) -> Any:
-        found = whole(self)
-        if found is None:
+        tensor = whole(self)
+        if tensor is None:
             return plain(self, *args, **kwargs)
-        return getattr(found, name)(*args, **kwargs)
+        return getattr(tensor, name)(*args, **kwargs)
 
     return read
 
 
 def shard_of(tensor: DTensor) -> Tensor:
-    """This rank's piece of a DTensor that is stored: no collective is under way for it.
-    `DTensor.to_local` takes ten times as long, for every parameter."""
+    """This rank's shard of a stored DTensor, for which no collective is under way.
+    `DTensor.to_local` takes 10 times as long, for every parameter."""
     return tensor._local_tensor
 
 
 def local_of(tensor: DTensor) -> Tensor:
-    """This rank's piece, plain, once it is there."""
+    """This rank's shard, a plain tensor, once no collective is under way for it."""
     return when_arrived(tensor.to_local())
 
 
 def is_under_way(tensor: Tensor) -> bool:
-    """Whether it is what a functional collective will have made."""
+    """Whether it is the result of a functional collective that may still be under way."""
     return isinstance(tensor, AsyncCollectiveTensor)
 
 
 def when_arrived(tensor: Tensor) -> Tensor:
-    """A plain tensor, once what makes it is done."""
+    """A plain tensor, once the collective that computes it is done."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

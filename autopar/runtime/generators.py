@@ -43,9 +43,9 @@ def replayed(state: Tensor, device: torch.device) -> Generator[None, None, None]
 
 _CPU = torch.device("cpu")
 _MOVED = {"cpu": itemgetter(1, 3, -2, -1), "cuda": itemgetter(0, 1)}
-"""The words of a state that change with what is drawn: on a CPU how much is left of its block of
-numbers, the first of them, and the halves of pairs of normal numbers that are left. To read all of
-its 5 kB takes three times as long."""
+"""The words of a state that change as numbers are drawn. On a CPU: how much is left of its block of
+numbers, the first of them, and the remaining halves of pairs of normal numbers. Reading all of its
+5 kB takes 3 times as long."""
 _POSITIVE = (1 << 63) - 1
 
 
@@ -61,20 +61,20 @@ class Drawing:
 
     @property
     def seed(self) -> int:
-        """What the script has seeded with, as 63 bits."""
+        """The script's seed, as 63 bits."""
         return torch.initial_seed() & _POSITIVE
 
     @property
     def place(self) -> int:
-        """A number for how far the generators have come from there."""
-        found = 0
+        """A digest of how far the generators have come since the seed."""
+        digest = 0
         for device, words, moved in self._read:
             state = generator_state(device)
-            found = hash((found, *moved(words.from_address(state.data_ptr()))))
-        return found
+            digest = hash((digest, *moved(words.from_address(state.data_ptr()))))
+        return digest
 
     def states(self) -> bytes:
-        """Those that all generators are in."""
+        """The states of all generators, one after the other."""
         return b"".join(generator_state(each).numpy().tobytes() for each in self._devices)
 
     def go_on(self, states: bytes) -> None:

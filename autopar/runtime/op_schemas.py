@@ -1,4 +1,4 @@
-"""What the schemas and tags of ops say of them."""
+"""Properties of ops, from their schemas and tags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.runtime.torch_private import flatten
 
 
 def is_pointwise(op: Any) -> bool:
-    """Whether an op makes each element of what stands in its place, and of nothing random."""
+    """Whether an op computes each element from those in its place, and draws nothing."""
     return torch.Tag.pointwise in op.tags and not draws_numbers(op)
 
 
@@ -23,12 +23,12 @@ def draws_numbers(op: Any) -> bool:
 
 
 def gives_tensors(op: Any) -> bool:
-    """Whether all that an op returns are tensors."""
+    """Whether an op returns tensors alone."""
     return all("Tensor" in str(result.type) for result in op._schema.returns)
 
 
 def is_on_lists(op: Any) -> bool:
-    """Whether an op is one of optimizers, on lists of tensors of any meshes."""
+    """Whether an op is an optimizer's, on lists of tensors on any meshes."""
     return op.name().startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp_"))
 
 
@@ -50,21 +50,22 @@ def has_out(op: Any) -> bool:
 
 
 def is_view(op: Any) -> bool:
-    """Whether what an op makes has the memory of an argument, told or, as `kron` relies on, not."""
-    is_told = any(result.alias_info is not None for result in op._schema.returns)
-    return is_told or op is torch.ops.aten._unsafe_view.default
+    """Whether an op's result has the memory of an argument. `_unsafe_view`, which `kron` uses, does
+    not declare it."""
+    is_declared = any(result.alias_info is not None for result in op._schema.returns)
+    return is_declared or op is torch.ops.aten._unsafe_view.default
 
 
 def as_view(op: Any) -> Any:
-    """The op that makes a view of what `op` makes of its argument itself (`squeeze` of `squeeze_`);
-    None if it is not of that kind, or there is none."""
+    """The view op for an op that makes its argument a view in place (`squeeze` for `squeeze_`).
+    None for other ops, or if there is none."""
     if torch.Tag.inplace_view not in op.tags or op is torch.ops.aten.detach_.default:
         return None
     name, _, overload = op.name().removeprefix("aten::").partition(".")
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
     names = (overload,) if overload else ("default", "int")  # `transpose_` is of `transpose.int`
-    found = next((getattr(packet, x) for x in names if hasattr(packet, x)), None)
-    return found if found is not None and is_view(found) else None
+    view = next((getattr(packet, x) for x in names if hasattr(packet, x)), None)
+    return view if view is not None and is_view(view) else None
 
 
 def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -76,13 +77,13 @@ def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
 
 
 def _is_written(op: Any, argument: Any) -> bool:
-    if is_distributed_call(op):  # whose schemas do not say so
+    if is_distributed_call(op):  # whose schemas do not declare it
         return op is not torch.ops.c10d.send.default and argument.name.startswith(_TAKES)
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
 _TAKES = ("output", "tensor")
-"""How arguments of collectives begin that they write to."""
+"""How the names of arguments begin that collectives write to."""
 
 
 def is_distributed_call(op: Any) -> bool:
@@ -98,7 +99,7 @@ def size_of_group(op: Any, args: Sequence[Any]) -> int:
 
 
 def done(result: Any) -> Any:
-    """What an op made, once it is there: collectives return before that."""
+    """The result of an op, once it is complete: collectives return before that."""
     for leaf in flatten(result)[0]:
         if isinstance(leaf, torch.ScriptObject):
             leaf.wait()  # pyright: ignore[reportAttributeAccessIssue]

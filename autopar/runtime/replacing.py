@@ -1,4 +1,4 @@
-"""Attributes of others that are something else for a while."""
+"""Attributes that are replaced for a while."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """All private torch APIs that the training process uses.
 
-`tests/runtime/test_torch_private.py` holds each one's signature against the torch installed.
+`tests/runtime/test_torch_private.py` compares each one's signature with the torch installed.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def timeout_of_world() -> timedelta:
 
 
 def backend_of_two(store: Store, place: int, device: torch.device) -> Any:
-    """What sends between two processes, of which this one is at `place`, with the timeout of the
-    world: gloo, or NCCL for CUDA. It is no process group of torch's: to make one, all processes
-    would have to meet."""
+    """A backend that sends between two processes, of which this one is at `place`, with the timeout
+    of the world: gloo, or NCCL for CUDA. It is no process group of torch's, which all processes
+    would have to make together."""
     if device.type != "cuda":
         return dist.ProcessGroupGloo(store, place, 2, timeout_of_world())
     options = dist.ProcessGroupNCCL.Options()
@@ -180,12 +180,12 @@ def _batch_level() -> int:
 
 
 def rows_of_batch(x: Tensor) -> Tensor:
-    """All of them, along dim 0."""
+    """All gradients of a batch, along dim 0."""
     return torch._remove_batch_dim(x, _batch_level(), 1, 0)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def as_batch(x: Tensor) -> Tensor:
-    """What stands for those along dim 0."""
+    """The batched gradient for those along dim 0."""
     return torch._add_batch_dim(x, 0, _batch_level())  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -195,17 +195,17 @@ def is_transforming() -> bool:
 
 
 def is_transformed(x: Tensor) -> bool:
-    """Whether a tensor is what a function finds inside of a transform of `torch.func`."""
+    """Whether a tensor is wrapped by a transform of `torch.func`."""
     return is_functorch_wrapped_tensor(x)
 
 
 def is_forward_mode() -> bool:
-    """Whether derivatives may be on their way forward: inside of a `dual_level`."""
+    """Whether there may be forward-mode derivatives: inside of a `dual_level`."""
     return forward_ad._current_level >= 0
 
 
 def is_traced() -> bool:
-    """Whether `make_fx` writes down what is computed."""
+    """Whether `make_fx` is tracing."""
     return get_proxy_mode() is not None
 
 
@@ -228,7 +228,7 @@ def keeps_graph() -> bool:
 
 @contextmanager
 def differentiating() -> Generator[None, None, None]:
-    """Inside the kernel of a custom op, which autograd has passed already, it records again."""
+    """Inside, autograd records, although this is the kernel of a custom op, below autograd."""
     with ExitStack() as stack, torch.enable_grad():
         for key in _AUTOGRAD:
             stack.enter_context(_SetExcludeDispatchKeyGuard(key, False))
@@ -243,13 +243,14 @@ _AUTOGRAD = (
 
 
 def loading_by(take: Callable[..., None]) -> AbstractContextManager[None]:
-    """Inside, `take(module, state_dict, prefix, *more)` is what modules do of their own as they
-    load, which those that have methods and hooks for it do in the midst of it."""
+    """Inside, `take(module, state_dict, prefix, *more)` replaces torch's own loading of a module.
+    The modules' own loading methods and hooks call it."""
     return replaced((nn.Module, "_load_from_state_dict", lambda *given: take(*given)))
 
 
 def load_into(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-    """What `load_state_dict` does of one module, with what a file without a version gives."""
+    """Load one module as `load_state_dict` does, with the arguments for a file without a
+    version."""
     module._load_from_state_dict(state, prefix, {}, True, [], [], [])
 
 
@@ -270,8 +271,8 @@ def hand_hooks(old: Tensor, new: Tensor) -> None:
 
 
 def step_next_to(optimizer: Any, before: Any, after: Any) -> None:
-    """Of an optimizer's hooks, that of handle `before` is the last one before a step from now on,
-    and that of `after` the first one after it."""
+    """From now on the hook of handle `before` is the last of an optimizer's hooks before a step,
+    and that of `after` the first after it."""
     optimizer._optimizer_step_pre_hooks.move_to_end(before.id)
     optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
 
@@ -305,8 +306,8 @@ def wrapper_of(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
 
 
 def has_own_ops(tensor: Tensor) -> bool:
-    """Whether it is of a class that computes in ways of its own, and holds other tensors; not of
-    torch's stand-ins without values."""
+    """Whether its class computes ops by itself, and holds other tensors; False for torch's fake
+    tensors."""
     kind, plain = (cast("Any", each) for each in (type(tensor), Tensor))
     own = kind.__torch_dispatch__ is not plain.__torch_dispatch__
     return own and not isinstance(tensor, FakeTensor)
@@ -331,11 +332,11 @@ def inductor(
     not `reuses` memory itself, all of that goes through torch's allocator. Random numbers are drawn
     by torch's kernels: Inductor's own would draw others from the same seed.
 
-    Ops keep their order, which is that of the schedule: Inductor's own passes start a copy or a
-    gather where it is waited for, and what is recomputed before anything needs it.
+    Ops keep the order of the schedule. Inductor's own passes would start a copy or a gather where
+    it is waited for, and recompute long before anything needs the result.
 
-    Takes one list, which it clears: a graph whose only input is a list, marked to be stolen, is the
-    form in which Inductor lets go of inputs before the graph ends.
+    The result takes one list, which it clears. Inductor frees inputs before the graph ends if they
+    are in a list that is the graph's only input and marked to be stolen.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx

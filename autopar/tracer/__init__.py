@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, fx, nn
 from autopar.errors import TraceError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
+from autopar.ir.input_sharding import with_input_shardings
+from autopar.ir.sharding import InputSharding
 from autopar.runtime.process.layouts import check_arguments, check_states
 from autopar.runtime.program.guards import Read
 from autopar.runtime.program.leavings import LeftBehind
@@ -37,8 +41,8 @@ __all__ = ["OutputFilter", "OutputLeaf", "Traced", "only_losses", "trace"]
 @dataclass(frozen=True)
 class OutputLeaf:
     """A leaf of the model's output: item `item` of the graph's output, or the constant `value`.
-    `name` is the way to it ("logits"); `is_cut` says that it has a gradient in eager, and none
-    here, `is_left_out` that it is a tensor in eager and None here."""
+    `name` is the path to it ("logits"). If it `is_cut`, it has a gradient in eager and none here;
+    if it `is_left_out`, it is a tensor in eager and None here."""
 
     item: int | None = None
     value: Any = None
@@ -56,9 +60,9 @@ class Traced:
     "buffer:NAME", "input:I" (flat leaf I of (args, kwargs)), "tangent:POS" (flat leaf POS of the
     output). `in_spec` is what a later call's (args, kwargs) must flatten to; `out_spec` and
     `outputs` rebuild the output. `tied` gives the first name of a parameter for each of its other
-    names. `reads` is what else the program depends on, `leavings` what forward leaves on the model
-    when it is over, `externals` the tensors of the script that are inputs with a gradient, though
-    no module has them (`external_name`).
+    names. `reads` is what else the program depends on. `leavings` is what forward leaves on the
+    model. `externals` are the tensors of the script that are inputs with a gradient, though no
+    module has them (`external_name`).
     """
 
     gm: fx.GraphModule
@@ -82,10 +86,12 @@ def trace(
     strict: bool = False,
     name: str = "",
     selects: OutputFilter = only_losses,
+    input_shardings: Mapping[str, InputSharding] = MappingProxyType({}),
 ) -> Traced:
     """The joint forward and backward graph of `model(*args, **kwargs)`, without computing anything.
 
-    Beside a loss, other outputs have gradients where they are `selects`, or are left out.
+    If there is a loss, `selects` says which other outputs have gradients, and which are left out.
+    `input_shardings` says, by position, which inputs come to the ranks in shards.
 
     Forward only where gradients are off or no parameter requires one. TraceError where the model
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
@@ -96,7 +102,7 @@ def trace(
     check_states(model)
     watch = Watch(model, leaves)
     with watch.around(strict):
-        found, graph = _graph(
+        capture, graph = _graph(
             model, args, kwargs or {}, name or type(model).__name__, selects, watch
         )
     check_followed(model, watch.reads, watch.externals)
@@ -105,24 +111,24 @@ def trace(
     returned = (node for node in graph.nodes if node.op == "output")
     items = {node.target: k for k, node in enumerate(returned) if node.role in forward}
     return Traced(
-        gm=found.gm,
-        graph=graph,
+        gm=capture.gm,
+        graph=with_input_shardings(graph, input_shardings),
         inputs=tuple(
             f"{node.role.value}:{node.target}"
-            for node, fx_node in zip(graph.nodes, found.gm.graph.nodes, strict=False)
+            for node, fx_node in zip(graph.nodes, capture.gm.graph.nodes, strict=False)
             if fx_node.op == "placeholder"
         ),
-        in_spec=found.in_spec,
-        out_spec=found.out_spec,
+        in_spec=capture.in_spec,
+        out_spec=capture.out_spec,
         outputs=tuple(
             OutputLeaf(None, leaf.value, leaf.name, is_left_out=leaf.is_left_out)
             if leaf.role is None
             else OutputLeaf(
                 items[str(i)], None, leaf.name, leaf.has_grad and leaf.role is Role.DETACHED
             )
-            for i, leaf in enumerate(found.outputs)
+            for i, leaf in enumerate(capture.outputs)
         ),
-        tied=found.tied,
+        tied=capture.tied,
         reads=watch.reads,
         leavings=watch.leavings,
         externals=tuple(watch.externals),
@@ -142,13 +148,13 @@ def _graph(
     if runs:
         try:
             with watch.of_short_model(), shortened(model, runs):
-                found, graph = _whole_graph(model, args, kwargs, name, selects, watch)
+                capture, graph = _whole_graph(model, args, kwargs, name, selects, watch)
             for run in runs:
-                graph = _expand(found.gm, graph, run)
+                graph = _expand(capture.gm, graph, run)
         except (TraceError, Different) as error:
             _log.info("%s is traced whole, though blocks repeat: %s", name, error)
         else:
-            return found, graph
+            return capture, graph
     return _whole_graph(model, args, kwargs, name, selects, watch)
 
 
@@ -160,9 +166,9 @@ def _whole_graph(
     selects: OutputFilter,
     watch: Watch,
 ) -> tuple[Capture, Graph]:
-    found = _capture(model, args, kwargs, selects, watch)
+    capture = _capture(model, args, kwargs, selects, watch)
     with torch.autocast("cpu", enabled=False):
-        _normalize(found.gm, found.tied, found.external)
-    graph = with_keys(with_rules(_snapshot(found, name)))
+        _normalize(capture.gm, capture.tied, capture.external)
+    graph = with_keys(with_rules(_snapshot(capture, name)))
     graph.check()
-    return found, graph
+    return capture, graph

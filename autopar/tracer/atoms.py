@@ -19,7 +19,7 @@ from autopar.ir.graph import Atom, Factor, FactorType, Graph, Node, Ref, Role, S
 from autopar.rules.notation import Rule
 from autopar.rules.table import record_of
 
-# Names of atoms, for people: what a dim is, as far as the graph tells.
+# Names of atoms, for people: what a dim is, as far as the graph shows.
 
 _INPUT_DIMS = ("batch", "seq")
 _FLOAT_INPUT_DIMS = {
@@ -30,8 +30,8 @@ _FLOAT_INPUT_DIMS = {
 
 
 def atom_names(nodes: Sequence[Node], num_atoms: int) -> list[str]:
-    """A name for each atom, no two the same: by the first thing that tells what it is, otherwise
-    a0, a1, ... in order of appearance."""
+    """A name for each atom, all different: from the first hint of what it is, otherwise a0, a1, ...
+    in order of appearance."""
     names: dict[int, str] = {}
     counts: dict[str, int] = {}
     for atom, name in _hints(nodes):
@@ -74,8 +74,8 @@ class Cells:
         return len(self.sizes) - 1
 
     def leaves(self, cells: Iterable[int]) -> list[int]:
-        """The cells that `cells` are made of, outermost first; those of size 1 left out."""
-        found: list[int] = []
+        """The unsplit cells that `cells` consist of, outermost first, without those of size 1."""
+        leaves: list[int] = []
         pending = list(cells)[::-1]
         while pending:
             cell = self._joined[pending.pop()]
@@ -83,12 +83,12 @@ class Cells:
             if halves is not None:
                 pending += halves[::-1]
             elif self.sizes[cell] != 1:
-                found.append(cell)
-        return found
+                leaves.append(cell)
+        return leaves
 
     def equate(self, left: Iterable[int], right: Iterable[int]) -> bool:
-        """Make two products of cells the same, outermost first. False, and nothing changes beyond
-        what is already equal, where their sizes have no common refinement (6 x 4 and 4 x 6)."""
+        """Equate two products of cells, outermost first. False if their sizes have no common
+        refinement (6 x 4 and 4 x 6); then nothing more becomes equal."""
         a, b = self.leaves(left), self.leaves(right)
         if a == b:
             return True
@@ -150,9 +150,9 @@ def with_atoms(
     graph: Graph, rules: Sequence[Rule | None], alike: Iterable[tuple[Ref, Ref]]
 ) -> Graph:
     """`graph` with atoms, parts of every dim and factors of every node. `rules[k]` is the rule of
-    node k; None for what has none (placeholders, output items, unknown ops). `alike` pairs tensors
-    of equal shape whose dims are the same: a parameter and its gradient, the same parameter of two
-    layers."""
+    node k; None for nodes without one (placeholders, output items, unknown ops). `alike` pairs
+    tensors of equal shape whose dims are the same: a parameter and its gradient, the same parameter
+    of two layers."""
     tensors = _Tensors(graph)
     for left, right in alike:
         for a, b in zip(tensors[left], tensors[right], strict=True):
@@ -229,8 +229,8 @@ def joint_factor(name: str, members: Sequence[Factor]) -> Factor:
 def _factors(
     tensors: _Tensors, node: Node, rule: Rule, cells: dict[str, int], index: dict[int, int]
 ) -> Iterator[Factor]:
-    """The factors of an op, whose letters have `cells`: the atoms of each letter, and where they
-    are. A letter whose dims could not be made the same is whole, in each tensor by itself."""
+    """The factors of an op, whose letters have `cells`: the atoms of each letter, and their slots.
+    A letter whose dims could not be equated is whole, in each tensor by itself."""
     around = tensors.around(node)
     leaves = tensors.cells.leaves
     slots: dict[tuple[str, int], list[Slot | None]] = {}
@@ -257,7 +257,7 @@ def _factors(
         atoms = leaves([cells[letter]])
         name = letter if len(atoms) == 1 else f"{letter}.{k}"
         exchanged = letter in rule.exchanged
-        # The positions along a dim that a rank holds are a range if its outermost atom is cut.
+        # A rank's positions along a dim are a range if the outermost atom is cut.
         whole = letter in rule.whole or letter in misfits or (exchanged and k > 0)
         factor = Factor(
             name,
@@ -267,7 +267,7 @@ def _factors(
             FactorType.NEEDS_REPLICATION if whole else rule.type_of(letter),
             positional=letter in rule.positional and not whole,
         )
-        # The atoms of a parallel letter are as good as one another; of others only the outermost.
+        # Any atom of a parallel letter may be sharded; of other letters only the outermost.
         if letter not in misfits and (k == 0 or not (whole or exchanged)):
             named.setdefault(letter, []).append(factor)
         yield factor

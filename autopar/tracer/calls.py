@@ -1,7 +1,8 @@
-"""Calls of torch that are answered otherwise while a model is traced: attention, or a recurrent
-layer, is one op, gradients are dense, what a mask picks is assigned without counting it, data that
-is set is changed in place, and values that the model looks at are told if they do not depend on
-data."""
+"""Calls of torch that are replaced while a model is traced.
+
+Attention, or a recurrent layer, is one op. Gradients are dense. Assignment through a mask does not
+count what the mask picks. Data that is set is changed in place. A value that the model looks at is
+given if it does not depend on data."""
 
 from __future__ import annotations
 
@@ -28,34 +29,34 @@ from autopar.tracer.remedies import Refusal, function_name
 from autopar.tracer.updates import put_into
 
 
-def _unheard(_effect: str, _remedy: str) -> None:
-    """What nobody is to be told."""
+def _ignore(_effect: str, _remedy: str) -> None:
+    """Ignore an effect."""
 
 
 class CallMode(TorchFunctionMode):
-    """Answers the calls of `_INSTEAD`, and those that look at a tensor's value as far as it is
-    `known`. What a forward of `model` does for once is a `note`: (what, what to do)."""
+    """Replaces the calls of `_INSTEAD`, and those that look at a tensor's value if it is `known`.
+    Effects of forward that its program will not have go to `note`: (effect, what to do)."""
 
     def __init__(
         self,
         known: Known | None = None,
         model: nn.Module | None = None,
-        note: Callable[[str, str], None] = _unheard,
+        note: Callable[[str, str], None] = _ignore,
     ) -> None:
         super().__init__()
         self._known = known
-        # Now: what is read of modules later counts as read by the forward (`watch`).
+        # Read now: later reads of modules would count as forward's (`watch`).
         modules = () if model is None else model.modules()  # A model may have a length of 0.
         self._parameters = [each._parameters for each in modules]
         self._note = note
-        # What decides whether a clamp stands, by its code and line.
+        # The conditions of a clamp, by its code and line.
         self._conditions: dict[tuple[CodeType, int], list[Tensor]] = {}
         self._failed: tuple[BaseException, str] | None = None
         self.refused: Exception | None = None
-        """What cannot be traced: eager does it, so that a model that catches the error, and goes on
-        otherwise, would be another one."""
+        """The error of what cannot be traced. Eager raises none, so that a model that catches the
+        error, and computes something else, would be another one."""
         self.spends_graphs = False
-        """Whether `torch.autograd.grad` was called, and kept nothing for another backward."""
+        """Whether `torch.autograd.grad` was called, and freed the graph for another backward."""
 
     def name_of(self, error: BaseException) -> str:
         """The function of torch that `error` came from, as it was called; "" if none."""
@@ -112,14 +113,14 @@ class CallMode(TorchFunctionMode):
         if func is torch.clamp and self._conditions:
             place = users_place()
             conditions = self._conditions.pop((place.code, place.line), ())
-            found = func(*args, **kwargs)
+            clamped = func(*args, **kwargs)
             for met in conditions:
-                found = torch.where(met, found, args[0])
-            return found
+                clamped = torch.where(met, clamped, args[0])
+            return clamped
         return func(*args, **kwargs)
 
     def _answered(self, func: Callable[..., Any], look: Look, tensor: Tensor) -> Any:
-        """What who looks at `tensor` is told, in a line that has the same ops whatever it finds."""
+        """The answer to a look at `tensor`, in a line that has the same ops whatever the answer."""
         place = users_place()
         if look.clamps is not None:
             met = tensor if look.answer else tensor.logical_not()
@@ -139,7 +140,7 @@ class CallMode(TorchFunctionMode):
         return any(tensor is x for table in self._parameters for x in table.values())
 
     def _picks_known(self, x: Tensor, index: Any, *value: Any) -> bool:
-        """Whether a mask whose value is known picks from `x`, or takes what is not one value."""
+        """Whether a known mask picks from `x`, or assigns more than one value to what it picks."""
         if self._known is None or not (isinstance(index, Tensor) and index.dtype is torch.bool):
             return False
         is_one = any(_is_one(given, x.dim() - index.dim()) for given in value)
@@ -158,7 +159,7 @@ def _where(mask: Tensor) -> tuple[Tensor, ...]:
 
 
 class _Answer:
-    """A value of which nothing is known but what whoever looks at it is told: yes, or no."""
+    """An unknown value that gives one answer, True or False, to all that look at it."""
 
     def __init__(self, answer: bool) -> None:
         self._answer = answer
@@ -171,7 +172,8 @@ class _Answer:
 
 
 def _embedding(*args: Any, **kwargs: Any) -> Tensor:
-    """Its gradient dense, which is the same numbers: a parameter in shards has no sparse one."""
+    """`F.embedding` with a dense gradient, which has the same numbers: the gradient of a sharded
+    parameter cannot be sparse."""
     return F.embedding(*args[:6], **{**kwargs, "sparse": False})
 
 
@@ -188,28 +190,28 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Its gradient dense; and bags of one length as a lookup and a sum, which can be sharded by
-    bags, rows and columns."""
+    """`F.embedding_bag` with a dense gradient. Bags of one length become a lookup and a sum, which
+    can be sharded by bags, rows and columns."""
     norm = max_norm, norm_type, scale_grad_by_freq
     even = input.dim() == 2 and not input.is_floating_point() and bool(input.shape[1])
     even = even and offsets is None and padding_idx is None
     if even and (mode == "sum" or (mode == "mean" and per_sample_weights is None)):
-        found = F.embedding(input, weight, None, *norm)
+        rows = F.embedding(input, weight, None, *norm)
         if per_sample_weights is not None:
-            found = found * per_sample_weights.unsqueeze(-1)
-        return found.sum(1) if mode == "sum" else found.mean(1)
+            rows = rows * per_sample_weights.unsqueeze(-1)
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
     rest = per_sample_weights, include_last_offset, padding_idx
     return F.embedding_bag(input, weight, offsets, *norm, mode, False, *rest)
 
 
 def _is_one(value: Any, dims: int) -> bool:
-    """Whether a value has no dim for what is picked, of which each has `dims`."""
+    """Whether a value is one for all items that are picked, each of which has `dims`."""
     return value.dim() <= dims if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
 def _assign(x: Tensor, index: Any, value: Any) -> None:
-    """`x[index] = value`. Of what a mask picks, all gets one value: how much it is need not be
-    known, as it would be for the value's gradient."""
+    """`x[index] = value`. With a mask and one value for all that it picks, this is a `where`: the
+    number of picked items need not be known."""
     picks = isinstance(index, Tensor) and index.dtype == torch.bool
     if picks and index.shape == x.shape[: index.dim()] and _is_one(value, x.dim() - index.dim()):
         mask = index[(..., *[None] * (x.dim() - index.dim()))]
@@ -219,12 +221,12 @@ def _assign(x: Tensor, index: Any, value: Any) -> None:
 
 
 def _hold(condition: Any, message: str) -> None:
-    """An assertion of a tensor is taken to hold."""
+    """An assertion, which holds if it is of a tensor."""
     assert isinstance(condition, Tensor) or condition, message
 
 
 def _tensor(data: Any, **options: Any) -> Tensor:
-    """`torch.tensor` of a list that has tensors without dims in it, without gradient."""
+    """`torch.tensor` of a list, which may hold tensors without dims; without gradient."""
     leaves = torch_private.tree_flatten(data)[0] if isinstance(data, list | tuple) else []
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
         return torch.tensor(data, **options)
@@ -251,8 +253,8 @@ _multi_head_attention = FunctionType(
     },
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
-"""PyTorch's own, whose attention is one op too: what a function of torch calls is not seen here,
-nor by other modes, which it would be handed to as a whole."""
+"""PyTorch's own function, with attention as one op. Calls inside a function of torch are not seen
+here: modes only see the function as a whole."""
 
 _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: attend,
@@ -279,7 +281,7 @@ _LOOKS = frozenset(
         *_ARRAYS,
     }
 )
-"""What makes a number, or numbers, of a tensor."""
+"""Methods that turn a tensor into a number, or numbers."""
 
 _SHOWS = frozenset({Tensor.__repr__, Tensor.__format__})
 _HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook})

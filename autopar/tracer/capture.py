@@ -1,7 +1,7 @@
 """From a model and its inputs to one joint forward and backward FX graph, on fake tensors.
 
-Parameters, buffers and inputs are stood in for by fake CPU tensors of their global shapes, so
-nothing is computed or allocated, whatever device the model is on; the model comes back as it was.
+Fake CPU tensors of global shapes stand for parameters, buffers and inputs, so nothing is computed
+or allocated, whatever device the model is on. The model is as before afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from autopar.tracer.watch import Watch, untouched
 from autopar.tracer.wrappers import unwrapped
 
 PREFIX = "model."
-"""What the wrapper puts before the names of the model's parameters and buffers."""
+"""The wrapper's prefix of the names of the model's parameters and buffers."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -46,15 +46,15 @@ another one is a loss; None if it is not to be returned, unless it is a loss."""
 
 
 def only_losses(_position: int, _name: str) -> bool:
-    """What is `OutputFilter` where nothing is asked for."""
+    """The default `OutputFilter`."""
     return False
 
 
 @dataclass(frozen=True)
 class CapturedLeaf:
-    """A leaf of the model's output: a tensor of `role`, or the constant `value`. `name` is the way
+    """A leaf of the model's output: a tensor of `role`, or the constant `value`. `name` is the path
     to it ("logits"), and `has_grad` says whether it has a gradient in eager. It `is_left_out` if it
-    is a tensor that nobody wants."""
+    is a tensor that is not returned."""
 
     role: Role | None = None
     value: Any = None
@@ -79,8 +79,7 @@ class Capture:
     external: frozenset[str] = frozenset()
 
     def name_of(self, desc: torch_private.AOTInput) -> str:
-        """The user's name of the parameter or buffer that a descriptor speaks of; of several, the
-        first."""
+        """The user's name of the parameter or buffer of a descriptor; of several, the first."""
         assert isinstance(desc, torch_private.ParamAOTInput | torch_private.BufferAOTInput)
         name = desc.target.removeprefix(PREFIX)
         return self.tied.get(name, name)
@@ -91,8 +90,8 @@ class Capture:
 
 
 class _Step(nn.Module):
-    """Calls `model` on the tensor leaves of its inputs; returns the tensor leaves of its output,
-    without gradient where none is wanted, and keeps what they are."""
+    """Calls `model` on the tensor leaves of its inputs. Returns the tensor leaves of its output,
+    without gradient where none is requested, and describes them in `outputs`."""
 
     def __init__(
         self,
@@ -139,30 +138,30 @@ class _Step(nn.Module):
             result = self.model(*args, **kwargs)
         if self.calls.refused is not None:
             raise self.calls.refused
-        found, self.out_spec = torch_private.tree_flatten(result)
+        outputs, self.out_spec = torch_private.tree_flatten(result)
         if self.meet == self.watch.meet and self.watch.discoveries == self.discoveries:
-            check_paths(found)
-        names = _names(found, result)
-        roles = output_roles(found, [self.selects(i, name) for i, name in enumerate(names)])
+            check_paths(outputs)
+        names = _names(outputs, result)
+        roles = output_roles(outputs, [self.selects(i, name) for i, name in enumerate(names)])
         spent: set[int] = set()
         if self.calls.spends_graphs:
-            spent = {i for i, role in enumerate(roles) if role and is_spent(found[i])}
+            spent = {i for i, role in enumerate(roles) if role and is_spent(outputs[i])}
             roles = [Role.DETACHED if i in spent else role for i, role in enumerate(roles)]
         self.outputs = tuple(
             CapturedLeaf(role, None, name, x.requires_grad and i not in spent, role is None)
             if isinstance(x, Tensor)
             else CapturedLeaf(role, x, name)
-            for i, (x, role, name) in enumerate(zip(found, roles, names, strict=True))
+            for i, (x, role, name) in enumerate(zip(outputs, roles, names, strict=True))
         )
         # An output that shares memory with another tensor would be rebuilt outside of the graph.
         return tuple(
             x.detach().clone() if role is Role.DETACHED else x.clone()
-            for x, role in zip(found, roles, strict=True)
+            for x, role in zip(outputs, roles, strict=True)
             if role is not None
         )
 
     def stand_in(self, make: Callable[[Tensor], Tensor]) -> None:
-        """From now on there are stand-ins in the place of all that is no input."""
+        """Put stand-ins in the place of all tensors that are no inputs."""
         self.external = replace_states(self.model, make, self.watch.overwritten)
         for number, tensor in enumerate(self.externals):
             name = external_name(number)
@@ -170,18 +169,18 @@ class _Step(nn.Module):
             self.external |= {name}
 
     def _substitutes(self) -> dict[int, Tensor]:
-        """What stands for a parameter of the model, or an external tensor, where forward finds it
-        elsewhere than in its module."""
+        """The stand-ins of parameters and external tensors, by identity, for places other than
+        modules in which forward finds them."""
         states = {number: table.get(name) for number, table, name in self.held}
-        found = {number: state for number, state in states.items() if state is not None}
+        substitutes = {number: state for number, state in states.items() if state is not None}
         pairs = enumerate(self.externals)
-        return found | {id(x): self.get_buffer(external_name(number)) for number, x in pairs}
+        return substitutes | {id(x): self.get_buffer(external_name(number)) for number, x in pairs}
 
 
 def _names(leaves: list[Any], result: Any) -> list[str]:
-    """What users call each leaf of an output: the way to it (`more.1`), or else its position."""
-    ways = {id(value): path for path, value in _item_paths(result) if path}
-    return [ways.get(id(leaf), str(i)) for i, leaf in enumerate(leaves)]
+    """The name of each leaf of an output: the path to it (`more.1`), or else its position."""
+    paths = {id(value): path for path, value in _item_paths(result) if path}
+    return [paths.get(id(leaf), str(i)) for i, leaf in enumerate(leaves)]
 
 
 def _item_paths(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -200,9 +199,9 @@ def _item_paths(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def output_roles(leaves: list[Any], selected: list[bool | None]) -> list[Role | None]:
     """The role of each leaf of a model's output; None for what is no tensor, or not returned.
 
-    Scalars that can be differentiated are losses, and then of the others only what is `selected`
-    has a gradient; without one, every tensor that can be differentiated has one. Where gradients
-    are off, floating-point tensors stand for those that can be differentiated.
+    Scalars that can be differentiated are losses. If there is a loss, only `selected` other outputs
+    have a gradient; without one, every tensor that can be differentiated has one. Where gradients
+    are off, all floating-point tensors count as differentiable.
     """
     graded = any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
 
@@ -211,21 +210,21 @@ def output_roles(leaves: list[Any], selected: list[bool | None]) -> list[Role | 
         return floating and (x.requires_grad or not graded)
 
     losses = [differentiable(x) and x.dim() == 0 for x in leaves]
-    found: list[Role | None] = []
+    roles: list[Role | None] = []
     for x, is_loss, want in zip(leaves, losses, selected, strict=True):
         if isinstance(x, Tensor):
             is_value = differentiable(x) and (want or not any(losses))
             role = Role.LOSS if is_loss else Role.VALUE if is_value else Role.DETACHED
-            found.append(None if want is None and not is_loss else role)
+            roles.append(None if want is None and not is_loss else role)
         elif isinstance(x, _PLAIN):
-            found.append(None)
+            roles.append(None)
         else:
             name = type(x).__qualname__
             raise TraceError(
                 f"the model returns a {name}, which autopar cannot look into: return tensors in "
                 f"tuples, lists or dicts, or register {name} with torch.export.register_dataclass"
             )
-    return found
+    return roles
 
 
 def capture(
@@ -270,8 +269,8 @@ def _captured(
     try:
         return _joint_graph(model, leaves, spec, selects, watch, as_compiled=True)
     except TraceError as error:
-        # What the model looks at may follow from its code alone. And some models leave out what
-        # they need where they are compiled, and run in eager alone.
+        # The values that the model looks at may follow from its code alone. And some models skip
+        # something that they need when they are compiled: they only run as in eager.
         compiled = is_data_dependent(error)
         watch.spare_replaced()
         try:
@@ -297,7 +296,7 @@ def _joint_graph(
         staged(model, leaves, spec, stand_in, paths, selects, watch) as (step, fakes),
         warnings.catch_warnings(),
     ):
-        # Of a backward that fails, which the error tells, and which may be tried again.
+        # This warning is of a backward that fails: the error says so, and it may be tried again.
         warnings.filterwarnings("ignore", "Error detected in")
         step.known = mode if isinstance(mode, Known) else None
         step.meet = watch.meet
@@ -323,7 +322,7 @@ def staged(
     watch: Watch,
 ) -> Generator[tuple[_Step, tuple[Tensor, ...]], None, None]:
     """The step of `model` and the tensors to call it on, with stand-ins for parameters, buffers and
-    inputs; inside, the model is made ready for it."""
+    inputs. Inside, the model is prepared for the call."""
     given = [stand_in(x) if isinstance(x, Tensor) else x for x in leaves]
     with ExitStack() as stack:
         stack.enter_context(untouched(model.modules()))

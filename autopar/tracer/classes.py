@@ -1,8 +1,8 @@
-"""Which nodes take one decision: the keys of block classes.
+"""Which nodes share a decision: the keys of classes.
 
 A key is the module's path with numbers replaced by `*`, the phase, the op's name and its ordinal
 among the module's ops of that name: `model.layers.*.mlp.down_proj:forward:mm.0`. Nodes of one key
-are alike in op, arguments, types and factors; where they are not, all but the first sort get a
+are alike in op, arguments, types and factors. Where they differ, all variants but the first get a
 suffix: `~1`, `~2`.
 """
 
@@ -31,13 +31,13 @@ def pattern(path: str) -> str:
 def with_keys(graph: Graph) -> Graph:
     """`graph` with the key of every node."""
     ordinals = Counter[tuple[str, str, str]]()
-    sorts: dict[str, dict[object, int]] = {}
+    variants: dict[str, dict[object, int]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
         base = _base_key(node, ordinals)
-        seen = sorts.setdefault(base, {})
-        sort = seen.setdefault(_signature(graph, node), len(seen))
-        nodes.append(replace(node, key=f"{base}~{sort}" if sort else base))
+        numbers = variants.setdefault(base, {})
+        variant = numbers.setdefault(_signature(graph, node), len(numbers))
+        nodes.append(replace(node, key=f"{base}~{variant}" if variant else base))
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -78,14 +78,15 @@ def _signature(graph: Graph, node: Node) -> object:
 
 
 def without_refs(arg: Arg) -> object:
-    """An argument with "tensor" for every tensor, told apart from equal numbers of other types."""
+    """An argument with "tensor" for every tensor; numbers come with their type, so that 1 and True
+    differ."""
     if isinstance(arg, tuple):
         return tuple(without_refs(a) for a in arg)
     return "tensor" if isinstance(arg, Ref) else (type(arg).__name__, arg)
 
 
 def _form(graph: Graph, tensor: TensorType) -> object:
-    """A tensor's type up to which atoms it is made of."""
+    """A tensor's type, with the sizes of its atoms in the place of the atoms."""
 
     def sizes(parts: Iterable[int]) -> tuple[tuple[int, bool], ...]:
         return tuple((graph.atoms[a].size, graph.atoms[a].in_param) for a in parts)

@@ -1,9 +1,8 @@
-"""Ops written as others: what shards better in pieces, and what nobody has described as a whole.
+"""Decompositions: of ops whose parts shard better than the whole, and of ops without a rule.
 
-Some are split by passes of their own (`split_biased_matmuls` and those behind it). An op of
-`DECOMPOSITIONS` becomes the ops of its function there. Any other op without a rule becomes what
-torch's core decompositions make of it, again and again, until every op has a rule or no
-decomposition is left.
+Some ops are split by passes of their own (`split_biased_matmuls` and those behind it). An op of
+`DECOMPOSITIONS` becomes the ops of its function there. Any other op without a rule is decomposed by
+torch's core decompositions, repeatedly, until every op has a rule or no decomposition.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from autopar.tracer.fx_graphs import META, replace_node
 from autopar.tracer.fx_graphs import call_before as _before
 from autopar.tracer.snapshot import call_of
 
-# Batch norm and variances in pieces whose sums may be spread over ranks.
+# Batch norm and variances as ops whose sums may be spread over ranks.
 #
 # The statistics of a batch are sums over all of it, so that they are right however the batch is
-# sharded. With them given, batch norm in training is batch norm in inference, one fused kernel.
+# sharded. With given statistics, batch norm in training is batch norm in inference, one fused
+# kernel.
 
 aten = torch.ops.aten
 _INFERENCE = aten._native_batch_norm_legit_no_training.default
@@ -61,8 +61,8 @@ def batch_norm_decomposed(
     if not training:
         if running_mean is None or running_var is None:
             return NotImplemented
-        found = _INFERENCE(x, weight, bias, running_mean, running_var, momentum, eps)
-        return *found, running_mean.clone(), running_var.clone()
+        outputs = _INFERENCE(x, weight, bias, running_mean, running_var, momentum, eps)
+        return *outputs, running_mean.clone(), running_var.clone()
     y, mean, invstd, var = _normalised(x, weight, bias, running_mean, momentum, eps)
     count = x.numel() // x.shape[1]
     if running_mean is not None and running_var is not None:
@@ -117,8 +117,8 @@ def batch_norm_backward_decomposed(
     eps: float,
     mask: Sequence[bool],
 ) -> Any:
-    """aten.native_batch_norm_backward: with the statistics held fixed, as in inference, and what
-    they add as functions of x: dx -= w / std / n * (db + (x - mean) / std * dw)."""
+    """aten.native_batch_norm_backward: the gradient with fixed statistics, as in inference, plus
+    that of the statistics as functions of x: dx -= w / std / n * (db + (x - mean) / std * dw)."""
     if not train or mean is None or invstd is None:
         return NotImplemented
     var = 1 / (invstd * invstd) - eps
@@ -145,9 +145,9 @@ def _variance(
 ) -> tuple[Tensor, Tensor]:
     dims = [d % x.dim() for d in dim or range(x.dim())] if x.dim() else []
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    found = _moments(exact, dims, 1 if correction is None else correction)
+    statistics = _moments(exact, dims, 1 if correction is None else correction)
     shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims]
-    var, mean = (t.reshape(shape).to(x.dtype) for t in found)
+    var, mean = (t.reshape(shape).to(x.dtype) for t in statistics)
     return var, mean
 
 
@@ -180,13 +180,13 @@ Decomposition = Callable[..., Any]
 
 DECOMPOSITIONS: dict[Any, Decomposition] = {
     **NORM_DECOMPOSITIONS,
-    # A view whose numbers are other ones than its memory's cannot be sent.
+    # A view whose values differ from its memory's cannot be sent.
     aten._conj.default: aten._conj_physical.default,
 }
 
 
 def decompose_ops(gm: fx.GraphModule) -> fx.GraphModule:
-    """Replace ops by their pieces, and ops without a rule by their decompositions."""
+    """Replace ops of `DECOMPOSITIONS`, and ops without a rule, by their decompositions."""
     pending = [node for node in reversed(gm.graph.nodes) if node.op == "call_function"]
     while pending:
         node = pending.pop()
@@ -201,41 +201,41 @@ def decompose_ops(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _replace(node: fx.Node, function: Decomposition) -> list[fx.Node]:
-    """Put the ops that `function` calls in the place of `node`; those ops. None where it declines,
-    or computes tensors of other shapes."""
+    """Put the ops that `function` calls in the place of `node`. Returns these ops, none where the
+    function declines, or computes tensors of other shapes."""
     sources = list(dict.fromkeys(node.all_input_nodes))
     several = isinstance(node.meta["val"], tuple | list)
-    wanted = node.meta["val"] if several else (node.meta["val"],)
+    expected = node.meta["val"] if several else (node.meta["val"],)
 
     def call(*tensors: Tensor) -> Any:
         given = dict(zip(sources, tensors, strict=True))
         args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
-        found = function(*map(_own, args), **{k: _own(value) for k, value in kwargs.items()})
-        trusted = found is NotImplemented or node.target in DECOMPOSITIONS
-        return found if trusted else _cast(found, wanted, several=several)
+        output = function(*map(_own, args), **{k: _own(value) for k, value in kwargs.items()})
+        trusted = output is NotImplemented or node.target in DECOMPOSITIONS
+        return output if trusted else _cast(output, expected, several=several)
 
     traced = torch_private.ops_of(call, [source.meta["val"] for source in sources])
     if traced is None:
         return []
-    results = traced.graph.output_node().args[0]
-    found = results if isinstance(results, tuple | list) else (results,)
-    if not _alike(found, wanted):
+    returned = traced.graph.output_node().args[0]
+    results = returned if isinstance(returned, tuple | list) else (returned,)
+    if not _alike(results, expected):
         return []
     copies = dict(zip(traced.graph.find_nodes(op="placeholder"), sources, strict=True))
-    made = _copy(node, traced, copies)
+    ops = _copy(node, traced, copies)
     if several:
         for user in list(node.users):
             _, which = user.args
             assert isinstance(which, int)
-            replace_node(user, copies[found[which]])
+            replace_node(user, copies[results[which]])
         node.graph.erase_node(node)
     else:
-        replace_node(node, copies[found[0]])
-    return made
+        replace_node(node, copies[results[0]])
+    return ops
 
 
 def _cast(raw: Any, expected: Sequence[Any], *, several: bool) -> Any:
-    """Results in the dtypes of the op's."""
+    """The results `raw` in the dtypes of `expected`, those of the op."""
     results = raw if several else (raw,)
     if len(results) != len(expected):
         return raw
@@ -247,13 +247,13 @@ def _cast(raw: Any, expected: Sequence[Any], *, several: bool) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """FX's lists cannot be changed; a function may change those it is given."""
+    """A value with lists that a function may change, unlike FX's."""
     return [_own(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _alike(results: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Whether the results are of the shapes that the op's are; what is None is left out. Dtypes are
-    those of the pieces: of statistics under autocast, fake tensors and kernels disagree."""
+    """Whether the results have the shapes of the op's results, but for those that are None. Dtypes
+    are not compared: for statistics under autocast, fake tensors and kernels disagree."""
     if len(results) != len(expected):
         return False
     pairs = [
@@ -269,7 +269,7 @@ def _alike(results: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 def _copy(node: fx.Node, traced: fx.GraphModule, copies: dict[fx.Node, fx.Node]) -> list[fx.Node]:
     """The ops of `traced` in front of `node`, in its place in the model."""
-    made: list[fx.Node] = []
+    ops: list[fx.Node] = []
     with node.graph.inserting_before(node):
         for inner in traced.graph.nodes:
             if inner.op in ("placeholder", "output"):
@@ -278,8 +278,8 @@ def _copy(node: fx.Node, traced: fx.GraphModule, copies: dict[fx.Node, fx.Node])
             copy.meta = {key: node.meta[key] for key in META if key in node.meta}
             copy.meta["val"] = inner.meta["val"]
             copies[inner] = copy
-            made.append(copy)
-    return made
+            ops.append(copy)
+    return ops
 
 
 # Passes that split an op in two where one of the parts shards better than the whole.
@@ -288,23 +288,23 @@ _NONE, _MEAN = 0, 1  # at::Reduction
 
 
 def split_biased_matmuls(gm: fx.GraphModule) -> fx.GraphModule:
-    """addmm as mm and add: the product may then be summed over ranks before the bias is added,
+    """addmm as mm and add: the matmul may then be summed over ranks before the bias is added,
     once."""
     for node in gm.graph.find_nodes(op="call_function", target=aten.addmm.default):
         if node.kwargs:
             continue
         bias, left, right = node.args
-        product = _before(node, aten.mm.default, (left, right), node.meta["val"])
-        total = _before(node, aten.add.Tensor, (product, bias), node.meta["val"])
+        matmul = _before(node, aten.mm.default, (left, right), node.meta["val"])
+        total = _before(node, aten.add.Tensor, (matmul, bias), node.meta["val"])
         replace_node(node, total)
     return gm
 
 
 def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
-    """native_dropout as drawing a mask and multiplying by it. The mask depends on nothing, so that
-    every rank can draw all of it, the one that a single device draws, and use its part. Numbers are
-    drawn in the order of memory, which is that of a tensor with the dims of x as x has them there.
-    Where everything is dropped nothing is drawn, as in eager.
+    """native_dropout as drawing a mask and multiplying by it. The mask depends on no tensor. So
+    every rank can draw the whole mask of a single device, and use its part. Numbers are drawn in
+    the order of memory, so the drawn tensor has its dims in the memory order of x. Where everything
+    is dropped nothing is drawn, as in eager.
     """
     for node in gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
@@ -332,29 +332,29 @@ def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def draw_from_nothing(gm: fx.GraphModule) -> fx.GraphModule:
-    """What is drawn for a tensor like another one (`Op.fills`) as drawn for an empty one, whose
-    dims lie in memory as those of the result do: what is drawn then depends on nothing, and is the
-    same wherever it is drawn."""
+    """Ops that draw a tensor like another one (`Op.fills`), with an empty tensor for that one. Its
+    dims are in the memory order of the result. The numbers then depend on no tensor, and are the
+    same on every rank."""
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or not record_of(str(node.target)).fills:
             continue
         x, *others = node.args
-        made = node.meta["val"]
-        order = sorted(range(made.dim()), key=lambda dim: -made.stride(dim))
+        result = node.meta["val"]
+        order = sorted(range(result.dim()), key=lambda dim: -result.stride(dim))
         shaped = x.meta["val"].permute(order)
         empty = _before(node, aten.empty.memory_format, (list(shaped.shape),), shaped)
         empty.kwargs = {"dtype": shaped.dtype, "device": shaped.device}
-        drawn = _before(node, node.target, (empty, *others), made.permute(order))
+        drawn = _before(node, node.target, (empty, *others), result.permute(order))
         drawn.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
         if order != sorted(order):
-            back = [order.index(dim) for dim in range(made.dim())]
-            drawn = _before(node, aten.permute.default, (drawn, back), made)
+            back = [order.index(dim) for dim in range(result.dim())]
+            drawn = _before(node, aten.permute.default, (drawn, back), result)
         replace_node(node, drawn)
     return gm
 
 
 def _replace_outputs(node: fx.Node, result: fx.Node, mask: fx.Node) -> None:
-    """These two in the place of what a dropout returns."""
+    """Put `result` and `mask` in the place of a dropout's outputs."""
     for user in list(node.users):
         replace_node(user, result if user.args[1] == 0 else mask)
     node.graph.erase_node(node)

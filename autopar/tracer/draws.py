@@ -16,8 +16,8 @@ from autopar.tracer.places import is_users
 
 @contextmanager
 def draws_noted() -> Generator[Callable[[], Iterator[str]], None, None]:
-    """Gives a function that tells what was drawn so far inside, such as "draws from Python's random
-    (model.py:12)". Afterwards, the generators are as before."""
+    """Yields a function that lists what was drawn so far inside, such as "draws from Python's
+    random (model.py:12)". Afterwards, the generators are as before."""
     modules: dict[str, Any] = {"Python": random, "numpy": np.random}
     places: dict[str, dict[str, None]] = {name: {} for name in modules}
     drawn, drawn_by_numpy = random.getstate(), _numpy_state()

@@ -1,5 +1,5 @@
-"""What forward does that no graph holds: it talks to other ranks, sets seeds, puts hooks on what
-autograd saves. It is refused with what to write, or left out where it changes no result."""
+"""Effects of forward that no graph holds: messages to other ranks, seeds, hooks on what autograd
+saves. They are refused, with the code to write instead, or skipped where they change no result."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _cond(*_: Any, **__: Any) -> Any:
 
 
 class _Seeded:
-    """The default generator, of which nothing is to be asked."""
+    """The default generator, whose state forward may neither set nor read."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def refuse(*_: Any) -> Any:

@@ -1,5 +1,5 @@
-"""The graph of a whole model from that of its short one (`runs`), in both of its forms: copies of
-the first period stand between the first and the last one."""
+"""The graph of a whole model from that of its short one (`runs`), both as FX and as `Graph`: copies
+of the first period stand between the first and the last one."""
 
 from __future__ import annotations
 
@@ -73,8 +73,9 @@ def _node(
 
 
 class _Atoms:
-    """Atoms that every period has for itself: those that the first and the last period have in the
-    same place, and nothing else has at all. All others are the same for all periods."""
+    """The atoms of a whole graph. Some atoms are of one period alone: the first and the last period
+    have different ones in the same place, and no other node has these. Each copy of a period gets
+    new ones. All other atoms are the same for all periods."""
 
     def __init__(self, graph: Graph, periods: Periods) -> None:
         self._atoms = list(graph.atoms)
@@ -158,24 +159,24 @@ def _atoms_of(node: Node) -> list[int]:
 def _expand_fx(
     gm: fx.GraphModule, graph: Graph, periods: Periods, order: Sequence[BlockPlace]
 ) -> dict[BlockPlace, fx.Node]:
-    """Put the copies into `gm`; every node of it, by its place."""
+    """Put the copies into `gm`. Returns all its nodes, by place."""
     twins = [node for node in gm.graph.nodes if node.op != "output"]
     names = _Names(periods)
     before = {i: section.between for section in periods.sections for i in section.first}
-    made: dict[BlockPlace, fx.Node] = {(i, 0): twin for i, twin in enumerate(twins)}
+    nodes: dict[BlockPlace, fx.Node] = {(i, 0): twin for i, twin in enumerate(twins)}
     returned: list[tuple[fx.Node, Any]] = []
     items, descs = outputs_of(gm)
     for i, copy in order:
         if i < len(twins) and copy:
-            reads = [made[place] for place in periods.reads(graph.nodes[i], copy)]
+            reads = [nodes[place] for place in periods.reads(graph.nodes[i], copy)]
             with gm.graph.inserting_before(twins[before[i]]):
-                made[i, copy] = names.copied(twins[i], copy, reads)
+                nodes[i, copy] = names.copied(twins[i], copy, reads)
         elif i >= len(twins):
             (source,) = periods.reads(graph.nodes[i], copy)
-            returned.append((made[source], names.of(descs[i - len(twins)], copy)))
+            returned.append((nodes[source], names.of(descs[i - len(twins)], copy)))
     for i, twin in enumerate(twins):
         if i in periods.last_of or i in periods.first_of:
-            reads = [made[place] for place in periods.reads(graph.nodes[i], 0)]
+            reads = [nodes[place] for place in periods.reads(graph.nodes[i], 0)]
             if reads != [twins[ref.node] for ref in graph.nodes[i].inputs]:
                 twin.args, twin.kwargs = _with_sources(twin, reads)
         names.rename(twin, 0)
@@ -183,7 +184,7 @@ def _expand_fx(
     set_outputs(gm, returned)
     gm.graph.lint()
     gm.recompile()
-    return made
+    return nodes
 
 
 def _with_sources(node: fx.Node, sources: Sequence[fx.Node]) -> tuple[Any, Any]:
@@ -201,17 +202,17 @@ class _Names:
 
     def copied(self, node: fx.Node, copy: int, sources: Sequence[fx.Node]) -> fx.Node:
         """A copy of `node` that reads `sources`, where nodes are being inserted."""
-        made = node.graph.create_node(node.op, node.target, name=f"{node.name}_{copy}")
-        if made.op == "placeholder":
-            made.target = made.name
+        clone = node.graph.create_node(node.op, node.target, name=f"{node.name}_{copy}")
+        if clone.op == "placeholder":
+            clone.target = clone.name
         else:
-            give(made, *_with_sources(node, sources))
-        made.meta = dict(node.meta)
-        self.rename(made, copy)
-        return made
+            give(clone, *_with_sources(node, sources))
+        clone.meta = dict(node.meta)
+        self.rename(clone, copy)
+        return clone
 
     def rename(self, node: fx.Node, copy: int) -> None:
-        """Write the names of copy `copy` into what `node` says of itself."""
+        """Write the names of copy `copy` into the metadata of `node`."""
         if "target" in node.meta:
             node.meta["target"] = self._periods.rename(node.meta["target"], copy)
         if "desc" in node.meta:

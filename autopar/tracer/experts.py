@@ -14,7 +14,7 @@ from autopar.runtime.ops.experts import experts_op
 from autopar.runtime.ops.gates import ACTIVATIONS, Gate
 
 _NEAR, FAR = 4.0, 40.0
-"""Gates are told apart by what they make of values up to these."""
+"""Gates are identified by their outputs for values up to these."""
 
 _QUICK_GELU = 1.702
 
@@ -53,20 +53,20 @@ def _call(
     x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None,
     down_bias: Tensor | None, gate: str,
 ) -> Tensor:  # fmt: skip
-    """The op, with `up` [E, G, I, D], and what `down_bias` adds: a matmul with each token's weights
-    of the experts, so that the op stays linear in `down`."""
-    found = experts_op(x, chosen, weights, up, down, up_bias, gate, False)
+    """The op, with `up` [E, G, I, D], plus the term of `down_bias`: a matmul with each token's
+    weights of the experts, so that the op stays linear in `down`."""
+    output = experts_op(x, chosen, weights, up, down, up_bias, gate, False)
     if down_bias is None:
-        return found
+        return output
     table = weights.new_zeros(weights.shape[0], down_bias.shape[0])
     table = table.scatter_add(1, chosen, weights).to(down_bias.dtype)
-    return found + table @ down_bias
+    return output + table @ down_bias
 
 
 class TransformersExperts:
-    """An experts function as `transformers` wants it, for the modules of some models. Gates are
-    told apart before tracing, by what they compute. What does not fit is left to the library's own
-    grouped matmuls, which are planned as any other op."""
+    """An experts function with the interface of `transformers`, for the modules of some models.
+    Gates are identified before tracing, by their outputs. Modules that do not fit use the library's
+    own grouped matmuls, which are planned as any other op."""
 
     def __init__(self, models: list[nn.Module]) -> None:
         self._gates: dict[nn.Module, str | None] = {
@@ -124,21 +124,21 @@ def _gates_apart(module: Any, x: Tensor) -> Tensor:
 
 
 def _gate_of(module: Any) -> str | None:
-    """The text of what `module` does between its projections, found by trying; None if none of
-    `_candidates` does it, or if it does more."""
+    """The text of the gate between the projections of `module`, identified by its outputs. None if
+    none of `_candidates` has the same, or if the module does more."""
     if module.has_post_expert_norm or module._is_expert_parallel:
         return None
     hidden = _probe(max((4 * limit for limit in _constants(module, _LIMITS)), default=FAR))
     flat = (hidden if module.is_concatenated else hidden.transpose(1, 2)).flatten(1)
     try:
         with torch.no_grad():
-            expected = module._apply_gate(flat) if module.has_gate else module.act_fn(flat[:, :2])
-    except Exception:  # whatever a module of the user's raises, its gate is none of ours
+            target = module._apply_gate(flat) if module.has_gate else module.act_fn(flat[:, :2])
+    except Exception:  # whatever a user's module raises, its gate is no candidate
         return None
     given = hidden if module.has_gate else hidden[:, :1]
     for candidate in _candidates(module):
-        found = candidate(given)
-        if expected.shape == found.shape and torch.allclose(found, expected, rtol=1e-5, atol=1e-6):
+        actual = candidate(given)
+        if target.shape == actual.shape and torch.allclose(actual, target, rtol=1e-5, atol=1e-6):
             return str(candidate)
     return None
 
@@ -168,14 +168,14 @@ def _candidates(module: Any) -> Iterator[Gate]:
 
 # Layers of experts of `transformers` that loop over the experts that have tokens, as one op.
 #
-# Which experts have tokens, and how many, is known only when a model runs. These families are told
-# by what their modules hold.
+# Which experts have tokens, and how many, is known only when a model runs. These families are
+# recognised by the attributes of their modules.
 
 Forward = Callable[..., Any]
 
 
 def looped(module: nn.Module) -> Forward | None:
-    """A forward that does what that of `module` does, for a module of a known family."""
+    """A forward that computes what that of `module` does, if it is of a known family."""
     if not type(module).__module__.startswith("transformers."):
         return None
     return next((forward for family in _FAMILIES if (forward := family(module))), None)
@@ -186,8 +186,8 @@ def _holds(module: Any, *names: str) -> bool:
 
 
 def _with_identities(module: Any) -> Forward | None:
-    """What experts compute of which the last ones return what they get (those of LongcatFlash, a
-    loop over the experts that have tokens); None for a module that is no such layer."""
+    """The forward of experts of which the last ones are identities (those of LongcatFlash, a loop
+    over the experts that have tokens); None for a module that is no such layer."""
     names = ("gate_up_proj", "down_proj", "act_fn", "identity_expert", "num_routed_experts")
     gate = _activation(module.act_fn) if _holds(module, *names) else None
     if gate is None:
@@ -195,11 +195,11 @@ def _with_identities(module: Any) -> Forward | None:
     count = module.num_routed_experts
 
     def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        kept = chosen >= count
+        is_identity = chosen >= count
         up = module.gate_up_proj[:count].unflatten(1, (2, -1))
-        routed, numbers = weights.masked_fill(kept, 0), chosen.clamp(max=count - 1)
+        routed, numbers = weights.masked_fill(is_identity, 0), chosen.clamp(max=count - 1)
         y = call_as_cast(x, numbers, routed, up, module.down_proj, None, None, gate)
-        return y + x * weights.masked_fill(~kept, 0).sum(-1, keepdim=True).to(x.dtype)
+        return y + x * weights.masked_fill(~is_identity, 0).sum(-1, keepdim=True).to(x.dtype)
 
     return forward
 
@@ -225,8 +225,8 @@ def _in_rows(module: Any) -> Forward | None:
 
 
 def _sorting_router(module: Any) -> Forward | None:
-    """A router that sorts tokens by expert, and lists how many each has (that of JetMoe): a tensor
-    of these numbers stands for the list."""
+    """A router that sorts tokens by expert, and returns a list of the tokens per expert (that of
+    JetMoe): here the list is a tensor."""
     if not _holds(module, "num_experts", "top_k", "layer", "input_size"):
         return None
 
@@ -280,8 +280,8 @@ def _of_sorted_linears(module: Any) -> Forward | None:
 
 
 def _of_modules(module: nn.Module) -> Forward | None:
-    """What experts compute that are modules of their own (those of SwitchTransformers); None
-    for a module that is no such layer, or that drops out (`dropout_of_experts`)."""
+    """The forward of experts that are modules of their own (those of SwitchTransformers). None for
+    a module that is no such layer, or that has dropout (`dropout_of_experts`)."""
     experts = _experts(module)
     parts = [part for part in map(_parts, experts) if part is not None]
     kinds = {gate for _, _, gate in parts}
@@ -303,19 +303,19 @@ def _of_modules(module: nn.Module) -> Forward | None:
 
 def _biases(linears: list[nn.Linear]) -> Tensor | None:
     """[E, out] of E projections; None where they have none."""
-    found = tuple(linear.bias for linear in linears if linear.bias is not None)
-    return torch.stack(found) if len(found) == len(linears) else None
+    biases = tuple(linear.bias for linear in linears if linear.bias is not None)
+    return torch.stack(biases) if len(biases) == len(linears) else None
 
 
 def dropout_of_experts(module: nn.Module) -> bool:
-    """Whether the experts of a layer that `_of_modules` takes drop out: what is drawn depends on
-    how many tokens each has."""
+    """Whether the experts of a layer that `_of_modules` takes have dropout: its random numbers
+    depend on how many tokens each expert has."""
     drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
     return module.training and drops and bool(_experts(module))
 
 
 _LOOP = ["self", "hidden_states", "selected_experts", "routing_weights"]
-"""What a layer of `transformers` takes that loops over the modules of its experts."""
+"""The parameters of the forward of a `transformers` layer that loops over its experts."""
 
 
 def _experts(module: nn.Module) -> list[nn.Module]:
@@ -347,14 +347,15 @@ _FAMILIES = (
 
 
 def _activation(function: Callable[[Tensor], Tensor]) -> str | None:
-    """The name of the activation that `function` is, found by trying; None for any other."""
+    """The name of the activation that `function` is, identified by its outputs; None for any
+    other."""
     line = torch.linspace(-FAR, FAR, 97, device="cpu")
-    found = function(line)
+    values = function(line)
     return next(
         (
             name
             for name, (known, _) in ACTIVATIONS.items()
-            if torch.allclose(found, known(line), atol=1e-6)
+            if torch.allclose(values, known(line), atol=1e-6)
         ),
         None,
     )

@@ -1,4 +1,4 @@
-"""A capture that failed, told to the user: which module, which line, what to do."""
+"""The error of a capture that failed: which module, which line, what to do."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def _message(
     if collective:
         return f"{collective} talks to other ranks", COLLECTIVE_REMEDY
     name = next((name for each in chain if (name := name_of(each))), "")
-    said = f"{type(error).__name__}: {error}"
-    what = f"{called(name, place)}: {said}" if name else said
+    message = f"{type(error).__name__}: {error}"
+    what = f"{called(name, place)}: {message}" if name else message
     if is_data_dependent(error):
-        running = [found for found, path in paths.items() if path == module]
+        running = [each for each, path in paths.items() if path == module]
         cure = _cure_of_module(running, module) or remedy_of_call(name)
-        return what, cure or remedy_of_value(place, said)
-    return what, remedy_of_call(name) or _cure_of_error(said, place)
+        return what, cure or remedy_of_value(place, message)
+    return what, remedy_of_call(name) or _cure_of_error(message, place)
 
 
 def _cure_of_module(running: list[nn.Module], path: str) -> str | None:
@@ -105,8 +105,8 @@ def _cure_of_error(message: str, place: StackLocation | None) -> str:
 
 
 def layout_error(op: str, tensor: Tensor, module: str, line: str) -> TraceError:
-    """What to say of an op of forward that makes a sparse tensor, though it could be captured: its
-    graph would have shards of it, and a stand-in without values."""
+    """The error of an op of forward that makes a sparse tensor. It could be captured, but a sparse
+    tensor has no shards, and its stand-in no values."""
     where = f"module {module!r}" if module else "the model"
     at = f" at {line}" if line else ""
     return TraceError(
@@ -134,13 +134,14 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _where(error: BaseException, paths: dict[nn.Module, str]) -> tuple[str, StackLocation | None]:
-    """(path of the innermost module that was running, where its user's code was)."""
+    """(path, location): the innermost module that was running, and the innermost line of the user's
+    code."""
     module: str = ""
-    found: StackLocation | None = None
+    innermost: StackLocation | None = None
     for frame, place in frames_of(error):
         owner: Any = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and owner in paths:
             module = paths[owner]
         if is_users(frame.f_code.co_filename):
-            found = place
-    return module, found
+            innermost = place
+    return module, innermost

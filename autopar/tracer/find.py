@@ -25,20 +25,20 @@ from autopar.tracer.runs import (
 from autopar.tracer.stand_ins import MOST_TRACES, meta_tensor
 from autopar.tracer.watch import Watch
 
-# Which blocks of a recorded step execute alike (`runs`), read from the recording.
+# Which blocks of a recorded step execute alike (`runs`), from the recording.
 
 Owner = tuple[int, int]
 """(run, number of a block in the whole model); `Stream.REST` for what is in no repeating block."""
 
 _Item = tuple[int, tuple[Recorded, ...]]
-"""The kind of an op, or of what a block holds, and what it reads."""
+"""(kind, reads) of an op or of a state that a block holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """For each block of a list, in order, its forward ops and its backward ops: from where the
-    block begins to where the next one does, so that what lies between blocks belongs to the one
-    before. Backward spans of the first blocks, which have no known end, are None."""
+    """The forward and the backward ops of each block of a list, in order. A span goes on to where
+    the next block begins, so that ops between blocks belong to the one before. Backward spans of
+    the first blocks, which have no known end, are None."""
 
     forward: tuple[range, ...]
     backward: tuple[range | None, ...]
@@ -68,8 +68,8 @@ def spans(recording: Recording, path: str, count: int) -> Spans | None:
 
 
 def proposals(recording: Recording, path: str, count: int) -> list[BlockRun]:
-    """The runs that the list at `path` may have, as far as kinds tell, those first that leave most
-    blocks out."""
+    """The possible runs of the list at `path`, judged by kinds alone. Runs that leave out most
+    blocks come first."""
     where = spans(recording, path, count)
     if where is None:
         return []
@@ -95,7 +95,7 @@ def _kinds(recording: Recording, ops: range) -> tuple[int, ...]:
 
 class Stream:
     """A recording under names that are the same in the whole and in the short model. `items` has
-    the ops and states of each repeating block, and under `REST` those of everything else."""
+    the ops and states of each repeating block, and under `REST` all others."""
 
     REST: ClassVar[Owner] = (-1, 0)
 
@@ -149,8 +149,8 @@ class Stream:
         return self.REST, name
 
     def seen_from(self, owner: Owner, value: Recorded) -> Hashable:
-        """The name that `value` has for a block: of what is in blocks close by, relative to it.
-        None, which equals no name, for what a block that is left out has for others."""
+        """The name of `value` as seen from a block, relative to it for values of nearby blocks.
+        None, which equals no name, for a value of a left-out block that is further away."""
         holder, at = self._owner(value.name) if value.op < 0 else self._place[value.op]
         if holder == self.REST:
             return self.REST, at, value.output
@@ -178,8 +178,8 @@ class Stream:
 
 def repeats(stream: Stream) -> bool:
     """Whether every block between the first and the last period of the stream's one run is like
-    those: it reads of earlier blocks what the last period does, of later ones what the first does,
-    and else what both do."""
+    these. It must read of earlier blocks what the last period reads, of later ones what the first
+    reads, and otherwise what both read."""
     (run,) = stream.runs
     firsts = [list(stream.named((0, m))) for m in run.first]
     lasts = [list(stream.named((0, m))) for m in run.last]
@@ -206,7 +206,7 @@ def _follows(here: Hashable, first: Hashable, last: Hashable) -> bool:
 
 
 def same_around(whole: Stream, short: Stream) -> bool:
-    """Whether what the short model has is what the whole model has there."""
+    """Whether the short model's blocks have the same items in the whole model."""
     return all(
         None not in (name for _, names in there for name in names) and there == here
         for there, here in (
@@ -232,8 +232,8 @@ def find_runs(
     whole = _unless_it_raises(partial(record_once, lists), watch)
     if whole is None:
         return ()
-    found, states = whole
-    runs = tuple(_chosen(found, states, lists, kinds))
+    recording, states = whole
+    runs = tuple(_chosen(recording, states, lists, kinds))
     if not runs:
         return ()
     with watch.of_short_model(), shortened(model, runs):
@@ -241,7 +241,7 @@ def find_runs(
         rest = _unless_it_raises(partial(record_once, kept), watch)
     if rest is None:
         return ()
-    there = Stream(found, runs, states, kinds, short=False)
+    there = Stream(recording, runs, states, kinds, short=False)
     return runs if same_around(there, Stream(rest[0], runs, rest[1], kinds, short=True)) else ()
 
 
@@ -288,7 +288,7 @@ def _recorded(
     watch: Watch,
     lists: Mapping[str, Sequence[nn.Module]],
 ) -> _Recorded:
-    """A recording, and what each parameter and buffer is like."""
+    """A recording, and the type, shape, strides and dtype of each parameter and buffer."""
     leaves, spec = torch_private.tree_flatten((args, kwargs))
     blocks = {block: block_name(path, i) for path in lists for i, block in enumerate(lists[path])}
     with warnings.catch_warnings(), torch_private.compiling():
@@ -296,9 +296,9 @@ def _recorded(
         with staged(model, leaves, spec, meta_tensor, {}, selects, watch) as (step, tensors):
             states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             states |= dict(step.named_buffers(recurse=False))
-            found = record(step, tensors, states, blocks, kinds)
+            recording = record(step, tensors, states, blocks, kinds)
     forms: dict[str, Hashable] = {
         name: (type(x), tuple(x.shape), x.stride(), x.dtype, x.requires_grad)
         for name, x in states.items()
     }
-    return found, forms
+    return recording, forms

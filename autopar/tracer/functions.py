@@ -1,7 +1,7 @@
-"""Functions of torch that are others while a model is traced.
+"""Functions of torch that are replaced while a model is traced.
 
-Some are spelled out: they look at values to check them, or are taken apart by torch into what has
-another gradient at a kink, or into one op of which nothing can be sharded. Recurrent layers become
+Some are written out here, because torch's own look at values to check them, or are decomposed into
+ops with another gradient at a kink, or are one op that cannot be sharded. Recurrent layers become
 one op each, `autopar::recurrent`: their steps are not unrolled, and run in the device's own kernel.
 """
 
@@ -22,13 +22,13 @@ from autopar.tracer.torch_private import AnyBatchNorm, weight_norm
 
 
 def _checked(plain: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A function of `torch.linalg` whose result is NaN where that has an error: `plain` gives the
-    result, and what is wrong with it."""
+    """A function of `torch.linalg` whose result is NaN where torch's raises an error: `plain` gives
+    the result, and an error code."""
 
     def computed(*args: Any, **kwargs: Any) -> Tensor:
-        found, info = plain(*args, **kwargs)
-        bad = (info != 0).reshape(info.shape + (1,) * (found.dim() - info.dim()))
-        return torch.where(bad, torch.nan, found)
+        result, info = plain(*args, **kwargs)
+        bad = (info != 0).reshape(info.shape + (1,) * (result.dim() - info.dim()))
+        return torch.where(bad, torch.nan, result)
 
     return computed
 
@@ -53,8 +53,8 @@ def _multi_margin_loss(
     """The part of each class but the target is max(0, margin - x[target] + x)^p, without gradient
     where that is 0."""
     if size_average is not None or reduce is not None:
-        average, kept = size_average is not False, reduce is not False
-        reduction = ("mean" if average else "sum") if kept else "none"
+        average, reduces = size_average is not False, reduce is not False
+        reduction = ("mean" if average else "sum") if reduces else "none"
     if p not in (1, 2):
         raise ValueError(f"multi_margin_loss: p is 1 or 2, and not {p}")
     x, y = torch.atleast_2d(input), torch.atleast_1d(target)
@@ -65,8 +65,8 @@ def _multi_margin_loss(
     if weight is not None:
         z = z * weight[chosen]
     others = torch.arange(x.shape[1], device=x.device) != chosen
-    found = torch.where(others, z, 0).sum(1) / x.shape[1]
-    return _reduced(found if target.dim() else found.squeeze(0), reduction)
+    losses = torch.where(others, z, 0).sum(1) / x.shape[1]
+    return _reduced(losses if target.dim() else losses.squeeze(0), reduction)
 
 
 def _reduced(result: Tensor, reduction: str) -> Tensor:
@@ -90,7 +90,7 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """As torch has it, without looking whether a variance is negative."""
+    """torch's function, without the check for negative variances."""
     if not isinstance(var, Tensor):
         var = torch.full_like(input, var)
     if var.shape == input.shape[:-1]:
@@ -98,10 +98,10 @@ def _gaussian_nll_loss(
     var = var.clone()
     with torch.no_grad():
         var.clamp_(min=eps)
-    found = 0.5 * (var.log() + (input - target) ** 2 / var)
+    losses = 0.5 * (var.log() + (input - target) ** 2 / var)
     if full:
-        found = found + 0.5 * math.log(2 * math.pi)
-    return _reduced(found, reduction)
+        losses = losses + 0.5 * math.log(2 * math.pi)
+    return _reduced(losses, reduction)
 
 
 def _cov(
@@ -131,19 +131,18 @@ def _cov(
 
 
 def _corrcoef(input: Tensor) -> Tensor:
-    found = _cov(input)
-    if not found.dim():
-        return found / found
-    deviations = found.diagonal().real.sqrt()
-    found = found / deviations.unsqueeze(1) / deviations
-    if found.is_complex():
-        return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
-    return found.clamp(-1, 1)
+    matrix = _cov(input)
+    if not matrix.dim():
+        return matrix / matrix
+    deviations = matrix.diagonal().real.sqrt()
+    matrix = matrix / deviations.unsqueeze(1) / deviations
+    if matrix.is_complex():
+        return torch.complex(matrix.real.clamp(-1, 1), matrix.imag.clamp(-1, 1))
+    return matrix.clamp(-1, 1)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """`v` in its direction alone, of lengths `g`: of each slice along `dim`, or if that is -1 of
-    all of it."""
+    """`v` scaled to the norms `g`: of each slice along `dim`, or of all of `v` if that is -1."""
     others = None if dim == -1 else [other for other in range(v.dim()) if other != dim]
     return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=others is not None))
 
@@ -174,7 +173,7 @@ def layers(kind: str) -> Callable[..., tuple[Tensor, ...]]:
 
 
 _ARGUMENTS = 9
-"""Of a call on sequences of equal length."""
+"""The number of arguments of a call on sequences of equal length."""
 
 
 def cell(kind: str) -> Callable[..., Any]:
@@ -191,7 +190,7 @@ def cell(kind: str) -> Callable[..., Any]:
 
 
 _UNBIASED = 2
-"""How many weights a cell without biases has."""
+"""The number of weights of a cell without biases."""
 
 INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.cholesky: _cholesky,
@@ -218,8 +217,8 @@ INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
 # Batch norms whose running statistics are the average of all batches so far (`momentum=None`), as
 # `torch.optim.swa_utils.update_bn` has them.
 #
-# PyTorch reads how many batches there were, which is known only when the model runs. The same
-# average is computed here from that number as a tensor.
+# PyTorch reads the number of batches, which is known only when the model runs. Here the same
+# average is computed from that number as a tensor.
 
 
 def averages_as_tensors() -> AbstractContextManager[None]:
@@ -236,8 +235,8 @@ def _averaging(plain: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor]
     def forward(self: Any, x: Tensor) -> Tensor:
         if not (averages(self) and self.training and self.track_running_stats):
             return plain(self, x)
-        # The statistics of this batch alone, in tensors of their own: backward keeps those that
-        # they are written to.
+        # The statistics of this batch alone, in tensors of their own, since backward saves the
+        # tensors that they are written to.
         own = {name: self.get_buffer(name) for name in ("running_mean", "running_var")}
         of_batch = {name: each.clone() for name, each in own.items()}
         self._buffers.update(of_batch)

@@ -1,5 +1,5 @@
-"""Joint FX graphs: what one returns, items with their descriptors; calls put into one; and graphs
-of dynamo's, which are run so that what they compute belongs to the modules it came from."""
+"""Helpers for FX graphs: the outputs of a joint graph with their descriptors, new calls in one, and
+running dynamo's graphs so that each op belongs to the module that it came from."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def outputs_of(gm: fx.GraphModule) -> tuple[list[Any], list[Any]]:
 
 
 META = ("custom", "partitioner_tag", "seq_nr", "stack_trace")
-"""What says where in the model a node comes from."""
+"""The metadata that says where in the model a node comes from."""
 
 
 def call_before(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
     """A call in front of `node`, in its place in the model, whose result is like `value`."""
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args)
-    made.meta.update({key: node.meta[key] for key in META if key in node.meta})
-    made.meta["val"] = value
-    return made
+        call = node.graph.call_function(target, args)
+    call.meta.update({key: node.meta[key] for key in META if key in node.meta})
+    call.meta["val"] = value
+    return call
 
 
 def replace_node(node: fx.Node, other: fx.Node) -> None:
-    """`other` in the place of `node`, which is gone."""
+    """Put `other` in the place of `node`, which is erased."""
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
 
 
 def set_outputs(gm: fx.GraphModule, pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Make these items, with their descriptors, what the graph returns."""
+    """Have the graph return these items, with their descriptors."""
     output = gm.graph.output_node()
     kept = list(pairs)
     output.args = ([item for item, _ in kept],)

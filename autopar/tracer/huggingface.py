@@ -1,5 +1,5 @@
-"""What models of Hugging Face `transformers` need in order to be traced as they are: no cache,
-attention and masks as `sdpa` has them, and experts as one op."""
+"""How to trace models of Hugging Face `transformers` as they are: without cache, with attention and
+masks as in `sdpa`, and experts as one op."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ IMPLEMENTATION = "autopar"
 
 @contextmanager
 def prepared(model: nn.Module) -> Generator[None, None, None]:
-    """`model`, if it is or holds models of `transformers`, so that it can be traced; as it was
-    afterwards."""
+    """Inside, `model` can be traced if it is or holds models of `transformers`. Afterwards it is as
+    before."""
     outermost = _outermost(model)
     if not outermost:
         yield
@@ -38,15 +38,15 @@ def prepared(model: nn.Module) -> Generator[None, None, None]:
 
 
 def _without_a_look_at_padding() -> AbstractContextManager[None]:
-    """Nothing looks for padding in the inputs, of which `transformers` would only warn."""
+    """Skip the search for padding in the inputs, of which `transformers` would only warn."""
     library = sys.modules["transformers.modeling_utils"].PreTrainedModel
     nothing: Any = lambda *_given, **_named: None  # noqa: E731
     return replaced((library, "warn_if_padding_and_no_attention_mask", nothing))
 
 
 def _masks_where_eager_has_them() -> AbstractContextManager[None]:
-    """Where nobody gave a mask, there is none whose values could not be looked at: releases before
-    5.23 make one of all that is traced, which fused attention takes for any mask."""
+    """Without a mask from the caller, make none, as in eager. Releases before 5.23 make one
+    whenever a model is traced, and fused attention treats it as any mask."""
     from transformers import masking_utils
 
     library: Any = masking_utils
@@ -64,8 +64,8 @@ def _experts_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None,
     if library is None:
         yield
         return
-    found = {m: looped(m) for model in models for m in model.modules()}
-    loops = {module: forward for module, forward in found.items() if forward is not None}
+    forwards = {m: looped(m) for model in models for m in model.modules()}
+    loops = {module: forward for module, forward in forwards.items() if forward is not None}
     library.ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, TransformersExperts(models))
     try:
         with replaced(*((c, "_experts_implementation", IMPLEMENTATION) for c in configs)):
@@ -83,17 +83,17 @@ def _outermost(model: nn.Module) -> list[Any]:
     library = sys.modules.get("transformers.modeling_utils")
     if library is None:
         return []
-    found: list[Any] = []
+    outermost: list[Any] = []
 
     def visit(module: nn.Module) -> None:
         if isinstance(module, library.PreTrainedModel):
-            found.append(module)
+            outermost.append(module)
         else:
             for child in module.children():
                 visit(child)
 
     visit(model)
-    return found
+    return outermost
 
 
 def _pretrained(models: list[Any]) -> Iterator[Any]:
@@ -105,24 +105,25 @@ def _pretrained(models: list[Any]) -> Iterator[Any]:
 def _configs(models: list[Any]) -> list[Any]:
     """Every configuration that the modules of `models` read, each once, parents first."""
     library = sys.modules["transformers.configuration_utils"]
-    found: dict[int, Any] = {}
+    configs: dict[int, Any] = {}
 
     def visit(config: Any) -> None:
-        if isinstance(config, library.PreTrainedConfig) and id(config) not in found:
-            found[id(config)] = config
+        if isinstance(config, library.PreTrainedConfig) and id(config) not in configs:
+            configs[id(config)] = config
             for name in config.sub_configs:
                 visit(getattr(config, name, None))
 
     for model in models:
         for module in model.modules():
             visit(getattr(module, "config", None))
-    return list(found.values())
+    return list(configs.values())
 
 
 @contextmanager
 def _attention_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None, None, None]:
-    """Attention by sdpa, or by a kernel that needs a device, is one op, with the masks that
-    `transformers` makes for sdpa. What is not the library's own is traced as it is."""
+    """Make attention by sdpa, or by a kernel that needs a device, one op, with the masks that
+    `transformers` makes for sdpa. Functions that are not the library's own are traced as they
+    are."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
 
@@ -137,16 +138,17 @@ def _attention_as_one_op(models: list[Any], configs: list[Any]) -> Generator[Non
     if is_librarys:
         functions["sdpa"] = transformers_attention(sdpa_attention_forward)
     try:
-        # Setting a configuration's sets those below it: parents first, so that each keeps its own.
+        # Setting a configuration's value sets its children's: parents first, so that each child
+        # keeps its own.
         with replaced(*((config, "_attn_implementation", kind(config)) for config in configs)):
             yield
     finally:
         if is_librarys:
-            del functions["sdpa"]  # what stands there for this process alone
+            del functions["sdpa"]  # the override of this process
 
 
 def _is_kernel(functions: Any, kind: str | None) -> bool:
-    """Whether attention called `kind` is the library's, and for a device."""
+    """Whether attention `kind` is the library's own, other than sdpa: a kernel for a device."""
     if kind == "sdpa" or kind not in functions:
         return False
     function = functions[kind]
@@ -155,10 +157,10 @@ def _is_kernel(functions: Any, kind: str | None) -> bool:
 
 @contextmanager
 def _without_cache(models: list[Any], configs: list[Any]) -> Generator[None, None, None]:
-    """No model makes a cache, and none takes its positions for packed sequences but where eager
-    does: it looks into positions if there is no cache. Positions that the caller did not give are
-    plain, but `transformers` cannot tell while it is traced, and would make a mask for every model.
-    """
+    """Have no model make a cache, and none look for packed sequences unless eager does. Eager looks
+    for them in the positions, if there is no cache. Positions that the caller did not give are not
+    packed. But `transformers` cannot see that while it is traced, and would make a mask for every
+    model."""
     from transformers import masking_utils
 
     caches = {id(config): config.use_cache for config in configs if hasattr(config, "use_cache")}

@@ -1,5 +1,5 @@
 """Values that are known while a model is traced on fake tensors: those that follow from the code
-alone, as a mask of ones that nobody gave."""
+alone, such as a default mask of ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ MAX_ELEMENTS = 1 << 20
 
 
 class Known(Fakes):
-    """Computes beside each op on fake tensors what it makes of known ones. Ops that draw random
-    numbers, leave memory as it was, or change a tensor in place make nothing known."""
+    """Runs each op on fake tensors, and on known values too if all its inputs have them. Results of
+    ops that draw random numbers, leave memory uninitialised, or change a tensor in place stay
+    unknown."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -30,7 +31,7 @@ class Known(Fakes):
         return self._value(torch_private.functionless(tensor)) is not None
 
     def look(self, func: Callable[[Tensor], Any], tensor: Tensor) -> Any:
-        """`func` of the value of `tensor`, which is known."""
+        """`func` of the value of `tensor`, which must be known."""
         value = self._value(torch_private.functionless(tensor))
         assert value is not None
         with torch_private.no_modes():
@@ -46,15 +47,15 @@ class Known(Fakes):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        found = super().__torch_dispatch__(func, types, args, kwargs or {})
+        result = super().__torch_dispatch__(func, types, args, kwargs or {})
         if isinstance(func, torch_private.HigherOrderOperator):
-            return found
+            return result
         if func._schema.is_mutable:
             for tensor in _tensors((args, kwargs)):
                 self._values.pop(tensor, None)
-        elif _determined(func) and all(x.numel() <= MAX_ELEMENTS for x in _tensors(found)):
-            self._learn(func, args, dict(kwargs or {}), found)
-        return found
+        elif _determined(func) and all(x.numel() <= MAX_ELEMENTS for x in _tensors(result)):
+            self._learn(func, args, dict(kwargs or {}), result)
+        return result
 
     def _learn(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         leaves, spec = torch_private.tree_flatten((args, kwargs))

@@ -1,5 +1,5 @@
-"""Lines of a model's code that look at data, and yet have the same ops whatever they find: those
-that check data, those that only tell of it, and those that only clamp what overflowed."""
+"""Lines of a model's code that look at data, and yet have the same ops whatever the data is: those
+that check data, those that only print or log it, and those that only clamp overflows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from autopar.tracer.places import StackLocation, syntax_of
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What all looks at data in a line are told. With `clamps`, they decide whether the result of
-    the `torch.clamp` in that line stands for what it is given. The line `is_check` where it calls
-    what raises unless it is handed a bool that is true. It `leaves_out` what only prints or logs,
-    which is not done then."""
+    """The `answer` to all looks at data in a line. With `clamps`, they decide whether the result of
+    the `torch.clamp` in that line replaces its input. The line `is_check` if it calls a function
+    that raises unless its argument is true. It `leaves_out` an `if` that only prints or logs."""
 
     answer: bool
     clamps: int | None = None
@@ -24,19 +23,20 @@ class Look:
 
 
 def look_of(place: StackLocation) -> Look | None:
-    """What looks at data in the line that runs are told; None if that is to be refused."""
+    """How to answer looks at data in the line that runs; None if they are to be refused."""
     return _looks(place.code.co_filename).get(place.line)
 
 
 @cache
 def _looks(file: str) -> dict[int, Look]:
-    """By line. What an assertion, a check, or an `if` that only raises, needs so that nothing is
-    raised: data was checked by whoever wrote the model. What an `if` that only clamps needs to do
-    it. Left out are lines where some looks need the contrary, and checks whose error is caught."""
+    """The answers by line. In an assertion, a check, or an `if` that only raises, the answer is the
+    one that raises nothing: the model's author has checked the data. An `if` that only clamps does
+    clamp. Lines whose looks need different answers are left out, and checks whose error is
+    caught."""
     tree = syntax_of(file)
     attempts = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
     caught = {inner for node in attempts for line in node.body for inner in ast.walk(line)}
-    found: dict[int, Look] = {}
+    looks: dict[int, Look] = {}
     for node in ast.walk(tree):
         look, last = None, node
         if isinstance(node, ast.Assert) and node not in caught:
@@ -45,7 +45,7 @@ def _looks(file: str) -> dict[int, Look]:
             look = Look(True, is_check=True)
         elif isinstance(node, ast.If):
             last, clamps = node.test, _clamps(node)
-            if clamps is not None and _in_turn(node.test, True):
+            if clamps is not None and _is_decided_by_parts(node.test, True):
                 look = _answers_for(node.test, True, clamps)
             elif node not in caught and all(isinstance(line, ast.Raise) for line in node.body):
                 look = _answers_for(node.test, False)
@@ -56,8 +56,8 @@ def _looks(file: str) -> dict[int, Look]:
             and isinstance(node, ast.stmt)
             and isinstance(last, ast.stmt | ast.expr)
         ):
-            found |= dict.fromkeys(range(node.lineno, (last.end_lineno or last.lineno) + 1), look)
-    return found
+            looks |= dict.fromkeys(range(node.lineno, (last.end_lineno or last.lineno) + 1), look)
+    return looks
 
 
 def _is_check(value: ast.expr) -> bool:
@@ -88,31 +88,32 @@ def _only_tells(line: ast.stmt) -> bool:
 def _answers_for(
     test: ast.expr, answer: bool, clamps: int | None = None, *, leaves_out: bool = False
 ) -> Look | None:
-    """What looks in a condition are told so that it is `answer`, if it is the same for all."""
-    wanted = _parts_of_condition(test, answer)
-    return Look(wanted.pop(), clamps, leaves_out=leaves_out) if len(wanted) == 1 else None
+    """The answer to all looks in a condition that makes it `answer`; None if they differ."""
+    answers = _parts_of_condition(test, answer)
+    return Look(answers.pop(), clamps, leaves_out=leaves_out) if len(answers) == 1 else None
 
 
 def _parts_of_condition(test: ast.expr, answer: bool) -> set[bool]:
-    """What the parts of a condition that may look at data are, where it is `answer`."""
+    """The values of the parts of a condition that may look at data, if the condition is
+    `answer`."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return _parts_of_condition(operand, not answer)
         case ast.BoolOp(values=parts):
-            return {wanted for part in parts for wanted in _parts_of_condition(part, answer)}
+            return {value for part in parts for value in _parts_of_condition(part, answer)}
         case _:
             return set() if _is_known(test) else {answer}
 
 
-def _in_turn(test: ast.expr, answer: bool) -> bool:
-    """Whether a condition is `answer` if, and only if, all its parts are as `_parts_of_condition`:
-    such as `x.isinf().any()`."""
+def _is_decided_by_parts(test: ast.expr, answer: bool) -> bool:
+    """Whether a condition is `answer` if, and only if, all its parts have the values of
+    `_parts_of_condition`: such as `x.isinf().any()`."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _in_turn(operand, not answer)
+            return _is_decided_by_parts(operand, not answer)
         case ast.BoolOp(op=op, values=parts):
             needs_all = isinstance(op, ast.And) == answer
-            return needs_all and all(_in_turn(part, answer) for part in parts)
+            return needs_all and all(_is_decided_by_parts(part, answer) for part in parts)
         case ast.Call(func=ast.Attribute(attr=name)):
             return name in ("all", "any", "item")
         case _:

@@ -1,5 +1,5 @@
-"""Passes over the joint FX graph, each a function `gm -> gm`, that bring it into the one form the
-rest of autopar speaks of."""
+"""Passes over the joint FX graph, each a function `gm -> gm`, that bring it into the one form that
+the rest of autopar expects."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def normalize(
 
 
 def _target(desc: Any) -> str:
-    """The name of a parameter or buffer that a descriptor speaks of."""
+    """The name of the parameter or buffer of a descriptor."""
     return desc.target.removeprefix(PREFIX)
 
 
@@ -89,8 +89,8 @@ def strip_prefix(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def keep_known_outputs(gm: fx.GraphModule, external: frozenset[str]) -> fx.GraphModule:
-    """Drop the outputs that are no tensors (no gradient is asked for there), and gradients of
-    inputs, for which only forward asks; TraceError on one that autopar cannot return."""
+    """Drop the outputs that are no tensors (where no gradient is requested), and gradients of
+    inputs, which only forward requests; TraceError on an output that autopar cannot return."""
     kept: list[tuple[Any, Any]] = []
     for item, desc in zip(*outputs_of(gm), strict=True):
         match desc:
@@ -186,8 +186,8 @@ def drop_output_copies(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def copy_expanded_gradients(gm: fx.GraphModule) -> fx.GraphModule:
-    """Gradients that are expanded (a sum's, from a number) as copies, which ranks can have uneven
-    chunks of: a view is one of what is cut alike, and a number is not."""
+    """Copy gradients that are expanded (such as a sum's, from a number), so that ranks can have
+    uneven chunks of them: a view would need a root that is cut alike, and a number is not."""
     pairs = list(zip(*outputs_of(gm), strict=True))
     for index, (item, desc) in enumerate(pairs):
         if isinstance(desc, torch_private.GradAOTOutput) and _is_expanded(item):
@@ -268,7 +268,7 @@ def merge_constants(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def drop_assertions(gm: fx.GraphModule) -> fx.GraphModule:
-    """Drop what only checks: shapes are fixed, and data was checked by whoever wrote the model."""
+    """Drop assertions: shapes are fixed, and data was checked by the model's author."""
     for node in reversed(list(gm.graph.nodes)):
         checks = str(node.target).startswith(("aten._assert_", "aten.sym_constrain_"))
         if node.op == "call_function" and not node.users and checks:

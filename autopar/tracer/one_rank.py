@@ -1,9 +1,9 @@
 """Calls of `torch.distributed` in a forward: what a single rank would see.
 
 A program computes on the global batch. What ranks would sum, gather or send to each other is there
-already, so that a forward is traced as if its process were the only one: rank 0 of 1. Collectives
-of all ranks are then the identity. Those of some ranks, and between two, have no such meaning and
-stay refused.
+already. So a forward is traced as if its process were the only one: rank 0 of 1. Collectives of all
+ranks are then the identity. Collectives of some ranks, and messages between two, have no such
+meaning and are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SOME_RANKS = (
 
 
 class _Done:
-    """What `async_op=True` gives: there is nothing to wait for."""
+    """The result of `async_op=True`, which is done at once."""
 
     def wait(self, *_: Any) -> bool:
         return True
@@ -40,7 +40,7 @@ class _Done:
 
 
 def _stays(tensor: Tensor, *_: Any, **__: Any) -> None:
-    """all_reduce, broadcast, reduce: the tensor is what it is."""
+    """all_reduce, broadcast, reduce: the tensor stays as it is."""
 
 
 def _gathered(tensors: Sequence[Tensor], tensor: Tensor) -> None:
@@ -73,7 +73,7 @@ OUT_OF_PLACE = (
     "all_gather_tensor", "all_gather_tensor_autograd", "all_reduce", "broadcast",
     "reduce_scatter_tensor", "reduce_scatter_tensor_autograd", "wait_tensor",
 )  # fmt: skip
-"""Functional collectives, each of which gives the tensor."""
+"""Functional collectives, each of which returns a copy of the tensor."""
 
 DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
     "all_gather": lambda tensor, *_, **__: (tensor.clone(),),
@@ -86,19 +86,19 @@ DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
 
 
 def as_only_rank(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
-    """What to replace while `model` is traced: owners, names and values. Names that the files of
-    its modules have imported by themselves are among them."""
-    made: dict[Any, Any] = {}
+    """(owner, name, value) of what to replace while `model` is traced. Names that the files of its
+    modules have imported are among them."""
+    replacements: dict[Any, Any] = {}
     for owner, name, value in _all():
-        made[getattr(owner, name)] = value
+        replacements[getattr(owner, name)] = value
         yield owner, name, value
     for file in {type(module).__module__: None for module in model.modules()}:
         library = sys.modules.get(file)
         if library is None or file.startswith("torch."):
             continue
         for name, value in list(vars(library).items()):
-            if callable(value) and isinstance(value, Hashable) and value in made:
-                yield library, name, made[value]
+            if callable(value) and isinstance(value, Hashable) and value in replacements:
+                yield library, name, replacements[value]
 
 
 def _all() -> Iterator[tuple[Any, str, Any]]:
@@ -126,7 +126,8 @@ def _in_place(plain: Any, work: Callable[..., None]) -> Any:
 
 
 def _of_all_ranks(plain: Any, work: Callable[..., Any]) -> Any:
-    """`work` for `plain`; a Refusal of what some ranks take part in, or another than 0 sends."""
+    """`work` in the place of `plain`; Refusal if only some ranks take part, or if a rank other than
+    0 is named."""
     name = f"{plain.__module__}.{plain.__name__}".replace(".distributed_c10d", "")
     signature = inspect.signature(plain)
 
@@ -155,7 +156,7 @@ def _is_all(group: Any) -> bool:
     world: Any = dist.group.WORLD
     if group is None or group is world:
         return True
-    # Of a group that a rank is no part of it has a number.
+    # A rank has a number for a group that it is no member of.
     if world is None or isinstance(group, int):
         return False
     if isinstance(group, str):

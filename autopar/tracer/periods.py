@@ -1,7 +1,8 @@
 """The two periods of a run (`runs`) in the graph of a short model, and what follows from them.
 
-What the first period's nodes are to the last one's, those of every period are to the next: of
-earlier periods a node reads what the last period's reads, of later ones what the first's does.
+The nodes of every period relate to those of the next as the first period's nodes to the last one's.
+Of earlier periods a node reads what the last period's node reads, of later ones what the first's
+does.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Different(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Nodes of the first and of the last period, one for one. Forward they stand in this order,
-    backward in the other, and copies between the two."""
+    """Nodes of the first and of the last period, one for one. They stand in this order in forward,
+    in the opposite order in backward, with the copies between them."""
 
     first: range
     last: range
@@ -35,15 +36,15 @@ class Section:
 
     @property
     def between(self) -> int:
-        """The node that copies stand before."""
+        """The node before which the copies are inserted."""
         return max(self.first.start, self.last.start)
 
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """What an input is: `first` to the first period, `last` to the last one, and to all of them
-    copy `shift`, counted from their own, of node `node` of the first period. None: both are one
-    node outside of the periods."""
+    """An input of a period: node `first` in the first period, node `last` in the last one. In copy
+    k of the period it is copy k + `shift` of `node`, a node of the first period. With a `shift` of
+    None, both are one node outside of the periods."""
 
     first: int
     last: int
@@ -52,7 +53,8 @@ class _Link:
 
 
 class Periods:
-    """Node by node, what the copies of a period read. Different if the two are not alike."""
+    """The inputs of the copies of a period, node by node. Different if the two periods are not
+    alike."""
 
     def __init__(self, graph: Graph, run: BlockRun) -> None:
         self.run = run
@@ -89,7 +91,7 @@ class Periods:
         raise Different(f"they read nodes {x.node} and {y.node}")
 
     def order(self, length: int) -> Iterator[BlockPlace]:
-        """The nodes of the whole graph, where the short one has `length`."""
+        """The nodes of the whole graph, in order, where the short one has `length` nodes."""
         inserted = {section.between: section for section in self.sections}
         for index in range(length):
             section = inserted.get(index)
@@ -100,7 +102,7 @@ class Periods:
             yield index, 0
 
     def reads(self, node: Node, copy: int) -> list[BlockPlace]:
-        """What the inputs of a copy of `node` are."""
+        """The inputs of a copy of `node`."""
         behind = self.run.extra + 1
         a, copy = (
             (self.first_of[node.index], behind)
@@ -109,20 +111,20 @@ class Periods:
         )
         if a not in self._links:
             return [(ref.node, 0) for ref in node.inputs]
-        found: list[BlockPlace] = []
+        places: list[BlockPlace] = []
         for link in self._links[a]:
             if link.shift is None or copy + link.shift < 0:
-                found.append((link.first, 0))
+                places.append((link.first, 0))
             elif copy + link.shift > behind:
-                found.append((link.last, 0))
+                places.append((link.last, 0))
             elif copy + link.shift == behind:
-                found.append((self.last_of[link.node], 0))
+                places.append((self.last_of[link.node], 0))
             else:
-                found.append((link.node, copy + link.shift))
-        return found
+                places.append((link.node, copy + link.shift))
+        return places
 
     def rename(self, path: str, copy: int) -> str:
-        """A path of the short model as the whole one has it, for a copy of what is there."""
+        """The path in the whole model of a copy of what is at `path` in the short one."""
         at = self.run.split(path)
         if at is None:
             return path

@@ -24,8 +24,8 @@ _OTHERS = tuple(
 _STANDARD = str(Path(ast.__file__).parent) + "/"
 
 ValueUse = Literal["branch", "chance", "size", "index", "order", "log", "number"]
-"""What becomes of a value: it decides which code runs, by chance or not; it is a size or a
-bound; it picks an item; it is compared with others; it is kept or printed; it is computed with."""
+"""The use of a value: it decides which code runs, by chance or not; it is a size or a bound; it
+picks an item; it is compared with others; it is stored or printed; it is computed with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What the code of a model reads besides its arguments and modules: globals and closures.
 
-Installed packages are taken as they are: only the user's own files are looked through.
+Installed packages are assumed not to change: only the user's own files are searched.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def own_updates(code: CodeType) -> Mapping[str, frozenset[int]]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError, TypeError):
         return {}
-    found: dict[str, set[int]] = {}
+    updates: dict[str, set[int]] = {}
     others: set[tuple[str, int]] = set()
     first = code.co_firstlineno - 1
     for statement in ast.walk(tree):
         if isinstance(statement, ast.stmt) and (name := _updated(statement)):
             lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-            found.setdefault(name, set()).update(first + line for line in lines)
+            updates.setdefault(name, set()).update(first + line for line in lines)
             others |= {(x, first + line) for x in _reads(statement) - {name} for line in lines}
     return {
         name: frozenset(line for line in lines if (name, line) not in others)
-        for name, lines in found.items()
+        for name, lines in updates.items()
     }
 
 
@@ -89,9 +89,9 @@ _NONE = object()
 _NAMES = frozenset(
     {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "STORE_GLOBAL", "STORE_NAME", "STORE_DEREF"}
 )
-"""Instructions that say what is outside of a function. What is only set there is looked at too."""
+"""Instructions that name what is outside of a function. What is only set there counts too."""
 _PASSING = frozenset({"CACHE", "COPY"})
-"""Instructions that leave on the stack what an attribute is taken of."""
+"""Instructions that leave the owner of an attribute on the stack."""
 
 
 @cache
@@ -128,20 +128,20 @@ class _Search:
         self._methods: set[tuple[type, str]] = set()
 
     def methods(self, kind: type, name: str) -> None:
-        """Method or property `name` of a class, and the others that its code names."""
+        """Search method or property `name` of a class, and the others that its code names."""
         if (kind, name) in self._methods:
             return
         self._methods.add((kind, name))
         for each in kind.__mro__:
-            found = vars(each).get(name)
-            if found is not None:
+            member = vars(each).get(name)
+            if member is not None:
                 if each not in _MODULE_CLASSES:
-                    for used in self.function(getattr(found, "fget", found)):
+                    for used in self.function(getattr(member, "fget", member)):
                         self.methods(kind, used)
                 return
 
     def function(self, value: Any) -> set[str]:
-        """Look through a function, if this is one; the names of the attributes its code reads."""
+        """Search `value`, if it is a function. Returns the attributes that its code reads."""
         value = (
             value.__func__ if isinstance(value, MethodType | staticmethod | classmethod) else value
         )
@@ -211,8 +211,8 @@ def _content(cell: CellType) -> Any:
 
 def _file(value: ModuleType | type) -> str | None:
     if isinstance(value, type):
-        found = sys.modules.get(value.__module__)
-        return _file(found) if found is not None else None
+        module = sys.modules.get(value.__module__)
+        return _file(module) if module is not None else None
     return getattr(value, "__file__", None) or ("<main>" if value.__name__ == "__main__" else None)
 
 
@@ -225,9 +225,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _loads(code: CodeType) -> Iterator[tuple[str, Mapping[str, bool], bool]]:
-    """The globals and free variables that code loads or sets, each with the attributes that it
-    takes of it, and whether it only adds numbers to these, and to itself."""
-    found: dict[str, dict[str, bool]] = {}
+    """(name, attributes, is_updated) of the globals and free variables that code loads or sets.
+    `attributes` says of each attribute that is read whether it is only updated, by adding a number;
+    `is_updated` says that of the variable itself."""
+    loads: dict[str, dict[str, bool]] = {}
     others: set[str] = set()
     for each in _codes(code):
         name, updates = "", own_updates(each)
@@ -235,12 +236,12 @@ def _loads(code: CodeType) -> Iterator[tuple[str, Mapping[str, bool], bool]]:
             line = instruction.positions.lineno if instruction.positions else None
             if instruction.opname in _NAMES:
                 name = instruction.argval
-                found.setdefault(name, {})
+                loads.setdefault(name, {})
                 others |= set() if line in updates.get(name, ()) else {name}
             elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and name:
-                taken, known = instruction.argval, found[name]
+                taken, known = instruction.argval, loads[name]
                 known[taken] = known.get(taken, True) and line in updates.get(taken, ())
                 name = ""
             elif instruction.opname not in _PASSING:
                 name = ""
-    yield from sorted((name, taken, name not in others) for name, taken in found.items())
+    yield from sorted((name, taken, name not in others) for name, taken in loads.items())

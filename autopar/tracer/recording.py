@@ -1,7 +1,7 @@
 """One true step of a model, forward and backward on torch's meta device, as a stream of ops.
 
-Nothing is traced, so that it is cheap: `runs` reads from it which blocks execute alike. An op's
-*kind* is what it is called with except which tensors: the op, scalars, shapes, strides, dtypes. Its
+Nothing is traced, so that it is cheap: `find` reads from it which blocks execute alike. An op's
+*kind* is all of its call but the identity of tensors: the op, scalars, shapes, strides, dtypes. Its
 `reads` say which tensors these are.
 """
 
@@ -25,7 +25,7 @@ class Unrecordable(Exception):
 
 
 class Recorded(NamedTuple):
-    """A tensor: result `output` of op `op`, or what had `name` before the step."""
+    """A tensor: result `output` of op `op`, or the one with `name` that exists before the step."""
 
     op: int
     output: int
@@ -51,7 +51,7 @@ Kinds = dict[Hashable, int]
 
 
 class Recorder(torch_private.TorchDispatchMode):
-    """Writes down every op that is dispatched inside."""
+    """Records every op that is dispatched inside."""
 
     def __init__(self, kinds: Kinds) -> None:
         super().__init__()
@@ -63,20 +63,20 @@ class Recorder(torch_private.TorchDispatchMode):
         self._alive: list[Any] = []
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """`tensor` is there before the step, under `name`."""
+        """Name a `tensor` that exists before the step."""
         self._know(tensor, Recorded(-1, 0, name))
 
     def value(self, tensor: Tensor) -> Recorded:
-        """Which tensor this is. What autograd saves of an op's result comes back as another object
-        on the same memory."""
-        found = self._values.get(id(tensor))
-        if found is None:
-            found = self._stored.get(_place(tensor))
-            if found is None:
+        """The record of a tensor. Results of ops that autograd saves come back as other objects on
+        the same memory."""
+        recorded = self._values.get(id(tensor))
+        if recorded is None:
+            recorded = self._stored.get(_place(tensor))
+            if recorded is None:
                 raise Unrecordable("a tensor that no recorded op made")
-            self._values[id(tensor)] = found
+            self._values[id(tensor)] = recorded
             self._alive.append(tensor)
-        return found
+        return recorded
 
     def _know(self, tensor: Tensor, value: Recorded) -> None:
         if id(tensor) not in self._values:
@@ -98,24 +98,24 @@ class Recorder(torch_private.TorchDispatchMode):
         # The stand-ins of a trace are on the CPU, and cast as autocast there says.
         casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         kind = self._kinds.setdefault((func, casts, region(), given), len(self._kinds))
-        found = self._call(kind, func, args, kwargs or {})
+        result = self._call(kind, func, args, kwargs or {})
         index = len(self.recording.kinds)
         self.recording.kinds.append(kind)
         self.recording.reads.append(tuple(reads))
-        for output, tensor in enumerate(found if isinstance(found, tuple | list) else (found,)):
+        for output, tensor in enumerate(result if isinstance(result, tuple | list) else (result,)):
             if isinstance(tensor, Tensor):
                 self._know(tensor, Recorded(index, output))
-        return found
+        return result
 
     def _call(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The op's result; of an op called before on the same kinds of tensors, tensors like those
-        it made then."""
+        """The op's result. If it was called before with the same `kind`, these are new tensors like
+        the first results."""
         if kind in self._results:
             like = self._results[kind]
             return _reissued(like) if isinstance(like, tuple) else func(*args, **kwargs)
-        found = func(*args, **kwargs)
-        self._results[kind] = _likeness(found) if torch_private.is_functional(func) else None
-        return found
+        result = func(*args, **kwargs)
+        self._results[kind] = _likeness(result) if torch_private.is_functional(func) else None
+        return result
 
     def _form(self, value: Any, reads: list[Recorded]) -> Hashable:
         if isinstance(value, Tensor):
@@ -140,7 +140,7 @@ def _place(tensor: Tensor) -> Hashable:
 
 
 def _likeness(result: Any) -> Any:
-    """What `_reissued` needs in order to make such results; None if it cannot."""
+    """What `_reissued` needs to make such results; None if it cannot."""
     if isinstance(result, Tensor):
         return "tensor", tuple(result.shape), result.stride(), result.dtype
     if isinstance(result, tuple | list) and all(isinstance(x, Tensor) or x is None for x in result):
@@ -174,14 +174,14 @@ def record(
         recorder.name(tensor, f"input {i}")
     for name, tensor in states.items():
         recorder.name(tensor, name)
-    found = recorder.recording
-    handles = _watch(blocks, found)
+    recording = recorder.recording
+    handles = _watch(blocks, recording)
     try:
         with torch.device("meta"), recorder:
             outputs = step(*tensors)
-        found.forward = len(found.kinds)
+        recording.forward = len(recording.kinds)
         for i, output in enumerate(outputs):
-            found.results[f"output {i}"] = recorder.value(output)
+            recording.results[f"output {i}"] = recorder.value(output)
         graded = [x for x in outputs if x.requires_grad]
         trained = {name: x for name, x in states.items() if x.requires_grad}
         if graded and trained:
@@ -191,15 +191,15 @@ def record(
             with torch.device("meta"), recorder:
                 grads = torch.autograd.grad(graded, [*trained.values()], seeds, allow_unused=True)
             for name, grad in zip(trained, grads, strict=True):
-                found.results[f"grad {name}"] = None if grad is None else recorder.value(grad)
+                recording.results[f"grad {name}"] = None if grad is None else recorder.value(grad)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return recording
 
 
 def _watch(blocks: Mapping[nn.Module, str], recording: Recording) -> list[Any]:
-    """Hooks that keep when each block is called, and when its backward part begins."""
+    """Hooks that record when each block is called, and when its backward begins."""
     started: list[int] = []
 
     def enter(_module: nn.Module, _args: Any) -> None:

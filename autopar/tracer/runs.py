@@ -1,10 +1,11 @@
 """Runs: blocks of a list of modules that execute alike, one after the other.
 
-That blocks look alike proves nothing: what calls them may count them. So the true step is recorded
-(`recording`), and so is the step of the model with most blocks of a run left out. A run stands
-where each block does what the others do, op by op, scalar by scalar, reading the same tensors seen
-from where it is, and where all around the run is the same with and without the rest of it. The
-graph of the whole model then follows from that of the short one (`expand`).
+That blocks look alike proves nothing: the code that calls them may count them. So the true step is
+recorded (`recording`), and so is the step of the model with most blocks of a run left out.
+
+The blocks of a run must do the same, op by op, scalar by scalar, and read the same tensors as seen
+from each block. All around the run must be the same with and without the blocks that are left out.
+The graph of the whole model then follows from that of the short one (`expand`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 from torch import nn
 
 MAX_PERIOD = 8
-"""How many blocks may differ before they come again: local and global attention, say."""
+"""The most blocks that may differ before they repeat, such as local and global attention."""
 
 MIN_LEFT_OUT = 2
-"""Recording is not worth it for less."""
+"""The least number of left-out blocks for which recording is worth it."""
 
 
 @dataclass(frozen=True, slots=True)

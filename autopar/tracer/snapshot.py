@@ -45,9 +45,9 @@ def snapshot(capture: Capture, name: str) -> Graph:
     nodes: list[Node] = []
     index = {node: i for i, node in enumerate(fx_nodes)}
     for i, node in enumerate(fx_nodes):
-        for made in _tensors(node.meta.get("val")):
-            if made.layout != torch.strided:
-                raise layout_error(_op_name(node), made, modules[node], _source_line(node))
+        for tensor in _tensors(node.meta.get("val")):
+            if tensor.layout != torch.strided:
+                raise layout_error(_op_name(node), tensor, modules[node], _source_line(node))
         role, target = _role(capture, node)
         args, kwargs = _arguments(node, index)
         nodes.append(
@@ -150,7 +150,7 @@ def _op_name(node: fx.Node) -> str:
 def _arguments(
     node: fx.Node, index: Mapping[fx.Node, int]
 ) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
-    """`args` and `kwargs` in the words of `graph.Arg`. An item of a tuple reads that output."""
+    """`args` and `kwargs` as `graph.Arg`. A getitem of a tuple reads that output."""
     if node.op != "call_function":
         return (), ()
     if node.target is operator.getitem:
@@ -202,8 +202,8 @@ def _type(tensor: torch.Tensor) -> TensorType:
 
 
 def _phases(nodes: Sequence[fx.Node], items: Sequence[_Item]) -> dict[fx.Node, Phase]:
-    """Backward is what autograd made and what depends on it; but what a forward output depends on
-    is forward."""
+    """The phases of nodes. Nodes that autograd made, and those that depend on them, are backward;
+    but all that a forward output depends on is forward."""
     phases: dict[fx.Node, Phase] = {}
     for node in nodes:
         after = any(phases[i] is Phase.BACKWARD for i in node.all_input_nodes)
@@ -219,21 +219,21 @@ def _phases(nodes: Sequence[fx.Node], items: Sequence[_Item]) -> dict[fx.Node, P
 
 
 def _modules(nodes: Sequence[fx.Node]) -> dict[fx.Node, str]:
-    """The path of each node's module. What autograd made to add gradients has no label: it belongs
-    where the last of them came from. Placeholders of parameters and buffers belong to the module
-    that holds them."""
+    """The path of each node's module. Nodes that autograd made to add gradients have no label: they
+    belong to the module of their last input. Placeholders of parameters and buffers belong to the
+    module that holds them."""
     order = {node: i for i, node in enumerate(nodes)}
-    found: dict[fx.Node, str] = {}
+    modules: dict[fx.Node, str] = {}
     for node in nodes:
         label = node.meta.get("custom", {}).get(MODULE_KEY)
-        made = [i for i in node.all_input_nodes if i.op == "call_function"]
+        sources = [i for i in node.all_input_nodes if i.op == "call_function"]
         if "target" in node.meta:
-            found[node] = node.meta["target"].rpartition(".")[0]
+            modules[node] = node.meta["target"].rpartition(".")[0]
         elif label is not None and not node.meta.get("is_gradient_acc"):
-            found[node] = label
+            modules[node] = label
         else:
-            found[node] = found[max(made, key=order.__getitem__)] if made else ""
-    return found
+            modules[node] = modules[max(sources, key=order.__getitem__)] if sources else ""
+    return modules
 
 
 def _source_line(node: fx.Node) -> str:

@@ -14,7 +14,7 @@ from autopar.runtime.program.guards import is_state
 from autopar.tracer import torch_private
 
 MOST_TRACES = 8
-"""After so many a forward is not traced again for what the last one has found."""
+"""The most traces of a forward that are repeated because of discoveries in the one before."""
 
 
 def tied_parameters(model: nn.Module) -> dict[str, str]:
@@ -31,8 +31,7 @@ def fake_tensor(x: Tensor, mode: torch_private.FakeTensorMode) -> Tensor:
 
 
 def like(empty: Tensor, x: Tensor) -> Tensor:
-    """`empty` as a parameter if x is one, or as what a script has in the place of one; else as a
-    tensor that requires a gradient if x does."""
+    """`empty` as a parameter if x is one; else as a tensor that requires a gradient if x does."""
     if isinstance(x, nn.Parameter):
         return nn.Parameter(empty, x.requires_grad)
     return empty.requires_grad_(x.requires_grad)
@@ -49,25 +48,26 @@ def replace_states(
     overwritten: Collection[tuple[int, str]] = (),
 ) -> frozenset[str]:
     """Put stand-ins in the place of parameters and buffers, one for all names of a tensor. Tensors
-    that are plain attributes become buffers: a program has their values as inputs. The names of
-    those that are external: a gradient of what is `overwritten`, by module and name, is nothing."""
-    made = {(id(each.module), each.name) for each in recreated_by_hooks(model)}
-    made |= set(overwritten)
+    that are plain attributes become buffers: a program has their values as inputs. Returns the
+    names of external ones. Attributes that are `overwritten`, by module and name, have no
+    gradient."""
+    computed = {(id(each.module), each.name) for each in recreated_by_hooks(model)}
+    computed |= set(overwritten)
     external: list[str] = []
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
-            if is_state(value) or (is_external(value) and (id(module), name) not in made):
+            if is_state(value) or (is_external(value) and (id(module), name) not in computed):
                 module._buffers[name] = vars(module).pop(name)
         for name, value in module._buffers.items():
-            if value is not None and is_external(value) and (id(module), name) in made:
+            if value is not None and is_external(value) and (id(module), name) in computed:
                 module._buffers[name] = value.detach()
         own = (name for name, value in module._buffers.items() if is_external(value))
         external += (f"{path}.{name}" if path else name for name in own)
-    found: dict[int, Tensor] = {}
+    stand_ins: dict[int, Tensor] = {}
     for states in state_tables(model):
         for name, tensor in states.items():
             if tensor is not None:
-                if id(tensor) not in found:
-                    found[id(tensor)] = stand_in(tensor)
-                states[name] = found[id(tensor)]
+                if id(tensor) not in stand_ins:
+                    stand_ins[id(tensor)] = stand_in(tensor)
+                states[name] = stand_ins[id(tensor)]
     return frozenset(external)

@@ -141,7 +141,7 @@ def joint_graph(
     ):
         gm = aot_export_joint_with_descriptors(stack, module, args).graph_module
     gm.graph.set_codegen(CodeGen())
-    # Code is written once it is asked for: most graphs are read, not run.
+    # Code is generated on demand: most graphs are read, not run.
     return _LazyGraphModule(gm, gm.graph)
 
 

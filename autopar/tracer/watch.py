@@ -1,5 +1,5 @@
-"""Watching a model's forward while it is traced: what it reads of its modules, and what it does in
-Python that its program will not do again."""
+"""Watching a model's forward while it is traced: what it reads of its modules, and its effects in
+Python, which its program will not have."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from autopar.tracer.held_values import (
 )
 from autopar.tracer.reachable import is_own_update, reachable
 
-# The last three are asked for where there are hooks, as those are that label nodes.
+# The last three are read where there are hooks, such as those that label nodes.
 _INTERNAL = (frozenset(vars(nn.Module)) - {"training", "forward"}) | {
     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
 }  # fmt: skip
@@ -52,15 +52,15 @@ _SET_UP = {
 
 
 _SETS_BUFFER = nn.Module.register_buffer.__code__
-"""What looks whether there is an attribute already, where a buffer is set."""
+"""The code that checks whether an attribute exists, where a buffer is set."""
 
 _OF_FACADE = frozenset({"_model", "_runner"})
-"""What a compiled model has beside all that its model has."""
+"""The attributes of a compiled model that its model has not."""
 
 _ONCE = "Python runs when the model is traced, and not again when its program runs. "
 _OUTSIDE = _ONCE + "Pass what changes as an argument, keep it in a buffer, or do it outside"
 _RETURN = "only forward has them. Return what is to be read after it, as in `return loss, aux`"
-_KEPT = (
+_RETAINED = (
     "a program computes it anew in each call, as the first one did. If it depends on the call, "
     "return it, and pass it as an argument, or keep it in a buffer"
 )
@@ -79,22 +79,22 @@ class Watch:
 
     def __init__(self, model: nn.Module, leaves: list[Any] | None = None) -> None:
         self._paths = {module: path for path, module in model.named_modules()}
-        # Modules, and the objects that they hold, with what to call them.
+        # Modules, and the objects that they hold, with their labels.
         self._owners = {id(m): (m, path or "the model") for m, path in self._paths.items()}
         self._reads: dict[tuple[int, str], bool] = {}
-        """What was read, and whether it was for more than to add a number to it."""
+        """Whether an attribute was read for more than to add a number to it."""
         self._left: dict[tuple[int, Any], LeftBehind] = {}
         self._added: set[tuple[int, Any]] = set()
         """Where forward adds to numbers that it does not read otherwise."""
         self._first: dict[tuple[int, str], Any] = {}
-        """What was found where a forward looked first."""
+        """The value of each attribute at its first read."""
         self._around = reachable(model, leaves or [])
         self._effects: dict[str, str] = {}
         self.externals: list[Tensor] = []
-        """The tensors of the script that were met, and are to be inputs."""
+        """The tensors of the script that forward computes with, which become inputs."""
         self.overwritten: set[tuple[int, str]] = set()
-        """Attributes and buffers with a gradient that forward sets before it reads them: what is
-        there when a call begins is of no use."""
+        """Attributes and buffers with a gradient that forward sets before it reads them: their
+        values before a call are not needed."""
         self._is_short, self._last = False, dict[tuple[int, Any, bool], Any]()
         self._unsettled: set[tuple[int, Any]] = set()
         self._replaced: dict[tuple[nn.Module, str], None] = {}
@@ -102,7 +102,7 @@ class Watch:
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """What was read, in the order in which it was first."""
+        """What was read, in the order of first reads."""
         inside: list[Read] = []
         for (identity, name), is_read in self._reads.items():
             owner, called = self._owners[identity]
@@ -113,7 +113,7 @@ class Watch:
 
     @property
     def leavings(self) -> tuple[LeftBehind, ...]:
-        """What forward leaves on modules that is to be there, or is not, after each call."""
+        """What forward leaves on modules: numbers to set after each call, stand-ins for tensors."""
         return tuple(
             replace(x, value=resolved_value(x.value))
             for key, x in self._left.items()
@@ -130,29 +130,29 @@ class Watch:
             self.externals.append(tensor)
 
     def meet_real(self, tensor: Tensor) -> None:
-        """The same where all that is computed is on the meta device."""
+        """`meet` where all computed tensors are on the meta device."""
         if not tensor.is_meta:
             self.meet(tensor)
 
     @property
     def discoveries(self) -> int:
-        """How much was found that makes another trace."""
+        """The number of discoveries that require another trace."""
         return len(self.externals) + len(self.overwritten)
 
     def spare_replaced(self) -> None:
-        """Of buffers that forward replaces it reads copies from now on: where backward needs the
-        old values, they are not to be changed in place."""
+        """From now on, have forward read copies of the buffers that it replaces: where backward
+        needs the old values, these must not be changed in place."""
         self._spared |= self._replaced
 
     def of_short_model(self) -> AbstractContextManager[None]:
-        """Inside, forward is that of the model without some blocks: what the whole one sets is
-        known from before."""
+        """Inside, forward is that of the model without some blocks. What the whole model sets is
+        known already."""
         return replaced((self, "_is_short", True))
 
     @contextmanager
     def forward(self) -> Generator[None, None, None]:
-        """Around a call of the model, which is as before afterwards. A buffer that is replaced
-        inside is changed in place, which a program can do."""
+        """Watch a call of the model, which is as before afterwards. A buffer that is replaced
+        inside is changed in place instead, as a program can do."""
         modules = list(self._paths)
         kept = [(read, value_read(read), copy_of(value_read(read))) for read in self._around]
         try:
@@ -173,7 +173,7 @@ class Watch:
     def _leaves_in(
         self, module: nn.Module, attributes: dict[str, Any], copies: dict[str, Any]
     ) -> None:
-        """A module had these attributes."""
+        """Note the effects on a module, which had these `attributes` before the call."""
         path = self._paths[module] or "the model"
         for name in _changed(module, attributes, copies):
             self._leaves(module, name, attributes.get(name, MISSING), copies, _label(path, name))
@@ -183,15 +183,15 @@ class Watch:
     def _leaves(
         self, module: nn.Module, name: str, was: Any, copies: dict[str, Any], called: str
     ) -> None:
-        """Attribute `name` of a module, which is `called` so, is not what it `was`, or has not the
-        items that its copy has."""
+        """Note that attribute `name` of a module, with the label `called`, is not what it `was`, or
+        no longer has the items of its copy."""
         table, key = vars(module), (id(module), name)
         now, first = table.get(name, MISSING), value_before(module, name, was)
         is_updated = not self._reads.get(key, True)
         if type(now) in SIMPLE_TYPES and (was is MISSING or type(was) in SIMPLE_TYPES):
             self._sets(table, name, first, now, called, adds=is_updated)
         elif isinstance(now, Tensor) and self._is_retained(module, name, was):
-            self.note(f"keeps a tensor in {called}", _KEPT)
+            self.note(f"keeps a tensor in {called}", _RETAINED)
         elif now is was and self._sets_inside(key, now, copies.get(name), called, adds=is_updated):
             pass
         elif holds_tensors(now):
@@ -202,7 +202,8 @@ class Watch:
             self.note(f"sets {called}", _OUTSIDE)
 
     def _sets(self, table: Any, name: Any, was: Any, now: Any, called: str, *, adds: bool) -> None:
-        """A number, a flag or a text is not what it `was`; it `adds` if a number is added to it."""
+        """Note that a number, a flag or a text is not what it `was`. Forward only `adds` to it, or
+        sets it."""
         key = id(table), name
         if adds and type(now) is type(was) is int:
             left = LeftBehind(table, name, now - was, adds=True, default=was)
@@ -218,8 +219,8 @@ class Watch:
     def _sets_inside(
         self, key: tuple[int, Any], value: Any, copy: Any, called: str, *, adds: bool
     ) -> bool:
-        """The same of those in a list or a table, which is at `key`; False if it has changed
-        otherwise."""
+        """`_sets` for numbers, flags and texts in the list or dict at `key`. False if that has
+        changed in another way."""
         keys = changed_numbers(value, copy)
         adds = adds and all(type(value[k]) is type(copy[k]) is int for k in keys or ())
         for k in keys or ():
@@ -229,7 +230,8 @@ class Watch:
         return keys is not None
 
     def _leaves_around(self, read: Read, was: Any, copy: Any) -> None:
-        """What is read outside of the model was this, and had these items."""
+        """Note the effects on what is read outside of the model. It `was` this before the call,
+        with the items of `copy`."""
         now, key = value_read(read), (id(read.owner), read.name)
         if now is not was:
             if type(now) in SIMPLE_TYPES and type(was) in SIMPLE_TYPES:
@@ -240,15 +242,15 @@ class Watch:
             if self._sets_inside(key, now, copy, read.label, adds=read.is_updated):
                 return
             if holds_tensors(now):
-                made = named_stand_in(now, read.label)
-                self._left[id(now), ""] = LeftBehind({}, "", made, passes=True, held=now)
+                stand_in = named_stand_in(now, read.label)
+                self._left[id(now), ""] = LeftBehind({}, "", stand_in, passes=True, held=now)
                 self.note(f"leaves tensors in {read.label}", _RETURN)
             else:
                 self.note(f"changes {read.label}", _OUTSIDE)
 
     def _is_retained(self, module: nn.Module, name: str, was: Any) -> bool:
-        """Whether what the call before had left is read first, as a model does with what it keeps
-        from one call to the next."""
+        """Whether forward first reads what the previous call left, as a model does that stores a
+        tensor from one call to the next."""
         before = value_before(module, name, was)
         return self._first.get((id(module), name), MISSING) is before is not MISSING
 
@@ -278,8 +280,8 @@ class Watch:
 
     @contextmanager
     def around(self, strict: bool) -> Generator[None, None, None]:
-        """Around all of a trace: random numbers are as before afterwards, and what the forward did
-        to globals and to its modules, and is not done again after a call, is told."""
+        """Watch a whole trace. The states of random number generators are as before afterwards.
+        Effects on globals and modules that are not repeated after a call are warned of."""
         states = [frozen(value_read(read), read.label) for read in self._around]
         with draws_noted() as draws:
             yield
@@ -310,8 +312,8 @@ def _recorded(
     owners: dict[int, tuple[Any, str]],
     first: dict[tuple[int, str], Any],
 ) -> Generator[None, None, None]:
-    """Inside, every attribute that is asked for of `owners` is noted; an object that is found there
-    becomes one of them."""
+    """Inside, every attribute that is read from `owners` is recorded. An object that is read
+    becomes one of the owners."""
     changed: dict[type, Any] = {}
 
     def watch(kind: type) -> None:
@@ -321,7 +323,7 @@ def _recorded(
 
             def noted(self: Any, name: str) -> Any:
                 if issubclass(type(self), Facade) and name not in _OF_FACADE:
-                    self = inherited(self, "_model")  # which has all that it is asked for
+                    self = inherited(self, "_model")  # which has all other attributes
                 known, frame = owners.get(id(self)), sys._getframe(1)
                 if known is None or known[0] is not self or name in _INTERNAL or name[:2] == "__":
                     return inherited(self, name)

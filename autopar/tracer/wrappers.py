@@ -19,10 +19,10 @@ CHECKPOINT_KEY = "autopar_checkpoint"
 
 @contextmanager
 def unwrapped() -> Generator[None, None, None]:
-    """Inside, `torch.utils.checkpoint` and what `torch.compile` made call the function that they
-    wrap: a checkpoint that is reentrant is a backward of its own, which no joint graph can hold,
-    one that is not would be in the graph twice, and what is compiled is a graph of its own. What
-    they make is labelled with `CHECKPOINT_KEY`."""
+    """Inside, `torch.utils.checkpoint` and compiled functions (`torch.compile`) just call the
+    function that they wrap. A reentrant checkpoint would be a backward of its own, which no joint
+    graph can hold. Another checkpoint would be in the graph twice, and a compiled function is a
+    graph of its own. Nodes of checkpoints are labelled with `CHECKPOINT_KEY`."""
     CheckpointFunction.apply = _call
     try:
         with plain_checkpoints(_labelled), torch.compiler.set_stance("force_eager"):

@@ -17,6 +17,7 @@ from autopar.errors import PlanError
 from autopar.plans.plan import Plan
 from autopar.plans.requests.constraints import parse_pins
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions, SearchOptions
 from autopar.plans.requests.request import GraphRequest, make_graph_request, source_digest
 from tests.graphs import linear_step
 from tests.report.plans import two_axis_plan
@@ -184,9 +185,9 @@ def test_what_decides_a_plan_is_in_its_digest() -> None:
         replace(asked, cluster=replace(asked.cluster, device=device)),
         replace(asked, options=Options(mesh="4")),
         replace(asked, options=Options(memory_limit_bytes=2**30)),
-        replace(asked, options=Options(optimizer="sgd")),
+        replace(asked, options=Options(PlanOptions(optimizer="sgd"))),
         replace(asked, options=Options(constraints=parse_pins(["*=R"]))),
-        replace(asked, options=Options(strict=True)),
+        replace(asked, options=Options(PlanOptions(search=SearchOptions(strict=True)))),
     )
     assert len({each.digest() for each in (asked, *others)}) == len(others) + 1
     assert replace(asked, options=Options()).digest() == asked.digest()

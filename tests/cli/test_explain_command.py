@@ -189,7 +189,7 @@ def test_options_of_a_plan_are_those_it_was_made_with() -> None:
     assert options_of(plan) == given
     others = ConstraintOptions(strategy="ddp")
     found = options_of(plan, others)
-    assert (found.backend, found.strategy, found.constraints) == ("eager", "ddp", ())
+    assert (found.given.backend, found.strategy, found.constraints) == ("eager", "ddp", ())
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_loss_in_chunks_without_logits(tmp_path: Path) -> None:
     result = run("plan", built, *asked, "-o", path)
     assert result.exit_code == 0, result.stderr
     options = options_of(Plan.load(path))
-    assert (options.loss_chunks, options.unread_outputs) == (4, ("logits",))
+    assert (options.loss_chunks, options.given.outputs.unread) == (4, ("logits",))
     result = run("explain", path, "head.weight", built)
     # Were it another problem, a warning would say that it has another best step.
     assert (result.exit_code, result.stderr) == (0, "")

@@ -17,6 +17,7 @@ from autopar.ir.problem import Problem, Solution
 from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import StageEstimates
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.solver import evaluate, solve
 from tests.cost_model.test_price import LIMIT, random_solution
@@ -35,7 +36,7 @@ def behind(cluster: Cluster, launch_s: float) -> Cluster:
 
 def wanted(cluster: Cluster, width: int, backend: str = "", layers: int = 3) -> PlanRequest:
     graph = linear_step(8192, width, width, layers=layers)
-    options = Options(memory_limit_bytes=LIMIT, backend=backend)
+    options = Options(PlanOptions(backend=backend), memory_limit_bytes=LIMIT)
     return make_graph_request(graph, cluster, options).on(parse_mesh("2x4", cluster))
 
 
@@ -97,7 +98,7 @@ def test_what_is_fused_is_launched_once() -> None:
     cluster = parse_cluster("1xH100")
     launches: dict[str, list[int]] = {}
     for backend in ("eager", "inductor"):
-        options = Options(memory_limit_bytes=LIMIT, backend=backend)
+        options = Options(PlanOptions(backend=backend), memory_limit_bytes=LIMIT)
         request = make_graph_request(chain(), cluster, options).on(parse_mesh("1", cluster))
         found = best_on(request, lambda _: None).estimates
         launches[backend] = [op.host_ns // LAUNCH_NS for op in found.ops.values() if op.count]

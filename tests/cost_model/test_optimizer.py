@@ -16,6 +16,7 @@ from autopar.errors import AutoparError
 from autopar.ir.graph import Atom, Graph, Role, TensorType
 from autopar.ir.sharding import Sharding
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.request import make_graph_request
 from tests.graphs import linear_step
 
@@ -65,7 +66,7 @@ def test_only_what_is_trained_is_stepped() -> None:
         with_step, without = (
             price(
                 make_graph_request(
-                    graph, cluster, Options(optimizer=name, memory_limit_bytes=1 << 40)
+                    graph, cluster, Options(PlanOptions(optimizer=name), memory_limit_bytes=1 << 40)
                 ).on(mesh)
             )
             for name in ("adamw", "none")

@@ -24,6 +24,7 @@ from autopar.ir.schedule import Compute
 from autopar.ir.timeline import Timeline
 from autopar.plans.decisions import make_stage, resolved_request, same_choice
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.solver import evaluate, solve
 from autopar.solver.clock import Clock
@@ -120,7 +121,7 @@ def test_no_more_than_is_held(name: str, mesh: str, is_open: bool, residency: st
     graph, cluster = graph_of(name), parse_cluster(f"{mesh}xH100")
     on_host = {"auto": "auto" if is_open else "cpu"}.get(residency, residency)
     asked = make_graph_request(
-        graph, cluster, Options(mesh=mesh, backend="eager", residency=on_host)
+        graph, cluster, Options(PlanOptions(backend="eager"), mesh=mesh, residency=on_host)
     )
     laid = parse_mesh(mesh, cluster)
     if residency == "auto":

@@ -25,6 +25,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups
 from autopar.plans.decisions import make_stage
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.request import make_graph_request
 from autopar.solver import solve
 from autopar.solver.evaluate import peak_usage
@@ -127,7 +128,7 @@ def test_a_small_model_on_a_slow_link_is_replicated() -> None:
 def test_a_tight_limit_shards_parameters_and_a_tighter_one_is_infeasible() -> None:
     graph = linear_step(2048, 1024, 1024, layers=4)
     cluster = parse_cluster("8xH100")
-    request = make_graph_request(graph, cluster, Options(optimizer="sgd")).on(
+    request = make_graph_request(graph, cluster, Options(PlanOptions(optimizer="sgd"))).on(
         parse_mesh("8", cluster)
     )
     roomy = best_on(request, quiet)

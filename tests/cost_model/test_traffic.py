@@ -16,6 +16,7 @@ from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.sharding import Sharding
 from autopar.plans.decisions import make_stage
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.read_options import make_options
 from autopar.plans.requests.request import make_graph_request
 from autopar.solver import solve
@@ -39,7 +40,7 @@ def chain() -> Graph:
 def seconds(name: str, backend: str = "") -> list[float]:
     """Of both pointwise ops, on one device."""
     graph, device = chain(), DEVICES[name]
-    done = traffic(graph, fused=Options(backend=backend).fuses(device))
+    done = traffic(graph, fused=Options(PlanOptions(backend=backend)).fuses(device))
     whole = (Sharding(()),), (Sharding(()),)
     ops = [node for node in graph.with_role(Role.OP) if node.phase is Phase.FORWARD][:2]
     return [node_s(graph, op, done[op.index], Choice(()), whole, (), device) for op in ops]
@@ -90,7 +91,7 @@ def viewed() -> Graph:
 @pytest.mark.parametrize(("name", "backend"), [("cpu", ""), ("cpu", "inductor"), ("H100", "eager")])
 def test_a_view_counts_once_where_a_cpu_runs_op_by_op(name: str, backend: str) -> None:
     graph, device = viewed(), DEVICES[name]
-    fused = Options(backend=backend).fuses(device)
+    fused = Options(PlanOptions(backend=backend)).fuses(device)
     whole = (Sharding(()),) * 2, (Sharding(()),)
     first, second = (
         node_s(graph, node, work, Choice(()), whole, (), device)

@@ -101,8 +101,12 @@ def within(
     table = PipelineSchedule.parse("0F0 1F0 1B0 0B0")
     sharing = DeviceSharing(table, (memory,), silent, rounds)
     for given in sharing:
-        with sharing.planning() as tried:
-            tried.plans = planned(given)
+        try:
+            plans = planned(given)
+        except InfeasibleError as error:
+            sharing.refuse(error)
+        else:
+            sharing.take(plans)
     return cast("list[Any]", sharing.plans)
 
 

@@ -14,6 +14,7 @@ from autopar.driver.search.frontier import find_frontier
 from autopar.errors import AutoparError
 from autopar.plans.frontier import Frontier, read_limits
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions, SearchOptions
 from autopar.plans.requests.request import GraphRequest, make_graph_request
 from autopar.report.html.frontier import frontier_html
 from autopar.solver.search import silent
@@ -33,7 +34,7 @@ def step(name: str) -> Traced:
 def asked(
     name: str = "", mesh: str = "2", devices: str = "2", limit: int | None = None
 ) -> GraphRequest:
-    options = Options(mesh=mesh, memory_limit_bytes=limit, backend="eager")
+    options = Options(PlanOptions(backend="eager"), mesh=mesh, memory_limit_bytes=limit)
     return make_graph_request(step(name).graph, parse_cluster(f"{devices}xH100"), options)
 
 
@@ -121,7 +122,7 @@ def test_limits_as_people_write_them() -> None:
 
 def test_microbatches_are_among_the_plans() -> None:
     graph = trace(Tall(), (torch.randn(4096, 16),), {}).graph
-    options = Options(mesh="1", backend="eager", microbatches=None)
+    options = Options(PlanOptions(backend="eager"), mesh="1", microbatches=None)
     wanted = make_graph_request(graph, parse_cluster("1xH100"), options)
     found = find_frontier(wanted, (2 << 20, 1 << 20, 700 << 10), silent)
     plans = [point.plan for point in found.points]
@@ -132,7 +133,8 @@ def test_microbatches_are_among_the_plans() -> None:
 def test_each_plan_has_its_margin_if_that_is_asked_for() -> None:
     """Within the same limit: rivals are on other meshes, or the same one, and fit as well."""
     wanted = asked("", "auto", "2")
-    wanted = replace(wanted, options=replace(wanted.options, margin=True))
+    given = PlanOptions(backend="eager", search=SearchOptions(margin=True))
+    wanted = replace(wanted, options=replace(wanted.options, given=given))
     found = find_frontier(wanted, (4 * MIB, 3 * MIB), silent)
     plain = find_frontier(asked("", "auto", "2"), (4 * MIB, 3 * MIB), silent)
     for point, same in zip(found.points, plain.points, strict=True):

@@ -21,8 +21,7 @@ from autopar.driver.search.narrower import findings
 from autopar.driver.search.pipeline_candidates import PipelineCandidates
 from autopar.driver.search.pipeline_shapes import (
     PipelineShape,
-    numbers_of_microbatches,
-    numbers_of_ranks,
+    PipelineShapes,
 )
 from autopar.driver.search.pipelining import search_stages
 from autopar.driver.search.segment_division import Divided
@@ -68,7 +67,7 @@ def test_numbers_of_microbatches_that_have_no_order_are_left_out() -> None:
     """Interleaved on three ranks: 16 are not divided by five rounds."""
     graph = trace(Chain([64] * 13), (torch.randn(16, 64),), {}).graph
     wanted = asked(graph, 3, stages=6, microbatches="auto", schedule="interleaved")
-    assert 16 not in numbers_of_microbatches(wanted, 3)
+    assert 16 not in PipelineShapes(wanted).numbers_of_microbatches(3)
     assert answer(wanted, silent).structure.microbatches == 4
 
 
@@ -77,7 +76,7 @@ def test_numbers_of_ranks_that_share_nodes_unevenly_are_left_out() -> None:
     graph = trace(Chain([64] * 13), (torch.randn(16, 64),), {}).graph
     cluster = parse_cluster("3x2xH100")
     wanted = replace(asked(graph, 6, stages="auto", microbatches="auto"), cluster=cluster)
-    assert numbers_of_ranks(wanted) == [3, 6]
+    assert PipelineShapes(wanted).numbers_of_ranks() == [3, 6]
 
 
 @pytest.mark.nightly
@@ -194,10 +193,12 @@ def best_shapes(
     wanted: GraphRequest, ways: SegmentSearch, tried: CandidateSearch[Finding]
 ) -> list[tuple[PipelineShape, Divided]]:
     """What is divided, best first."""
-    promising = PipelineCandidates(wanted, tried)
+    promising = PipelineCandidates(PipelineShapes(wanted), tried)
     for shape, mesh in promising.to_divide():
-        with promising.dividing(shape) as divided:
-            divided.stages = ways.divided(shape.actions, promising.known_ns(), mesh, shape.sizes)
+        with promising.dividing(shape):
+            known_ns = promising.known_ns()
+            divided = ways.divided(shape.actions, known_ns, mesh, shape.sizes)
+            promising.estimate(shape, divided)
     return sorted(promising.estimated, key=lambda each: each[1].step_ns)
 
 
@@ -283,8 +284,8 @@ def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ran
     takes, planned = {2: 130, 4: 101}, list[int]()
 
     class Promised(PipelineCandidates):
-        def __init__(self, asked: GraphRequest, tried: CandidateSearch[Finding]) -> None:
-            super().__init__(asked, tried)
+        def __init__(self, shapes: PipelineShapes, tried: CandidateSearch[Finding]) -> None:
+            super().__init__(shapes, tried)
             self.estimated = [
                 (PipelineShape(ranks, count, "1f1b"), cast("Any", SimpleNamespace(step_ns=step_ns)))
                 for (ranks, count), step_ns in thought.items()

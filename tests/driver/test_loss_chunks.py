@@ -29,6 +29,7 @@ from autopar.ir.problem import Problem, Solution
 from autopar.plans.memory_refinement import Candidate
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import OutputOptions, PlanOptions
 from autopar.plans.requests.read_options import make_options
 from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.runtime.simulator.spmd import train_step
@@ -56,7 +57,7 @@ def language() -> nn.Module:
 @cache
 def traced(*unread: str) -> Traced:
     ids = torch.randint(0, VOCAB, (BATCH, LENGTH))
-    options = Options(unread_outputs=unread)
+    options = Options(PlanOptions(outputs=OutputOptions(unread=unread)))
     call = ModelCall(language(), (), {"input_ids": ids, "labels": ids}, options)
     return plan_call(call, lambda _: None)[0]
 

@@ -20,6 +20,7 @@ from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.plan import Plan
 from autopar.plans.provenance import Margin
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions, SearchOptions
 from autopar.plans.requests.policy import other_thresholds
 from autopar.plans.requests.request import make_graph_request
 from autopar.solver import solve
@@ -50,8 +51,9 @@ def moved(roles: Roles, one: Sequence[object], other: Sequence[object]) -> float
 
 
 def with_margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Plan:
-    options = Options(mesh=mesh, memory_limit_bytes=limit)
-    asked = make_graph_request(graph, hostless(cluster), replace(options, margin=True))
+    given = PlanOptions(search=SearchOptions(margin=True))
+    options = Options(given, mesh=mesh, memory_limit_bytes=limit)
+    asked = make_graph_request(graph, hostless(cluster), options)
     return answer(asked, quiet)
 
 

@@ -22,6 +22,7 @@ from autopar.ir.problem import Problem, Status
 from autopar.plans.decisions import make_stage, resolved_request, same_choice
 from autopar.plans.provenance import PROVEN
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import peak_usage
@@ -65,7 +66,7 @@ def fast_host(cluster: Cluster, gb_per_s: float) -> Cluster:
 def request(gb_per_s: float, limit: int | None = None) -> PlanRequest:
     cluster, mesh = on_h100("2", 1)
     # Op by op: what is fused depends on what is recomputed.
-    options = Options(mesh="2", memory_limit_bytes=limit, backend="eager")
+    options = Options(PlanOptions(backend="eager"), mesh="2", memory_limit_bytes=limit)
     return make_graph_request(traced().graph, fast_host(cluster, gb_per_s), options).on(mesh)
 
 

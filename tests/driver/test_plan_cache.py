@@ -14,7 +14,7 @@ from autopar.ir import files
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_not_kept", set())
+    monkeypatch.setattr(files, "_warned", set())
 
 
 def test_the_folder_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from autopar.ir.passes.recompute import with_recompute
 from autopar.ir.problem import Problem, Status
 from autopar.plans.decisions import resolved_request, same_choice
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.plans.structure import SavedDtype
 from autopar.solver import evaluate, solve
@@ -84,7 +85,7 @@ def request(
 ) -> PlanRequest:
     cluster = parse_cluster(f"{mesh}xH100")
     # Op by op: what is fused depends on what is recomputed.
-    options = Options(mesh=mesh, memory_limit_bytes=limit, backend="eager")
+    options = Options(PlanOptions(backend="eager"), mesh=mesh, memory_limit_bytes=limit)
     graph = (case(name).traced if name else traced(block)).graph
     return make_graph_request(graph, cluster, options).on(parse_mesh(mesh, cluster))
 

@@ -22,6 +22,7 @@ from autopar.ir.problem import Problem
 from autopar.plans.decisions import make_stage, resolved_request, same_choice
 from autopar.plans.provenance import PROVEN
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.read_options import make_options
 from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.solver import evaluate, solve
@@ -62,7 +63,9 @@ def request(
     gb_per_s: float, limit: int | None = None, residency: str = "auto", mesh: str = "2"
 ) -> PlanRequest:
     cluster, laid = on_h100(mesh, 1)
-    options = Options(mesh=mesh, memory_limit_bytes=limit, backend="eager", residency=residency)
+    options = Options(
+        PlanOptions(backend="eager"), mesh=mesh, memory_limit_bytes=limit, residency=residency
+    )
     return make_graph_request(traced().graph, near(cluster, gb_per_s), options).on(laid)
 
 
@@ -139,7 +142,7 @@ def test_frozen_members_of_a_class_are_not_stepped_on() -> None:
     graph = trace(model, (torch.randn(8, WIDTH),), {}).graph
     for mesh, residency, part in (("1", "cpu", 1.0), ("2", "cpu", 1.0), ("2", "auto", 0.8)):
         cluster, laid = on_h100(mesh, 1)
-        wanted = Options(mesh=mesh, backend="eager", residency=residency)
+        wanted = Options(PlanOptions(backend="eager"), mesh=mesh, residency=residency)
         free = best_on(make_graph_request(graph, cluster, wanted).on(laid), silent)
         limit = int(part * free.estimates.memory.total)
         found = best_on(make_graph_request(graph, cluster, wanted).on(laid).within(limit), silent)
@@ -174,7 +177,7 @@ def test_what_cannot_be_is_told() -> None:
     with pytest.raises(ArgumentError, match="residency='gpu': write one of cuda, cpu, auto"):
         make_options(mesh="2", memory={"residency": "gpu"})
     wanted = request(27.7, residency="cpu")
-    muon = replace(wanted, options=replace(wanted.options, optimizer="muon"))
+    muon = replace(wanted, options=replace(wanted.options, given=PlanOptions(optimizer="muon")))
     with pytest.raises(AutoparError, match="muon steps on whole parameters"):
         price(muon)
     unknown = replace(wanted.cluster.host, memory_bytes_per_s=0.0)

@@ -18,6 +18,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.units import format_bytes, parse_bytes
 from autopar.plans.memory_refinement import Candidate
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.request import GraphRequest, PlanRequest, make_graph_request
 from autopar.solver.search import silent
 from autopar.tracer import trace
@@ -36,7 +37,9 @@ def graph(batch: int = BATCH) -> Graph:
 
 def asked(limit: int | str, devices: int = 2, batch: int = BATCH) -> GraphRequest:
     limit_bytes = parse_bytes(limit) if isinstance(limit, str) else limit
-    options = Options(mesh=str(devices), memory_limit_bytes=limit_bytes, backend="eager")
+    options = Options(
+        PlanOptions(backend="eager"), mesh=str(devices), memory_limit_bytes=limit_bytes
+    )
     return make_graph_request(graph(batch), parse_cluster(f"{devices}xH100"), options)
 
 

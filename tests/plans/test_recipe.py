@@ -75,9 +75,10 @@ def test_every_option_of_plan(folder: Path) -> None:
     assert (recipe.cluster.name, recipe.cluster.num_devices) == ("lab", 8)
     assert recipe.profile == folder / "a100.profile.json"
     options = recipe.options
-    assert (recipe.global_batch, options.mesh, options.optimizer) == (64, "dp=2,tp=4", "sgd")
+    assert (recipe.global_batch, options.mesh, options.given.optimizer) == (64, "dp=2,tp=4", "sgd")
     assert (options.memory_limit_bytes, options.time_limit_s) == (30 * 2**30, 2.5)
-    assert (options.strict, options.strategy, options.margin) == (True, "megatron", True)
+    search = options.given.search
+    assert (search.strict, options.strategy, search.margin) == (True, "megatron", True)
     assert [c.origin for c in options.constraints] == [
         "pin *.down_proj.weight=S(1) on tp",
         "forbid dp:lm_head",

@@ -20,6 +20,7 @@ from autopar.ir.pipeline import Action
 from autopar.plans.pipelines import simulate_pipeline
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.read_options import read_schedule
 from autopar.plans.requests.request import make_graph_request
 from autopar.runtime.process.world import World
@@ -44,9 +45,12 @@ def planned(found: ZooCase, schedule: str, ranks: int, stages: int) -> Plan:
     cluster = parse_cluster(f"{ranks}xH100")
     cluster = replace(cluster, device=replace(cluster.device, granule_bytes=1))
     options = Options(
-        mesh="1", stages=stages, microbatches=TURNS, schedule=read_schedule(schedule),
-        backend="eager",
-    )  # fmt: skip
+        PlanOptions(backend="eager"),
+        mesh="1",
+        stages=stages,
+        microbatches=TURNS,
+        schedule=read_schedule(schedule),
+    )
     return answer(make_graph_request(found.traced.graph, cluster, options), silent)
 
 

@@ -139,7 +139,7 @@ def double(values: np.ndarray) -> float:
 @pytest.fixture
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(files, "_not_kept", set())
+    monkeypatch.setattr(files, "_warned", set())
     return tmp_path
 
 
@@ -174,6 +174,6 @@ def test_a_loop_works_where_its_cache_is_damaged(cache_folder: Path) -> None:
     whole = index.read_bytes()
     for damaged in (b"", b"garbage", whole[:40], whole[:-5]):
         index.write_bytes(damaged)
-        files._not_kept.clear()
+        files._warned.clear()
         with pytest.warns(CacheWarning, match=str(cache_folder)):
             assert compiled(double)(np.ones(3)) == 6.0

@@ -118,7 +118,7 @@ def _verify(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pas
 
     def find(traced: Traced) -> Plan:
         passed("captured")
-        plan = answer(make_call_request(call, traced, cluster, options), lambda _: None)
+        plan = answer(make_call_request(call, traced, cluster), lambda _: None)
         passed("planned")
         return plan
 

@@ -22,6 +22,7 @@ from autopar.driver.search.shortage import smallest_memory
 from autopar.ir.mesh import Mesh
 from autopar.plans.memory_refinement import Candidate
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.plans.structure import SavedDtype
 from autopar.solver.evaluate import peak_usage
@@ -62,9 +63,12 @@ def request(
     cluster = parse_cluster(f"{prod(map(int, mesh.split('x')))}xH100")
     cluster = replace(cluster, device=replace(cluster.device, granule_bytes=granule))
     options = Options(
-        mesh=mesh, memory_limit_bytes=BOUNDLESS_BYTES, backend="eager", residency=residency,
+        PlanOptions(backend="eager"),
+        mesh=mesh,
+        memory_limit_bytes=BOUNDLESS_BYTES,
+        residency=residency,
         saved_dtype=saved_dtype,
-    )  # fmt: skip
+    )
     laid = parse_mesh(mesh, cluster)
     # So that each module of a list is a block.
     small = Mesh(tuple(replace(axis, bucket_bytes=1) for axis in laid))

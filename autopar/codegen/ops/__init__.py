@@ -1,1 +1,1 @@
-"""Ops whose ranks talk to one another while they compute: what each family writes."""
+"""Ops whose ranks communicate while they compute: the nodes of each family."""

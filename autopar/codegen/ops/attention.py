@@ -1,12 +1,12 @@
-"""Attention of a piece of the sequence: of queries with all keys, and of queries, keys and values
-that are cut alike, where keys and values go round a ring.
+"""Attention with a sharded sequence. Either the queries alone are sharded, or queries, keys and
+values are sharded alike, and keys and values go round a ring.
 
 After "Ring Attention with Blockwise Transformers" (arXiv:2310.01889). In step k a rank has the keys
-and values of the rank k places before it. It passes them on before it computes with them, so that
-the next ones come meanwhile; what the blocks give is merged by lse. Backward starts from the merged
-result. There the gradients of a block of keys are added up along the way: from the second rank that
-has the block on, each adds its part and passes the sum on behind the block, until the last one
-sends it home.
+and values of the rank k places before it. It sends them on before it computes with them, so that
+the next ones arrive meanwhile. The results of the blocks are merged by lse. Backward starts from
+the merged result. The gradients of a block of keys follow the block round the ring: from the second
+rank on, each adds its part and sends the sum on. The last one sends it to the rank that the block
+is from.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _rows_backward(p: Peers) -> list[fx.Node]:
 
 
 def _rows(p: Peers, query: int) -> tuple[CutShard, CutShard]:
-    """The piece that input `query`, the queries, is, and all keys."""
+    """This rank's shard of the queries, which are input `query`, and the whole sequence of keys."""
     (factor,) = (f for f in p.node.factors if f.positional)
     cuts = _cuts(p, nesting(p.atoms[factor.atom], p.choice.axes_of((factor.name,))))
     length = p.shapes.local_inputs[query][_SEQUENCE]
@@ -64,11 +64,11 @@ def _cuts(p: Peers, axes: tuple[int, ...]) -> Cuts:
 def _ring(p: Peers) -> list[fx.Node]:
     """Attention of this rank's queries with the keys and values of all ranks of the axis."""
     q, k, v, _, _, scale = p.args
-    way = _Ring.of(p, 0)
+    ring = _Ring.of(p, 0)
     out: Any = None
     lse: Any = None
-    for step, keys, values in way.blocks(k, v):
-        more, more_lse = way.attend(step, q, keys, values, scale)
+    for step, keys, values in ring.blocks(k, v):
+        more, more_lse = ring.attend(step, q, keys, values, scale)
         if step == 0:
             out, lse = p.cast(more, p.sums_in), more_lse
         else:
@@ -89,24 +89,24 @@ def _ring(p: Peers) -> list[fx.Node]:
 def _ring_backward(p: Peers) -> list[fx.Node]:
     """The gradients of this rank's queries, keys and values."""
     grad, q, k, v, out, lse, _, _, scale = p.args
-    way = _Ring.of(p, 1)
+    ring = _Ring.of(p, 1)
     own: Any = None
     dq: Any = None
     behind: fx.Node | None = None
-    for step, keys, values in way.blocks(k, v):
-        more, dk, dv = way.differentiate(step, grad, q, keys, values, out, lse, scale)
+    for step, keys, values in ring.blocks(k, v):
+        more, dk, dv = ring.differentiate(step, grad, q, keys, values, out, lse, scale)
         dq = p.cast(more, p.sums_in) if dq is None else p(aten.add.Tensor, dq, more)
-        part = way.packed(dk, dv)
+        part = ring.packed(dk, dv)
         if step == 0:
             own = part
         else:
             if behind is not None:
                 part = p(aten.add.Tensor, part, p(c10d.wait_tensor.default, behind))
-            behind = way.passed_on(part)
+            behind = ring.passed_on(part)
     home = p(c10d.wait_tensor.default, behind)
     return [
         p.cast(dq, p.dtype, given=p.sums_in),
-        *way.unpacked(p(aten.add.Tensor, own, home)),
+        *ring.unpacked(p(aten.add.Tensor, own, home)),
     ]
 
 
@@ -130,8 +130,8 @@ class _Ring:
         return _Ring(p, is_causal(p.node), axis.name, axis.size, q[_SEQUENCE], (k, v))
 
     def blocks(self, k: Any, v: Any) -> Iterator[tuple[int, fx.Node, fx.Node]]:
-        """The keys and values of each rank, by the step in which they are here: `k` and `v` first.
-        They are on their way to the next rank by then."""
+        """(step, keys, values) of each rank's block, this rank's `k` and `v` first. The block is on
+        its way to the next rank by then."""
         block = self.packed(k, v)
         for step in range(self.size):
             coming = self.passed_on(block) if step < self.size - 1 else None
@@ -157,7 +157,7 @@ class _Ring:
         return self.p(aten.transpose.int, rows, 1, _SEQUENCE)
 
     def passed_on(self, block: fx.Node) -> fx.Node:
-        """What comes while `block` goes to the next rank, to be waited for."""
+        """The block from the previous rank while `block` is sent to the next, to be waited for."""
         return self.p.permuted(block, sum(map(prod, self.shapes)))
 
     def attend(self, step: int, q: Any, k: fx.Node, v: fx.Node, scale: Any) -> list[fx.Node]:

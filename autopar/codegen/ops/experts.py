@@ -1,5 +1,5 @@
-"""A layer of experts among peers: of which a rank has some of the experts, and all of the tokens or
-some of them."""
+"""A layer of experts of which a rank has some of the experts, and all of the tokens or some of
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MESSAGES = 3
 
 
 def _experts(p: Peers) -> list[fx.Node]:
-    """All tokens are here: those of other ranks' experts are skipped, and add nothing."""
+    """Every rank has all tokens. It skips those of other ranks' experts, which add nothing."""
     at = first_input(p.node)
     here, _ = p.local(p.args[at + 1], p.shapes.local_inputs[at + 3][0])
     *args, _ = p.args
@@ -28,8 +28,8 @@ def _experts_exchange(p: Peers) -> list[fx.Node]:
     """Tokens go to the ranks that have their experts."""
     *args, _ = p.args
     axis = p.takes_part("all_to_all", _MESSAGES)
-    ways = next(each.size for each in p.mesh if each.name == axis)
-    return _outputs(p, p(_op(p, "_exchange"), *args, ways, axis))
+    num_ranks = next(each.size for each in p.mesh if each.name == axis)
+    return _outputs(p, p(_op(p, "_exchange"), *args, num_ranks, axis))
 
 
 def _op(p: Peers, variant: str = "") -> Any:

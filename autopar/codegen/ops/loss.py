@@ -1,4 +1,4 @@
-"""Losses over classes of which a rank has some, whole and in chunks."""
+"""Losses with sharded classes, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.runtime.ops.chunked_loss import ELSEWHERE
 aten = torch.ops.aten
 
 _IGNORED = -1
-"""What stands for a target that is not in this rank's classes: no local class has that number."""
+"""Stands for a target that is not in this rank's classes: no local class has that number."""
 
 
 def _own_targets(p: Peers, target: fx.Node, ignored: int, classes: int) -> fx.Node:
@@ -44,10 +44,10 @@ LOSS_EMITTERS: Emitters = {
     "aten.nll_loss2d_backward.default": _nll_loss_backward,
 }
 
-# Losses in chunks, of whose classes a rank has some.
+# Losses in chunks, with sharded classes.
 
 _IGNORED_HERE = -2
-"""What stands for a target that is ignored, which is none of this rank's."""
+"""Stands for an ignored target."""
 
 
 def _targets_or_elsewhere(p: Peers, target: fx.Node, ignored: int, classes: int) -> fx.Node:
@@ -58,7 +58,8 @@ def _targets_or_elsewhere(p: Peers, target: fx.Node, ignored: int, classes: int)
 
 
 def _chunked_forward(p: Peers) -> list[fx.Node]:
-    """Each rank sums its classes of every row; then the ranks do, for all rows at once."""
+    """Each rank sums over its classes of every row; then ranks reduce the sums, for all rows at
+    once."""
     *given, target, ignored, chunks = p.args
     classes = p.shapes.local_inputs[0][1] if len(given) == 1 else p.shapes.local_inputs[1][0]
     own = _targets_or_elsewhere(p, target, ignored, classes)

@@ -1,4 +1,4 @@
-"""Norms over dims of which a rank has a part."""
+"""Norms over dims that are sharded."""
 
 from __future__ import annotations
 
@@ -69,23 +69,24 @@ def _norm_gradients(
     p: Peers, grad: fx.Node, normal: fx.Node, rstd: fx.Node, weight: Any, mask: Sequence[bool],
     *, centred: bool,
 ) -> list[fx.Node]:  # fmt: skip
-    """Of a normalised `normal` = (x - mean) rstd: with g = grad weight, the gradient of x is
-    rstd (g - mean(g) - normal mean(g normal)), without mean(g) where no mean was taken off."""
+    """The gradients of x, weight and bias that `mask` asks for, with `normal` = (x - mean) rstd.
+    With g = grad weight, that of x is rstd (g - mean(g) - normal mean(g normal)), without mean(g)
+    unless `centred`."""
     grad, dims = p.cast(grad, p.sums_in), _row_dims(p)
     scaled = grad if weight is None else p(aten.mul.Tensor, grad, weight)
     along = _mean(p, p(aten.mul.Tensor, scaled, normal), dims)
     rest = p(aten.sub.Tensor, scaled, p(aten.mul.Tensor, normal, along))
     if centred:
         rest = p(aten.sub.Tensor, rest, _mean(p, scaled, dims))
-    found: list[fx.Node] = []
+    gradients: list[fx.Node] = []
     if mask[0]:
-        found.append(p.cast(p(aten.mul.Tensor, rest, rstd), p.dtype, given=p.sums_in))
+        gradients.append(p.cast(p(aten.mul.Tensor, rest, rstd), p.dtype, given=p.sums_in))
     others = [d for d in range(len(p.shapes.inputs[0])) if d not in dims]
-    for wanted, summed in zip(mask[1:], (p(aten.mul.Tensor, grad, normal), grad), strict=False):
-        if wanted:
+    for is_needed, summed in zip(mask[1:], (p(aten.mul.Tensor, grad, normal), grad), strict=False):
+        if is_needed:
             total = p(aten.sum.dim_IntList, summed, others) if others else summed
-            found.append(p.cast(total, p.dtype, given=p.sums_in))
-    return found
+            gradients.append(p.cast(total, p.dtype, given=p.sums_in))
+    return gradients
 
 
 NORM_EMITTERS: Emitters = {

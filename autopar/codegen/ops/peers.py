@@ -1,5 +1,5 @@
-"""What an op whose ranks talk to one another is written with: local ops, and the collectives that
-it was priced for."""
+"""What an op whose ranks communicate is written with: local ops, and the collectives that it was
+priced for."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ c10d = torch.ops._c10d_functional
 
 @dataclass
 class Peers:
-    """Appends to `graph` what `node` does under `choice`, with tensors of `shapes` and the first
-    input in `dtype`; `sent` is what it sends, in order."""
+    """Appends the nodes of `node` under `choice` to `graph`. Tensors have `shapes`, the first input
+    has `dtype`, and `sent` are the collectives that it was priced for, in order."""
 
     graph: LeanGraph
     node: Node
@@ -55,7 +55,7 @@ class Peers:
         return [self(operator.getitem, call, k) for k in range(len(self.node.outputs))]
 
     def own_op(self, variant: str = "") -> Any:
-        """The op that the node is of; or another, whose name goes on with `variant`."""
+        """The node's op, or with `variant` the op whose name has that appended."""
         library, name, _ = self.node.op.split(".")
         return getattr(getattr(torch.ops, library), name + variant).default
 
@@ -67,12 +67,12 @@ class Peers:
             )
 
     def takes_part(self, kind: str, times: int) -> str:
-        """The mesh axis along which an op that talks for itself sends `times` collectives of
+        """The mesh axis along which an op that communicates by itself sends `times` collectives of
         `kind`: all that it was priced for."""
-        found, self._sent = self._sent, []
-        axes = {each.axis for each in found}
-        if [each.kind for each in found] != [kind] * times or len(axes) != 1:
-            raise AssertionError(f"{self.node.op} sends {times} of {kind}, priced was {found}")
+        exchanges, self._sent = self._sent, []
+        axes = {each.axis for each in exchanges}
+        if [each.kind for each in exchanges] != [kind] * times or len(axes) != 1:
+            raise AssertionError(f"{self.node.op} sends {times} of {kind}, priced was {exchanges}")
         return self.mesh[axes.pop()].name
 
     def reduced(self, rows: fx.Node, how: str) -> fx.Node:
@@ -86,7 +86,7 @@ class Peers:
         return rows
 
     def permuted(self, x: fx.Node, length: int) -> fx.Node:
-        """What the rank before has for `x`, a list of `length` elements; to be waited for."""
+        """`x`, a list of `length` elements, of the previous rank; to be waited for."""
         sent = self._sent.pop(0)
         if sent.kind != "permute":
             raise AssertionError(f"{self.node.op} passes {x} on, priced was {sent}")
@@ -94,8 +94,8 @@ class Peers:
         return self(permute, x, length, axis.size, axis.name)
 
     def local(self, indices: fx.Node, length: int) -> tuple[fx.Node, fx.Node]:
-        """Indices into the positional dim, counted from the first of the `length` that this rank
-        has, and whether each is among them."""
+        """Indices into the positional dim, counted from the first of the `length` positions of this
+        rank, and whether each is one of them."""
         (factor,) = (f for f in self.node.factors if f.positional)
         axes = nesting(self.atoms[factor.atom], exchange_axes(self.node, self.choice))
         path = tuple((self.mesh[axis].name, self.mesh[axis].size) for axis in axes)

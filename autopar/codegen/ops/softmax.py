@@ -1,4 +1,4 @@
-"""Softmax and its kin, of whose dim a rank has a part."""
+"""Softmax, log-softmax and logsumexp over a sharded dim."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ aten = torch.ops.aten
 
 
 def _log_normalizer(p: Peers, x: fx.Node, dims: list[int]) -> fx.Node:
-    """The log of the sum of exponentials along `dims` of all ranks, kept as dims of size 1. Each
-    rank's own sum is taken first, so that the ranks exchange one value per row twice."""
+    """The log of the sum of exponentials along `dims` over all ranks; the dims stay, with size 1.
+    Each rank sums its own elements first, so that ranks exchange one value per row, twice."""
     return shared_normalizer(p, p(aten.logsumexp.default, x, dims, True))
 
 
 def shared_normalizer(p: Peers, own: fx.Node) -> fx.Node:
-    """That of all ranks, of each rank's `own`."""
+    """The log-normalizer over all ranks, from each rank's `own`."""
     largest = p.reduced(own, "max")
     # All of a row may be -inf, on one rank or on all.
     base = p(aten.masked_fill.Scalar, largest, p(aten.eq.Scalar, largest, float("-inf")), 0.0)
@@ -43,10 +43,10 @@ def _as_softmax(p: Peers, out: fx.Node) -> fx.Node:
 
 def _logsumexp(p: Peers) -> list[fx.Node]:
     dims = [d % len(p.shapes.inputs[0]) for d in p.args[1]]
-    found = _log_normalizer(p, p.cast(p.args[0], p.sums_in), dims)
+    log_sum = _log_normalizer(p, p.cast(p.args[0], p.sums_in), dims)
     if not p.arg(2, "keepdim", False):
-        found = p(aten.squeeze.dims, found, dims)
-    return [p.cast(found, p.dtype, given=p.sums_in)]
+        log_sum = p(aten.squeeze.dims, log_sum, dims)
+    return [p.cast(log_sum, p.dtype, given=p.sums_in)]
 
 
 def _log_softmax_backward(p: Peers) -> list[fx.Node]:
@@ -60,8 +60,8 @@ def _softmax_backward(p: Peers) -> list[fx.Node]:
     grad, out = (p.cast(x, p.sums_in) for x in p.args[:2])
     weighted = p(aten.mul.Tensor, grad, out)
     total = p.reduced(p(aten.sum.dim_IntList, weighted, [p.args[2]], True), "sum")
-    found = p(aten.sub.Tensor, weighted, p(aten.mul.Tensor, out, total))
-    return [p.cast(found, p.args[3], given=p.sums_in)]
+    grad_input = p(aten.sub.Tensor, weighted, p(aten.mul.Tensor, out, total))
+    return [p.cast(grad_input, p.args[3], given=p.sums_in)]
 
 
 SOFTMAX_EMITTERS: Emitters = {

@@ -1,7 +1,7 @@
-"""What every op whose ranks talk to one another is written by.
+"""By op, the function that writes an op whose ranks communicate.
 
 What it sends, and in which order, is read from its record, by which it was priced. To add an op,
-write one function in the file that is named as the one with its record.
+write a function in the file of the same name as the one with its record.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ EMITTERS: Emitters = {
 def emit(p: Peers) -> list[fx.Node]:
     """The local outputs of `p.node`, in order."""
     joint = (name for _, name in joint_factors(p.node, p.choice))
-    found = EMITTERS[" ".join((p.node.op, *joint))](p)
+    outputs = EMITTERS[" ".join((p.node.op, *joint))](p)
     p.check_all_sent()
-    return found
+    return outputs

@@ -91,7 +91,7 @@ def _explainer(
     call = call_on(built.model, built.inputs, options, planned_gradients(plan.structure))
     traced, _ = plan_call(call, partial(checked_plan, plan))
     progress("solving the plan's problem again")
-    explainer = make_explainer(make_call_request(call, traced, cluster, options), stage)
+    explainer = make_explainer(make_call_request(call, traced, cluster), stage)
     _compare(plan, explainer, cluster)
     return explainer
 

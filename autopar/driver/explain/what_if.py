@@ -205,8 +205,7 @@ class Explainer:
         return held.memory.total <= most and held.host_bytes <= share
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
-        request = self.best.request.within(limit)
-        return best_on(request, silent, stated=problem).solution
+        return best_on(self.best.request.within(limit), silent, stated=problem).solution
 
     def _find(self, name: str) -> tuple[str, dict[str, Allowed]]:
         """What `name` stands for in words, and what each alternative leaves of the problem."""
@@ -235,22 +234,17 @@ class Explainer:
     def _node(self, name: str) -> Node | None:
         """The parameter, the input, or the last forward op of the module called `name`; of equal
         blocks, if `name` is a pattern or that block itself is not in the graph, any."""
-        found = self._named(name, lambda text: text)
-        return found or self._named(general(name), general)
+        return self._named(name, lambda text: text) or self._named(general(name), general)
 
     def _named(self, name: str, as_called: Callable[[str], str]) -> Node | None:
-        for node in self.graph.with_role(Role.PARAM):
-            if as_called(node.target) == name:
-                return node
-        for node in self.graph.with_role(Role.INPUT):
-            if f"input:{node.target}" == name:
-                return node
-        last: Node | None = None
-        for node in self.graph.with_role(Role.OP):
-            inside = f"{as_called(node.module)}.".startswith(f"{name}.")
-            if inside and node.phase is Phase.FORWARD and not node.view:
-                last = node
-        return last
+        graph = self.graph
+        held = [n for n in graph.with_role(Role.PARAM) if as_called(n.target) == name]
+        held += [n for n in graph.with_role(Role.INPUT) if f"input:{n.target}" == name]
+        if held:
+            return held[0]
+        ops = (n for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD and not n.view)
+        inside = [n for n in ops if f"{as_called(n.module)}.".startswith(f"{name}.")]
+        return inside[-1] if inside else None
 
     def _uses(self, node: Node) -> dict[str, Allowed]:
         """Per state of an input, the choices of the forward ops that take it so."""

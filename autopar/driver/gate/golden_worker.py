@@ -68,21 +68,18 @@ def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
 
     built = build(load_target(recipe.target), recipe.global_batch, on_meta=True)
     cluster = describe_cluster(recipe.cluster, recipe.profile)
-    call, known = call_on(built.model, built.inputs, recipe.options), False
+    call = call_on(built.model, built.inputs, recipe.options)
 
-    def find(traced: Traced) -> Plan:
-        nonlocal known
+    def find(traced: Traced) -> tuple[Plan, bool]:
         check_outputs(traced, recipe.options)
-        asked = make_call_request(call, traced, cluster, recipe.options)
+        asked = make_call_request(call, traced, cluster)
         digest = asked.digest()
         kept = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
         if kept is not None:
-            known = True
-            return kept
+            return kept, True
         plan = answer(asked, lambda _: None)
         if cache:
             plan_cache.keep(cache, digest, plan)
-        return plan
+        return plan, False
 
-    _, plan = plan_call(call, find)
-    return plan, known
+    return plan_call(call, find)[1]

@@ -48,14 +48,12 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
 class Recipe:
     """`target` is planned on `cluster` with `options`; `root` is the folder that its modules are
     imported from. `profile` is the path of one, or None. `golden` is where the plan lies.
-    All paths are absolute; `cluster_file` is None for a cluster that is no
-    file."""
+    All paths are absolute."""
 
     path: Path
     target: str
     root: Path
     cluster: Cluster
-    cluster_file: Path | None
     profile: Path | None
     global_batch: int | None
     options: Options
@@ -94,9 +92,8 @@ def read_recipe(path: Path) -> Recipe:
     batch = table.global_batch
     if batch is not None and batch < 1:
         raise RecipeError(f"{path}: global_batch is {batch}: it must be at least 1")
-    described = cluster_file(path)
     try:
-        cluster = parse_cluster(str(described or table.cluster))
+        cluster = parse_cluster(str(cluster_file(path) or table.cluster))
         options = make_options(**asdict(given))
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None
@@ -108,7 +105,6 @@ def read_recipe(path: Path) -> Recipe:
         target=_target(table.target, path),
         root=root,
         cluster=cluster,
-        cluster_file=described,
         profile=None if table.profile is None else (path.parent / table.profile).resolve(),
         global_batch=batch,
         options=options,
@@ -126,7 +122,10 @@ def _options_in(content: dict[str, Any], path: Path) -> PlanOptions:
         text = f"{path}: {before} goes with the next release: {where}"
         warnings.warn(OldNameWarning(text), stacklevel=4)
     found = msgspec.convert(msgspec.to_builtins(grouped), PlanOptions)
-    schedule = _schedule(fspath(found.pipeline.schedule), path)
+    schedule = fspath(found.pipeline.schedule)
+    if not (is_named(schedule) or is_written_out(schedule)):
+        # A file, relative to that of the recipe.
+        schedule = str(path.parent / schedule)
     return replace(found, pipeline=replace(found.pipeline, schedule=schedule))
 
 
@@ -138,11 +137,6 @@ def _target(text: str, path: Path) -> str:
             f"{path}: target is {text!r}: write it as ../train.py:build or package.module:build"
         )
     return f"{(path.parent / place).resolve()}{colon}{name}" if place.endswith(".py") else text
-
-
-def _schedule(text: str, path: Path) -> str:
-    """`text`, with the file that it names relative to that of the recipe."""
-    return text if is_named(text) or is_written_out(text) else str(path.parent / text)
 
 
 def _text(path: Path) -> str:

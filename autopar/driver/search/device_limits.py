@@ -10,9 +10,8 @@ has no plan with what is left to it, all of a device's have as much.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from autopar.compile import Say
@@ -24,13 +23,6 @@ from autopar.report.names import stages_text
 
 StageBytes = Sequence[int]
 """Bytes of each stage."""
-
-
-@dataclass(slots=True)
-class PlannedStages:
-    """The plans of all stages, once they are known."""
-
-    plans: list[Candidate] = field(default_factory=list[Candidate])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +43,8 @@ class SharedMemory:
 
 class DeviceSharing:
     """Rounds in which all stages are planned within what each is to have of each of the `memories`:
-    `for limits in sharing`, `with sharing.planning() as tried`. They end when no rank has more
-    than it may, or after `rounds` (`Policy.sharing_rounds`)."""
+    `for limits in sharing`, and each calls `take` or `refuse`. They end when no rank has more than
+    it may, or after `rounds` (`Policy.sharing_rounds`)."""
 
     def __init__(
         self, actions: PipelineSchedule, memories: Sequence[SharedMemory], say: Say, rounds: int
@@ -68,24 +60,24 @@ class DeviceSharing:
             yield [each.own for each in self._each]
             self._number += 1
 
-    @contextmanager
-    def planning(self) -> Generator[PlannedStages]:
-        """Within it, the plans of a round are put in. InfeasibleError if there are none, or they
-        are over what devices have, and nothing else is left to try."""
-        number, is_last = self._number, self._number == self._rounds - 1
-        tried = PlannedStages()
-        try:
-            yield tried
-        except InfeasibleError as error:
-            if is_last or not any(each.shares_evenly() for each in self._each):
-                raise
-            self._say(f"{error}; with as much for each stage of a device")
-            return
-        plans, say = tried.plans, self._say
+    @property
+    def _is_last(self) -> bool:
+        return self._number == self._rounds - 1
+
+    def refuse(self, error: InfeasibleError) -> None:
+        """There are no plans in a round. Raises `error` if nothing else is left to try."""
+        if self._is_last or not any(each.shares_evenly() for each in self._each):
+            raise error
+        self._say(f"{error}; with as much for each stage of a device")
+
+    def take(self, plans: list[Candidate]) -> None:
+        """The plans of a round. InfeasibleError if they are over what devices have, and nothing
+        else is left to try."""
+        number, say, is_last = self._number, self._say, self._is_last
         # Each of them gives up some where it has to.
         each_fits = [each.fits(plans, number, say, is_last=is_last) for each in self._each]
         if all(each_fits):
-            self.plans = tried.plans
+            self.plans = plans
 
 
 class _Sharing:

@@ -143,7 +143,7 @@ class Finding:
             model=graph.name,
             fingerprint=fingerprint(graph),
             cluster=self.graph_request.cluster.name,
-            optimizer=self.graph_request.options.optimizer,
+            optimizer=self.graph_request.options.given.optimizer,
             inputs=describe_inputs(graph),
             stages=tuple(
                 msgspec.structs.replace(each.structure, start=start, first_rank=rank)
@@ -181,12 +181,10 @@ class Finding:
         return Plan(SCHEMA_VERSION, self.structure, self.estimates, provenance)
 
 
-# One stage of a step that was found, to be planned otherwise while the others stay as they are.
-
-
 @dataclass(frozen=True)
 class StageInStep:
-    """Stage `number` of a `step`. `best` is its plan."""
+    """Stage `number` of a `step`, to be planned otherwise while the others stay as they are.
+    `best` is its plan."""
 
     step: Finding
     number: int = 0

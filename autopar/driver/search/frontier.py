@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Protocol
 
 from autopar.compile import Say, best_on
 from autopar.cost_model.price import price
@@ -79,7 +78,7 @@ def _plan(chosen: Finding, limit: int, others: Sequence[Other], trail: Trail) ->
     ]
     bound_ns = min((each.bound_ns for each in others), default=chosen.bound_ns)
     found = replace(chosen.within(limit), others=(*chosen.others, *fitting)).proven(bound_ns)
-    margin = find_margin(found, trail) if found.graph_request.options.margin else None
+    margin = find_margin(found, trail) if found.graph_request.options.given.search.margin else None
     return found.plan(margin, trail.outcomes)
 
 
@@ -91,23 +90,6 @@ def _chunk_counts(request: PlanRequest, own: int, least: int) -> list[int]:
 
 def _digest(point: FrontierPoint) -> str:
     return point.plan.digest if point.plan is not None else ""
-
-
-class _Known(Protocol):
-    """Plans that are known, of whatever limit."""
-
-    def plans(self) -> Sequence[Finding]:
-        """All of them."""
-        ...
-
-    def search(self, limit: int, say: Say) -> Sequence[Other]:
-        """Adds the best plan within a limit, where that is not at hand, and returns what is known
-        of all candidates within it. Limits descend."""
-        ...
-
-    def find_smallest_memory(self, say: Say) -> None:
-        """Adds plans that hold as little as any that are found."""
-        ...
 
 
 def _given(known: _Known, limits: Sequence[int], say: Say) -> dict[int, Sequence[Other]]:
@@ -152,9 +134,12 @@ class _InStages:
         """The largest limit within which nothing is found."""
 
     def plans(self) -> Sequence[Finding]:
+        """All that are known."""
         return [found for _, found in self._findings]
 
     def search(self, limit: int, say: Say) -> Sequence[Other]:
+        """Adds the best plan within a limit, where that is not at hand. Nothing is known of single
+        candidates."""
         if limit <= self._failed or any(n >= limit >= f.peak_bytes for n, f in self._findings):
             return ()
         options = replace(self._graph_request.options, memory_limit_bytes=limit)
@@ -208,6 +193,7 @@ class _InOne:
         self._meshes = meshes
 
     def plans(self) -> Sequence[Finding]:
+        """All that are known."""
         return [
             in_one_stage(self._graph_request, found)
             for mesh in self._meshes
@@ -215,6 +201,8 @@ class _InOne:
         ]
 
     def search(self, limit: int, say: Say) -> Sequence[Other]:
+        """Adds the best plan within a limit, where that is not at hand, and returns what is known
+        of all candidates within it."""
         for mesh in self._meshes:
             steps = [
                 found.solution.objective
@@ -236,8 +224,13 @@ class _InOne:
         return Other(mesh.request.name, mesh.bound, found, mesh.request.mesh)
 
     def find_smallest_memory(self, say: Say) -> None:
+        """Adds plans that hold as little as any that are found."""
         for mesh in self._meshes:
             mesh.find_smallest_memory(say)
+
+
+_Known = _InStages | _InOne
+"""Plans that are known, of whatever limit. Limits that are searched descend."""
 
 
 @dataclass(slots=True)
@@ -293,11 +286,9 @@ class _OnMesh:
     def _solved(
         self, limit: int, allowance: int | None, say: Say, cutoff: int | None = None
     ) -> Candidate:
-        request = self.request.opened().within(limit)
         stated = replace(self._stated(), usage_limit=allowance)
-        return best_on(
-            request, say, cutoff, stated, after=self.candidates[-1] if self.candidates else None
-        )
+        after = self.candidates[-1] if self.candidates else None
+        return best_on(self.request.opened().within(limit), say, cutoff, stated, after=after)
 
     def _stated(self) -> Problem:
         """The problem that is open about what is recomputed."""

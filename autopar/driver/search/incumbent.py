@@ -22,13 +22,6 @@ REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
 """Why there is no plan of a candidate."""
 
 
-@dataclass(slots=True)
-class KnownPlan:
-    """The plan of a candidate, once it is known."""
-
-    result: Candidate | None
-
-
 class Trail:
     """Is told what is being done, as `say`, and keeps what became of the candidates."""
 
@@ -53,10 +46,10 @@ class Trail:
             self._outcomes[name] = found
 
     @contextmanager
-    def once(self, request: PlanRequest, cutoff: int | None) -> Generator[KnownPlan]:
-        """Within it, the `result` for a request with such a cutoff is put in, or raised, unless it
-        is there, known from another search of what is asked, or less."""
-        options = request.options
+    def once(self, request: PlanRequest, tried: CandidateAttempt[Candidate]) -> Generator[None]:
+        """Within it, the `result` for a request that is `tried` is put in, or raised, unless it is
+        there, known from another search of what is asked, or less."""
+        options, cutoff = request.options, tried.needed_ns
         key = (
             *(request.mesh.text, request.microbatches, request.loss_chunks, request.tolerance),
             *(request.memory_limit_bytes, request.host_memory_bytes, options.residency),
@@ -66,14 +59,14 @@ class Trail:
             known = None
         if isinstance(known, Exception):
             raise known
-        here = KnownPlan(known)
+        tried.result = known
         try:
-            yield here
+            yield
         except (InfeasibleError, Beaten) as error:
             self._known[key] = error
             raise
-        assert here.result is not None
-        self._known[key] = here.result
+        assert tried.result is not None
+        self._known[key] = tried.result
 
     def skip(self, name: str, threshold: str) -> None:
         """Candidates that are not looked at, for a threshold of the policy or what is known."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
-from typing import Protocol
 
 from autopar.errors import InfeasibleError, UnsuitedMeshError
 from autopar.ir.mesh import Mesh
@@ -70,23 +69,21 @@ def suited(graph_request: GraphRequest, meshes: Sequence[Mesh]) -> tuple[PlanReq
     return tuple(found)
 
 
-class Attempt(Protocol):
-    """Says why there is no plan as it is wanted, None if there is one. Where it does not solve,
-    it tells only what leaves something without any choice."""
-
-    def __call__(self, request: PlanRequest, /, *, solves: bool) -> InfeasibleError | None: ...
+Attempt = Callable[[PlanRequest, bool], InfeasibleError | None]
+"""Says why there is no plan as it is wanted, None if there is one. Where it does not solve, which
+it is told, it says only what leaves something without any choice."""
 
 
 def explain_infeasible(request: PlanRequest, attempt: Attempt) -> InfeasibleError:
     """Why there is no plan as it is wanted: the smallest set of what is imposed, and of the memory
     limit, that conflicts. Nothing is solved where that is told by the choices that are left."""
-    solves = attempt(request, solves=False) is None
+    solves = attempt(request, False) is None
     asked = request.options.imposed
     limits = (*asked, MEMORY_LIMIT) if solves else asked
 
     def failure(origins: Collection[str]) -> InfeasibleError | None:
         reduced = request if MEMORY_LIMIT in origins else request.within(BOUNDLESS_BYTES)
-        return attempt(reduced.with_only(origins), solves=solves)
+        return attempt(reduced.with_only(origins), solves)
 
     named = smallest_infeasible_subset(limits, lambda kept: failure(kept) is None)
     why = failure(named)

@@ -154,11 +154,11 @@ class _Looked:
         """All of it. InfeasibleError, that of the first mesh, if none has a plan."""
         asked, best, bounds = self._request, self.search.result(), self.search.bounds
         best = replace(best, solution=bounded(best.solution, self.search.least_ns))
-        others: list[Other] = []
-        for place, (mesh, found) in sorted(self._by_rank.items()):
-            if place in bounds:
-                alone = None if found is None else in_one_stage(asked, found)
-                others.append(Other(f"mesh {mesh}", bounds[place], alone, mesh))
+        others = [
+            Other(f"mesh {mesh}", bounds[place], found and in_one_stage(asked, found), mesh)
+            for place, (mesh, found) in sorted(self._by_rank.items())
+            if place in bounds
+        ]
         return in_one_stage(asked, best, others)
 
 
@@ -241,7 +241,7 @@ def meshes_of(cluster: Cluster, options: Options) -> Sequence[Mesh]:
     return tuple(with_buckets(mesh, cluster.device) for mesh in found)
 
 
-def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError | None:
+def _failure(say: Say, request: PlanRequest, solves: bool) -> InfeasibleError | None:
     """Why there is no plan as it is wanted, or None if there is one; without solving, only what
     leaves something without any choice is told."""
     try:

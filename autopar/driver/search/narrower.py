@@ -58,24 +58,20 @@ class Widened:
 
     @contextmanager
     def attempt(self) -> Generator[CandidateAttempt[Finding]]:
-        """Within it, what is asked is searched for. What the first search raises is raised."""
-        is_first = len(self._above) == 1
-        tried = self._search.attempt(rank=len(self._above))
+        """Within it, what is asked is searched for."""
         try:
-            if is_first:
+            with self._search.attempt(rank=len(self._above)) as tried:
                 yield tried
-                self._search.take(tried, None)
-            else:
-                with tried:
-                    yield tried
         except SolverError as error:
-            # There is a plan: that of a narrower request, which takes too long, is not needed.
-            if is_first:
+            # Where there is a plan, that of a narrower request, which takes too long, is not
+            # needed.
+            if self._search.incumbent is None:
                 raise
             self._trail(f"{error}")
 
     def result(self) -> Finding:
-        """Whichever has the shortest step, with what is known of all plans beside it."""
+        """Whichever has the shortest step, with what is known of all plans beside it. Raises why
+        there is none."""
         best = self._search.result()
         if best is self._known:
             return best

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil
 
 from autopar.compile import best_on, check_least
-from autopar.driver.search.incumbent import CandidateSearch, Trail
+from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail
 from autopar.driver.search.open_counts import (
     chunk_ladder,
     in_chunks,
@@ -34,38 +34,61 @@ def best_on_mesh(
     before: more of them take less memory and never less time. The first plan is found from the one
     `after` which it comes, in which memory binds, and each from the one before."""
     forms = _search(request, trail, cutoff)
-    whole: dict[int, Candidate] = {}
-    for is_chunked in _forms(request, forms, trail):
-        with forms.attempt() as form:
-            counts = _search(request, trail, form.needed_ns)
-            first = forms.incumbent or after
-            for here in counts.in_sequence(_in_microbatches(request, is_chunked)):
-                with counts.attempt() as counted:
-                    chunks = _search(here, trail, counted.needed_ns)
-                    if counts.failures and counts.incumbent is None:
-                        _check_least(_in_chunks(here, is_chunked)[-1], trail)
-                    if is_chunked:
-                        _check_worth(here, whole, counted.needed_ns)
-                    for each in chunks.in_sequence(_in_chunks(here, is_chunked)):
-                        with chunks.attempt(name=each.name) as tried:
-                            start = chunks.incumbent or counts.incumbent or first
-                            if chunks.failures and chunks.incumbent is None:
-                                _check_least(each, trail)
-                            with trail.once(each, tried.needed_ns) as known:
-                                if known.result is None:
-                                    trail(f"solving for {each.name}")
-                                    known.result = best_on(
-                                        each, trail, tried.needed_ns, after=start
-                                    )
-                            tried.result = known.result
-                    counted.result = _result(chunks, here)
-                    if not is_chunked:
-                        whole[here.microbatches] = counted.result
-            form.result = _result(counts, request)
+    for each, tried, start in _in_each_form(request, forms, after):
+        with tried:
+            if tried.search.failures and tried.search.incumbent is None:
+                _check_least(each, trail)
+            with trail.once(each, tried):
+                if tried.result is None:
+                    trail(f"solving for {each.name}")
+                    tried.result = best_on(each, trail, tried.needed_ns, after=start)
     return _result(forms, request)
 
 
-def _forms(request: PlanRequest, forms: CandidateSearch[Candidate], trail: Trail) -> Iterator[bool]:
+_Candidates = Iterator[tuple[PlanRequest, CandidateAttempt[Candidate], Candidate | None]]
+"""What is asked of each candidate, where it is tried, and the plan that it is found from."""
+
+
+def _in_each_form(
+    request: PlanRequest, forms: CandidateSearch[Candidate], after: Candidate | None
+) -> _Candidates:
+    """The candidates with the loss whole, and with the loss in chunks."""
+    whole: dict[int, Candidate] = {}
+    for is_chunked in _forms(request, forms):
+        with forms.attempt() as form:
+            counts = _search(request, forms.trail, form.needed_ns)
+            start = forms.incumbent or after
+            yield from _in_each_count(request, counts, whole, start, is_chunked=is_chunked)
+            form.result = _result(counts, request)
+
+
+def _in_each_count(
+    request: PlanRequest,
+    counts: CandidateSearch[Candidate],
+    whole: dict[int, Candidate],
+    after: Candidate | None,
+    *,
+    is_chunked: bool,
+) -> _Candidates:
+    """Those of each number of microbatches. Plans with the `whole` loss are put in there, by their
+    number."""
+    for here in counts.in_sequence(_in_microbatches(request, is_chunked)):
+        with counts.attempt() as counted:
+            chunks = _search(here, counts.trail, counted.needed_ns)
+            requests = _in_chunks(here, is_chunked)
+            if counts.failures and counts.incumbent is None:
+                _check_least(requests[-1], counts.trail)
+            if is_chunked:
+                _check_worth(here, whole, counted.needed_ns)
+            for each in chunks.in_sequence(requests):
+                start = chunks.incumbent or counts.incumbent or after
+                yield each, chunks.attempt(name=each.name), start
+            counted.result = _result(chunks, here)
+            if not is_chunked:
+                whole[here.microbatches] = counted.result
+
+
+def _forms(request: PlanRequest, forms: CandidateSearch[Candidate]) -> Iterator[bool]:
     """Whether the loss is in several pieces: not at first, and then, if memory binds."""
     yield False
     tried = forms.last
@@ -74,9 +97,9 @@ def _forms(request: PlanRequest, forms: CandidateSearch[Candidate], trail: Trail
         return
     if in_chunks(request).loss_chunks == request.loss_chunks:
         few = f"chunks_worth {request.options.policy.chunks_worth}"
-        trail.skip(f"{request.name}, the loss in chunks", few)
+        forms.trail.skip(f"{request.name}, the loss in chunks", few)
         return
-    trail(f"{request.mesh}: with the loss in chunks")
+    forms.trail(f"{request.mesh}: with the loss in chunks")
     yield True
 
 

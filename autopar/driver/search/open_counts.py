@@ -45,11 +45,6 @@ def possible_counts(graph: Graph) -> tuple[int, ...]:
     return tuple(found)
 
 
-# In how many chunks a loss is worked on, where that is open and may pay.
-#
-# More chunks hold less, and take longer: each launches kernels of its own, and adds up the weight's
-# gradient once more. So few are tried first.
-
 _MANY = 64
 """More chunks than so many are reached in wide steps."""
 
@@ -70,7 +65,9 @@ def chunk_count(request: PlanRequest) -> int:
 
 
 def chunk_ladder(request: PlanRequest) -> tuple[int, ...]:
-    """The counts to try, the last of which is the `chunk_count`; none where that saves little."""
+    """The counts to try, the last of which is the `chunk_count`; none where that saves little. Few
+    come first: more hold less and take longer, as each launches kernels of its own, and adds up the
+    weight's gradient once more."""
     count, policy = chunk_count(request), request.options.policy
     if count == 1:
         return ()

@@ -4,43 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
-from autopar.cost_model.memory import launched_ns
 from autopar.driver.search.finding import Finding, Other
 from autopar.driver.search.incumbent import REFUSALS, CandidateSearch, line_search
-from autopar.driver.search.pipeline_shapes import (
-    PipelineShape,
-    mixed_shapes,
-    numbers_of_microbatches,
-    numbers_of_ranks,
-    other_orders,
-    shaped,
-)
+from autopar.driver.search.pipeline_shapes import PipelineShape, PipelineShapes, other_orders
 from autopar.driver.search.segment_division import Divided
 from autopar.ir.units import format_ns
 from autopar.plans.memory_refinement import Beaten
-from autopar.plans.requests.request import GraphRequest
 
 _Place = TypeVar("_Place", int, PipelineShape)
 
 
-@dataclass(slots=True)
-class DividedShape:
-    """The best stages of a shape, once they are known."""
-
-    stages: Divided | None = None
-
-
 class PipelineCandidates:
     """The shapes that may have the shortest step, by what their segments take: first those that
-    are `to_divide` are divided into stages, `with promising.dividing(shape) as divided`, and of
-    these some are `to_plan`. What fails is told to `tried`, whose incumbent is to be beaten."""
+    are `to_divide` are divided into stages, `with promising.dividing(shape)`, and of these some are
+    `to_plan`. What fails is told to `tried`, whose incumbent is to be beaten."""
 
-    def __init__(self, graph_request: GraphRequest, tried: CandidateSearch[Finding]) -> None:
-        self.graph_request, self.tried = graph_request, tried
-        self.policy = graph_request.options.policy
+    def __init__(self, shapes: PipelineShapes, tried: CandidateSearch[Finding]) -> None:
+        self.shapes, self.tried = shapes, tried
+        self.policy = shapes.options.policy
         self.estimated: list[tuple[PipelineShape, Divided]] = []
         self.planned: dict[PipelineShape, Finding] = {}
         self._failed: set[PipelineShape] = set()
@@ -61,13 +45,13 @@ class PipelineCandidates:
         return min((ns for ns in known if ns is not None), default=None)
 
     @contextmanager
-    def dividing(self, shape: PipelineShape) -> Generator[DividedShape]:
-        """Within it, the best stages of a shape are put in, if there are any that are better than
-        what is known; what is raised says why there are not."""
-        trail, found = self.tried.trail, DividedShape()
+    def dividing(self, shape: PipelineShape) -> Generator[None]:
+        """Within it, the best stages of a shape are `estimate`d, if there are any that are better
+        than what is known; what is raised says why there are not."""
+        trail = self.tried.trail
         trail(shape.name)
         try:
-            yield found
+            yield
         except Beaten as beaten:
             self._beaten[shape] = beaten.bound
             trail(f"{shape}: {beaten}")
@@ -75,22 +59,25 @@ class PipelineCandidates:
         except REFUSALS as error:
             self.tried.refuse(error, name=shape.name)
             self._failed.add(shape)
-        if found.stages is not None:
-            trail(f"{shape}: about {format_ns(found.stages.step_ns)}")
-            trail.note(shape.name, "estimated", found.stages.step_ns)
-            self.estimated.append((shape, found.stages))
+
+    def estimate(self, shape: PipelineShape, stages: Divided) -> None:
+        """Takes the best stages of a shape."""
+        self.tried.trail(f"{shape}: about {format_ns(stages.step_ns)}")
+        self.tried.trail.note(shape.name, "estimated", stages.step_ns)
+        self.estimated.append((shape, stages))
 
     def to_divide(self) -> Iterator[tuple[PipelineShape, str]]:
         """The shapes that are to be divided one after the other, each on one mesh if it is
         given."""
-        ranks = numbers_of_ranks(self.graph_request)
-        for count in self._climbed(ranks, self._start(ranks), lambda n: f"pipelines on {n} ranks"):
+        ranks = self.shapes.numbers_of_ranks()
+        start = self.shapes.start(ranks)
+        for count in self._climbed(ranks, start, lambda n: f"pipelines on {n} ranks"):
             yield from self._on_ranks(count)
         for best, _ in self._best_of_ranks(self._within(), self.policy.fewer_microbatches_gain):
             yield from self._around(best)
         yield from self._mixed()
         for best, divided in self._best_of_ranks(self._within() or self.estimated):
-            for shape in other_orders(self.graph_request.options, best, divided.waits):
+            for shape in other_orders(self.shapes.options, best, divided.waits):
                 yield shape, divided.mesh_text
 
     def to_plan(self) -> Iterator[tuple[PipelineShape, Divided | None]]:
@@ -165,8 +152,7 @@ class PipelineCandidates:
 
     def _around(self, best: PipelineShape) -> Iterator[tuple[PipelineShape, str]]:
         """Other numbers of microbatches on as many ranks."""
-        counts = numbers_of_microbatches(self.graph_request, best.ranks)
-        shapes = [shaped(self.graph_request, best.ranks, count) for count in counts]
+        shapes = self.shapes.on_ranks(best.ranks)
         for shape in self._climbed(shapes, shapes.index(best), _name):
             before, is_known = self.known_ns(), any(shape == other for other, _ in self.estimated)
             if not is_known:
@@ -188,43 +174,15 @@ class PipelineCandidates:
             if known_ns is None or step_ns <= known_ns or working_ns < known_ns:
                 yield each
 
-    def _start(self, ranks: Sequence[int]) -> int:
-        """The number of ranks that is considered first: a node's devices each, if there may be."""
-        nodes = self.graph_request.cluster.levels[0].size
-        return ranks.index(nodes) if nodes in ranks else len(ranks) // 2
-
-    def _counts(self, ranks: int) -> tuple[Sequence[int], int]:
-        """The numbers of microbatches on so many ranks, and the place of the first to consider."""
-        counts = numbers_of_microbatches(self.graph_request, ranks)
-        most = self._most_launched(ranks)
-        enough = (
-            k
-            for k, count in enumerate(counts)
-            if count >= self.policy.microbatches_per_rank * ranks
-        )
-        first = next(enough, len(counts) - 1)
-        while first and most is not None and counts[first] > most:
-            first -= 1
-        return counts, first
-
-    def _most_launched(self, ranks: int) -> float | None:
-        """In how many microbatches ranks launch what they do in a small part of the step in one
-        stage that there is a plan of."""
-        best, device = self.tried.incumbent, self.graph_request.cluster.device
-        if best is None or len(best.stages) > 1:
-            return None
-        once_ns = launched_ns(best.estimates.stages[0], device) / best.microbatches
-        return self.policy.launched_most * best.step_ns * ranks / max(1.0, once_ns)
-
     def _on_ranks(self, ranks: int) -> Iterator[tuple[PipelineShape, str]]:
         """Shapes of so many ranks: in some microbatches for each, in as many more as it takes to
         fit, or in fewer where more cannot be. It is improved on what was before if any fit in
         memory, or there is none at all."""
-        before, (counts, start) = self._estimated_ns(), self._counts(ranks)
+        before, shapes = self._estimated_ns(), self.shapes.on_ranks(ranks)
+        start = self.shapes.first(shapes, self.tried.incumbent)
         is_possible = False
-        for count in (*counts[start:], *reversed(counts[:start])):
-            shape = shaped(self.graph_request, ranks, count)
-            if count < counts[start] and is_possible:
+        for shape in (*shapes[start:], *reversed(shapes[:start])):
+            if shape.microbatches < shapes[start].microbatches and is_possible:
                 break
             number = len(self.estimated)
             yield shape, ""
@@ -245,7 +203,7 @@ class PipelineCandidates:
         least_ns, known_ns = (1 - divided.idle) * divided.step_ns, self.known_ns()
         if known_ns is not None and least_ns >= known_ns:
             return
-        mixed = mixed_shapes(self.graph_request, best, divided.idle)
+        mixed = self.shapes.mixed(best, divided.idle)
         start = next((k for k, s in enumerate(mixed) if s.ranks >= best.ranks), len(mixed) - 1)
         for shape in self._climbed(mixed, start, _name):
             before = self.known_ns()
@@ -257,10 +215,9 @@ class PipelineCandidates:
         until a plan of one is better than what there is."""
         tried = self.tried
         done = {shape for shape, _ in self.estimated}
-        for ranks in numbers_of_ranks(self.graph_request):
+        for ranks in self.shapes.numbers_of_ranks():
             before = tried.incumbent
-            for count in numbers_of_microbatches(self.graph_request, ranks):
-                shape = shaped(self.graph_request, ranks, count)
+            for shape in self.shapes.on_ranks(ranks):
                 if shape not in done and tried.incumbent is before:
                     yield shape
 

@@ -19,10 +19,10 @@ from autopar.driver.search.finding import Finding
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.narrower import Widened, findings
 from autopar.driver.search.pipeline_candidates import PipelineCandidates
-from autopar.driver.search.pipeline_shapes import PipelineShape, imposed_on
+from autopar.driver.search.pipeline_shapes import PipelineShape, PipelineShapes, imposed_on
 from autopar.driver.search.segment_division import Divided
 from autopar.driver.search.segment_search import SegmentSearch
-from autopar.driver.search.stage_plans import RankRequest, plan_stages
+from autopar.driver.search.stage_plans import plan_stages
 from autopar.ir.passes.stages import Cut
 from autopar.ir.problem import Status
 from autopar.plans.estimates import Delay, Memory
@@ -45,15 +45,18 @@ def search_stages(
             pipelines = findings(trail)
             if known is not None:
                 pipelines.submit(known)
-            promising, ways = PipelineCandidates(each, pipelines), SegmentSearch(each, trail)
+            promising = PipelineCandidates(PipelineShapes(each), pipelines)
+            ways = SegmentSearch(each, trail)
             for shape, mesh in promising.to_divide():
-                with promising.dividing(shape) as divided:
+                with promising.dividing(shape):
                     known_ns = promising.known_ns()
-                    divided.stages = ways.divided(shape.actions, known_ns, mesh, shape.sizes)
+                    divided = ways.divided(shape.actions, known_ns, mesh, shape.sizes)
+                    promising.estimate(shape, divided)
             for shape, stages in promising.to_plan():
                 if stages is None:
-                    with promising.dividing(shape) as divided:
-                        divided.stages = ways.divided(shape.actions, sizes=shape.sizes)
+                    with promising.dividing(shape):
+                        divided = ways.divided(shape.actions, sizes=shape.sizes)
+                        promising.estimate(shape, divided)
                     continue
                 with pipelines.attempt(name=shape.name) as planned:
                     planned.result = _Pipeline(each, shape, stages, trail).planned()
@@ -150,14 +153,18 @@ class _Pipeline:
         ]
         return device_memory(self.actions, stages, spans, message_bytes(layouts, granule))
 
-    def _rank_request(self, rank: int, narrowed: Mapping[str, Narrowed]) -> RankRequest:
+    def _rank_request(self, rank: int, narrowed: Mapping[str, Narrowed]) -> GraphRequest:
         """What is asked of the stages of a rank."""
         mesh = self.divided.meshes[rank].text
         options = replace(
             self.graph_request.options, mesh=mesh, microbatches=self.shape.microbatches
         )
-        asked = replace(self.graph_request, cluster=self.clusters[rank], options=options)
-        return RankRequest(asked, narrowed[mesh])
+        return replace(
+            self.graph_request,
+            cluster=self.clusters[rank],
+            options=options,
+            narrowed=narrowed[mesh],
+        )
 
 
 def _layouts(candidates: Sequence[Candidate]) -> list[Layout]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import msgspec
 
@@ -53,12 +54,6 @@ class Divided:
     def mesh_text(self) -> str:
         """Its meshes, as an option has them."""
         return meshes_text(self.meshes)
-
-    def is_better(self, other: Divided) -> bool:
-        """Whether these stages are thought to fit where others do not, or to take less time."""
-        if self.is_within != other.is_within:
-            return self.is_within
-        return self.step_ns < other.step_ns
 
 
 class SegmentDivision:
@@ -147,9 +142,7 @@ class SegmentDivision:
     def _meshes(self) -> RankMeshes | None:
         if len(self.plans) == 1:
             return None
-        ends = [0]
-        for sort in self.sample.kinds:
-            ends.append(ends[-1] + sort.count)
+        ends = [0, *accumulate(sort.count for sort in self.sample.kinds)]
         alike = {
             tuple(sorted({bisect_right(ends, segment) - 1 for segment in segments}))
             for segments in self.sample.shared.values()

@@ -31,12 +31,8 @@ class FreePlans:
     """Plans of segments without a limit of memory, and what none takes less than."""
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[_Place, _Form], Candidate] = {}
+        self.plans: dict[tuple[_Place, _Form], Candidate] = {}
         self._bounds: dict[_Place, dict[_Form, int]] = {}
-
-    def get(self, place: _Place, form: _Form) -> Candidate | None:
-        """What is planned, if it is."""
-        return self._plans.get((place, form))
 
     def bound_ns(self, place: _Place, form: _Form) -> int:
         """What is known that none takes less than: more microbatches, or a backward in two parts,
@@ -49,7 +45,7 @@ class FreePlans:
         """Takes what is `candidate`, or known of it."""
         self._bounds.setdefault(place, {})[form] = bound_ns
         if candidate is not None:
-            self._plans[place, form] = candidate
+            self.plans[place, form] = candidate
 
 
 class SegmentPlans:
@@ -64,15 +60,11 @@ class SegmentPlans:
         free: FreePlans,
         say: Say,
     ) -> None:
-        self.sample, self.actions, self.say = sample, actions, say
-        self.requests = [
-            replace(r.opened(), tolerance=r.options.policy.segments_tolerance) for r in requests
-        ]
-        self.free = free
+        self.sample, self.actions, self.requests = sample, actions, requests
+        self.free, self.say = free, say
         self.stated: dict[int, Problem] = {}
         self.of_stages: list[list[Candidate]] = [[] for _ in requests]
-        ranks = len(actions.rows)
-        self.each = [max(1.0, sample.often(k) / ranks) for k in range(len(requests))]
+        self.each = [max(1.0, sample.often(k) / len(actions.rows)) for k in range(len(requests))]
         """How often a rank takes what each of the stages takes."""
 
     @property
@@ -97,7 +89,7 @@ class SegmentPlans:
         known_ns = self.free.bound_ns(place, form)
         if least is not None and known_ns >= least:
             raise Beaten(request.name, known_ns)
-        found = self.free.get(place, form)
+        found = self.free.plans.get((place, form))
         if found is None:
             try:
                 found = best_as_stated(request, self._stated(stage, None), self.say, least)

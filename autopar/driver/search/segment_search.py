@@ -37,20 +37,13 @@ class SegmentSearch:
         self._sampled: dict[bool, SampledStep] = {}
         self._free = FreePlans()
 
-    def graph(self, microbatches: int) -> Graph:
-        """The whole step, in so many microbatches."""
-        return step_graph(self.graph_request.graph, StepForm(microbatches))
-
     def _sample(self, microbatches: int) -> SampledStep:
         # In more than one they are alike but for their extents.
         is_whole = microbatches == 1
         if is_whole not in self._sampled:
-            graph = self.graph(microbatches)
+            graph = step_graph(self.graph_request.graph, StepForm(microbatches))
             self._sampled[is_whole] = SampledStep(graph, self.graph_request.options.policy)
         return self._sampled[is_whole]
-
-    def _in(self, graph: Graph, microbatches: int) -> Graph:
-        return in_other_microbatches(graph, self.graph_request.graph, microbatches)
 
     def divided(
         self,
@@ -165,14 +158,20 @@ class SegmentSearch:
 
     def _part(self, actions: PipelineSchedule, size: int, mesh: str) -> _PartOfCluster:
         """Segments on the meshes that parts of so many devices have, or one of them."""
-        sample = self._sample(actions.microbatches)
-        graphs = [self._in(graph, actions.microbatches) for graph in sample.stages]
+        sample, whole = self._sample(actions.microbatches), self.graph_request.graph
+        graphs = [
+            in_other_microbatches(graph, whole, actions.microbatches) for graph in sample.stages
+        ]
         options = replace(
             self.graph_request.options, microbatches=actions.microbatches, loss_chunks=1, mesh=mesh
         )
         cluster = part_of(self.graph_request.cluster, size)
         asked = replace(
-            self.graph_request, graph=graphs[sample.busiest], cluster=cluster, options=options
+            self.graph_request,
+            graph=graphs[sample.busiest],
+            cluster=cluster,
+            options=options,
+            tolerance=options.policy.segments_tolerance,
         ).while_waiting(_most(actions), is_split=actions.is_split)
         if self.graph_request.options.rank_meshes:
             (only,) = meshes_of(cluster, options)
@@ -201,7 +200,7 @@ class _PartOfCluster:
 
     def plans(self, mesh: Mesh) -> SegmentPlans:
         """Those on a mesh, none of which is made yet."""
-        each = [_on(self.graph_request.standing_for(graph, mesh), mesh) for graph in self.graphs]
+        each = [_on(mesh, graph, self.graph_request) for graph in self.graphs]
         return SegmentPlans(self.sample, self.actions, each, self.free, self.trail)
 
 
@@ -212,12 +211,13 @@ def _place(mesh: Mesh) -> tuple[int, ...]:
     return len(mesh.sizes) > 2, -last, *mesh.sizes
 
 
-def _on(graph_request: GraphRequest, mesh: Mesh) -> PlanRequest:
+def _on(mesh: Mesh, graph: Graph, graph_request: GraphRequest) -> PlanRequest:
     """What is asked of segments, whatever the strategy if that has nothing to say of them."""
+    asked = graph_request.standing_for(graph, mesh)
     try:
-        return graph_request.on(mesh)
+        return asked.on(mesh).opened()
     except UnsuitedMeshError:
-        return replace(graph_request, options=replace(graph_request.options, strategy="")).on(mesh)
+        return replace(asked, options=replace(asked.options, strategy="")).on(mesh).opened()
 
 
 def _most(actions: PipelineSchedule) -> tuple[Waiting, ...]:

@@ -34,13 +34,13 @@ class Segment:
 def segments(graph: Graph) -> tuple[Segment, ...]:
     """All of them, in the order in which forward computes them: one of the whole, without a module,
     where no module begins one."""
+    changes, begins = [*_changes(graph)], first_ops(graph)
     ops = [
         node
         for node in graph.with_role(Role.OP)
         if node.phase is Phase.FORWARD and not node.view and not belongs_nowhere(graph, node)
     ]
     learned = {n.module for n in ops if any(is_of_parameters(graph, ref) for ref in n.inputs)}
-    begins = first_ops(graph)
     found: list[Segment] = []
     seen, last = set[str](), -1
     for node in ops:
@@ -53,7 +53,6 @@ def segments(graph: Graph) -> tuple[Segment, ...]:
         last = node.index
     if not found:
         return (Segment("", 0),)
-    changes = [*_changes(graph)]
     return tuple(
         each for each in found if not any(first < each.start <= last for first, last in changes)
     )
@@ -72,9 +71,6 @@ def _changes(graph: Graph) -> Iterator[tuple[int, int]]:
         for name in (names[ref.node] for ref in node.inputs if ref.node in names):
             first[name] = min(first[name], node.index)
     yield from ((first[name], last) for name, last in made.items())
-
-
-# The segments of a step, by sort, with a few of each as a stage of their own.
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +92,10 @@ class SampledStep:
         self.graph, self.parts, self.policy = graph, segments(graph), policy
         self.kinds: tuple[SegmentKind, ...] = ()
         self.stages: list[Graph] = []
+        self.work: list[float] = []
+        """Floating-point operations of each segment, forward, of a microbatch."""
+        self.busiest = 0
+        """The stage whose sorts do most of the work."""
         try:
             self._sample()
         except StageError:
@@ -111,6 +111,11 @@ class SampledStep:
         ends = accumulate(runs)
         groups = [range(end - count, end) for end, count in zip(ends, runs, strict=True)]
         self.kinds, planned = self._kinds_of(groups)
+        done, first = [0.0] * len(planned), 0
+        for sort in self.kinds:
+            done[sort.stage] += sum(self.work[first : first + sort.count])
+            first += sort.count
+        self.busiest = done.index(max(done))
         starts = {at for part in planned for at in (part.start, part.stop)}
         cuts = sorted(starts - {0, len(self.parts)})
         stages = in_stages(self.graph, [self.parts[at].start for at in cuts])
@@ -134,16 +139,11 @@ class SampledStep:
             if is_forward and not belongs_nowhere(self.graph, node):
                 yield at, node
 
-    @cached_property
-    def work(self) -> list[float]:
-        """Floating-point operations of each segment, forward, of a microbatch."""
-        found = [0.0] * len(self.parts)
-        for at, node in self._own_ops():
-            found[at] += flops(node, self.graph)
-        return found
-
     def _kinds_of(self, groups: Sequence[range]) -> tuple[tuple[SegmentKind, ...], list[range]]:
         """The sorts, and the segments that are planned as stages."""
+        self.work = [0.0] * len(self.parts)
+        for at, node in self._own_ops():
+            self.work[at] += flops(node, self.graph)
         if len(groups) <= self.policy.segments_stages:
             planned = [group[: self.policy.segments_of_kind] for group in groups]
             pairs = zip(groups, planned, strict=True)
@@ -178,15 +178,6 @@ class SampledStep:
         """Those of the `shared` weights that are trained."""
         trained = {node.target for node in self.graph.with_role(Role.GRAD)}
         return {name: found for name, found in self.shared.items() if name in trained}
-
-    @cached_property
-    def busiest(self) -> int:
-        """The stage whose sorts do most of the work."""
-        done, first = [0.0] * len(self.stages), 0
-        for sort in self.kinds:
-            done[sort.stage] += sum(self.work[first : first + sort.count])
-            first += sort.count
-        return done.index(max(done))
 
     def often(self, stage: int) -> float:
         """How often what a stage takes is taken by all segments of its sorts."""

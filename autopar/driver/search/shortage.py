@@ -34,8 +34,6 @@ from autopar.report.costs import HOLDER_TITLES
 from autopar.report.names import tensor_name
 from autopar.solver.memory import total_usages
 
-# The smallest-memory plan on a mesh, found without a search: which choices hold least is known.
-
 
 def smallest_memory(request: PlanRequest, say: Say, stated: Problem | None = None) -> Candidate:
     """The best of the plans that hold least when forward ends, whatever their peak; if those have
@@ -295,9 +293,8 @@ def with_smaller_batch(graph: Graph, factor: int) -> Graph | None:
     """The graph of a batch that is smaller by `factor`; None if the batch is not known, or would be
     a single sample or a part of one. Arguments of ops still speak of the batch as it was."""
     batch = batch_atoms(graph)
-    if not batch or any(graph.atoms[k].size % factor for k in batch):
-        return None
-    if any(graph.atoms[k].size == factor for k in batch):
+    sizes = [graph.atoms[k].size for k in batch]
+    if not sizes or any(size % factor or size == factor for size in sizes):
         return None
     atoms = tuple(
         replace(atom, size=atom.size // factor) if k in batch else atom

@@ -35,39 +35,36 @@ HeldOnDevices = Callable[[Sequence[Candidate]], Sequence[Memory]]
 """What a device of each rank holds where stages are planned so."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankRequest:
-    """What is asked of the stages of one rank: a part of the cluster, and the mesh in `options`,
-    with choices that are `narrowed` where possible."""
-
-    graph_request: GraphRequest
-    narrowed: Narrowed
-
-
 def plan_stages(
-    ranks: Sequence[RankRequest],
+    ranks: Sequence[GraphRequest],
     graphs: Sequence[Graph],
     actions: PipelineSchedule,
     held: HeldOnDevices,
     say: Say,
 ) -> list[Candidate]:
-    """The plan of each of `graphs`, as it is asked of its rank. Devices hold what waits in
+    """The plan of each of `graphs`, as it is asked of its rank: on a part of the cluster, and the
+    mesh in its options, with choices that are `narrowed` where possible. Devices hold what waits in
     `actions`, those of a rank that of all its stages, as `held` says, which have no more on the
     host together than its share. Stages that differ from another in nothing but the names of their
     parameters are planned as that one. InfeasibleError if they do not fit in memory."""
     planner = _Planner(ranks, graphs, actions, held, say)
-    can_be, options = _tied(graphs), ranks[0].graph_request.options
+    can_be, first = _tied(graphs), ranks[0]
+    options = first.options
     hosted = {name: False for name, can in can_be.items() if not can}
     is_open = options.residency == "auto" and options.params_on_host is None
-    has_host = is_open and not why_not_on_host(options.optimizer, ranks[0].graph_request.cluster)
+    has_host = is_open and not why_not_on_host(options.given.optimizer, first.cluster)
     tries = (hosted, can_be) if has_host and any(can_be.values()) else (hosted,)
     found: Sequence[Candidate] = ()
     for known_on_host in tries:
         sharing = planner.sharing()
         try:
             for limits, shares in sharing:
-                with sharing.planning() as tried:
-                    tried.plans = planner.plan_within(limits, shares, known_on_host)
+                try:
+                    plans = planner.plan_within(limits, shares, known_on_host)
+                except InfeasibleError as error:
+                    sharing.refuse(error)
+                else:
+                    sharing.take(plans)
             found = sharing.plans
             break
         except InfeasibleError as error:
@@ -93,15 +90,15 @@ class _Planner:
 
     def __init__(
         self,
-        ranks: Sequence[RankRequest],
+        ranks: Sequence[GraphRequest],
         graphs: Sequence[Graph],
         actions: PipelineSchedule,
         held: HeldOnDevices,
         say: Say,
     ) -> None:
         self.of_stages = [ranks[actions.ranks[stage]] for stage in range(len(graphs))]
-        self.limits = [rank.graph_request.memory_limit_bytes for rank in ranks]
-        self.shares = [rank.graph_request.cluster.host.memory_bytes for rank in ranks]
+        self.limits = [rank.memory_limit_bytes for rank in ranks]
+        self.shares = [rank.cluster.host.memory_bytes for rank in ranks]
         self.graphs, self.actions, self.held, self.say = graphs, actions, held, say
         self.waiting = [actions.others(stage) for stage in range(len(graphs))]
         self.known: dict[object, Candidate] = {}
@@ -109,7 +106,7 @@ class _Planner:
         """The smallest-memory plans of stages that share their memory."""
         all_others = [each for others in self.waiting for each in others]
         self.most = Waiting(*(max(n) for n in zip(*all_others, strict=True)))
-        self.policy = ranks[0].graph_request.options.policy
+        self.policy = ranks[0].options.policy
         self.unit = max(1, -(-self.most.backward // self.policy.stages_in_flight))
 
     def sharing(self) -> DeviceSharing:
@@ -153,7 +150,7 @@ class _Planner:
         laid = _LaidOut({}, {})
         found: dict[int, Candidate] = {}
         for stage, strategy in _strategies(self.of_stages, graphs).items():
-            graph, mesh = graphs[stage], self.of_stages[stage].graph_request.options.mesh
+            graph, mesh = graphs[stage], self.of_stages[stage].options.mesh
             settled = tuple(sorted(laid.settled(graph, mesh)))
             stored, known_on_host = laid.stored(graph), {**laid.on_host(), **on_host}
             here = self._rank_request(stage, strategy, limits[stage], shares[stage])
@@ -168,7 +165,7 @@ class _Planner:
                 wanted = here.while_waiting(others, is_split=self.actions.is_split)
                 wanted = replace(wanted, tolerance=self.policy.stages_tolerance)
                 try:
-                    for request in _narrowed(wanted, settled, self.of_stages[stage].narrowed):
+                    for request in _narrowed(wanted, settled):
                         try:
                             self.known[key] = best_on_mesh(request, Trail(say))
                             break
@@ -193,7 +190,7 @@ class _Planner:
         self, stage: int, strategy: str, limit_bytes: int, share_bytes: int
     ) -> GraphRequest:
         """What is asked of a stage that may hold so much on its device, and on the host."""
-        asked = self.of_stages[stage].graph_request
+        asked = self.of_stages[stage]
         options = replace(asked.options, memory_limit_bytes=limit_bytes, strategy=strategy)
         return replace(asked, options=options, cluster=with_host_share(asked.cluster, share_bytes))
 
@@ -203,17 +200,17 @@ class _Planner:
         return Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
 
 
-def _strategies(of_stages: Sequence[RankRequest], graphs: Sequence[Graph]) -> dict[int, str]:
+def _strategies(of_stages: Sequence[GraphRequest], graphs: Sequence[Graph]) -> dict[int, str]:
     """The strategy of each stage, those first for whose tied weights it asks for something: other
     stages have them as these do. It is none where it has nothing to say. UnsuitedMeshError if that
     is so of all."""
-    strategy = of_stages[0].graph_request.options.strategy
+    strategy = of_stages[0].options.strategy
     if not strategy:
         return dict.fromkeys(range(len(graphs)), "")
     tied = _tied(graphs)
     first, suited = list[int](), list[int]()
     for stage, graph in enumerate(graphs):
-        asked = of_stages[stage].graph_request
+        asked = of_stages[stage]
         (mesh,) = meshes_of(asked.cluster, asked.options)
         try:
             demands = expand_strategy(strategy, graph, mesh)
@@ -247,14 +244,12 @@ def _while_waiting(graph_request: GraphRequest, candidate: Candidate) -> Candida
     )
 
 
-def _narrowed(
-    graph_request: GraphRequest, settled: Narrowed, narrowed: Narrowed
-) -> Iterator[PlanRequest]:
-    """The same with choices that are `narrowed`, where nothing is asked for that may contradict
-    them."""
+def _narrowed(graph_request: GraphRequest, settled: Narrowed) -> Iterator[PlanRequest]:
+    """The same with choices that are `settled` as well, where nothing is asked for that may
+    contradict those that are `narrowed`."""
     if not graph_request.options.imposed:
         (mesh,) = meshes_of(graph_request.cluster, graph_request.options)
-        yield replace(graph_request, narrowed=(*settled, *narrowed)).on(mesh)
+        yield replace(graph_request, narrowed=(*settled, *graph_request.narrowed)).on(mesh)
 
 
 _End = tuple[str, str, str]

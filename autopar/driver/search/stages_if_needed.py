@@ -41,7 +41,7 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
     is_open = is_asked or one.options.stages_if_needed
     is_open = is_open and trains(graph_request.graph) and graph_request.cluster.num_devices > 1
     # With a margin, meshes are not cut off before they are known to make the plan no fragile one.
-    margin = FRAGILE if one.options.margin else 0.0
+    margin = FRAGILE if one.options.given.search.margin else 0.0
     widened = Widened(one, trail)
     try:
         for each in widened:

@@ -31,6 +31,7 @@ import numpy as np
 from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.contractions import IN, MatmulRoles, find_matmuls
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.problem import FORBIDDEN, BoolArray, Edge, Label, Problem, Usage
 from autopar.plans.requests.matching import general
 
@@ -145,7 +146,7 @@ def find_roles(graph: Graph, problem: Problem) -> Roles:
     products = find_matmuls(graph)
     users = _users(graph, products)
     classes: list[Weights] = []
-    by_key = _by_key(graph)
+    by_key = grouped((node.key, node) for node in graph.with_role(Role.PARAM))
     sizes = {key: sum(n.outputs[0].num_bytes for n in nodes) for key, nodes in by_key.items()}
     left = total = sum(sizes.values())
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
@@ -189,13 +190,6 @@ def describe(
         if text:
             changes.setdefault(text, {})[name] = None
     return "; ".join(f"{', '.join(some)}: {text}" for text, some in changes.items())
-
-
-def _by_key(graph: Graph) -> dict[str, list[Node]]:
-    found: dict[str, list[Node]] = {}
-    for node in graph.with_role(Role.PARAM):
-        found.setdefault(node.key, []).append(node)
-    return found
 
 
 def _users(graph: Graph, matmuls: MatmulRoles) -> dict[str, tuple[str, int]]:

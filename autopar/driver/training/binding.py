@@ -23,8 +23,6 @@ from autopar.runtime.program.binding import detached_places, make_step, runnable
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.meter import Meter
 
-# Which results the gradient of a parameter comes from.
-
 _NONE: frozenset[str] = frozenset()
 
 

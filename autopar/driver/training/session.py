@@ -1,12 +1,12 @@
-"""The session of a training process: what was asked of `autopar.compile`, and how a call's program
-is made by all ranks together."""
+"""The session of a training process: how a call's program is made by all ranks together, as was
+asked of `autopar.compile`."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ref
 
@@ -46,6 +46,7 @@ from autopar.plans.layout import starts_in
 from autopar.plans.plan import Plan
 from autopar.plans.requests.constraints import Constraint
 from autopar.plans.requests.options import Options
+from autopar.plans.requests.plan_options import option_fields, value_of
 from autopar.plans.requests.strategies import STORAGE
 from autopar.plans.structure import Structure
 from autopar.runtime.checkpoint.weights import Sources
@@ -66,36 +67,6 @@ from autopar.tracer import Traced, only_losses
 _NEW = "parameters that are new to the model"
 _TOPICS = {"trace": "what to compile", "rewrite": "the plan"}
 """What ranks agree on after a stage of the flow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked `compile` for."""
-
-    plan: Plan | None
-    cluster: Cluster | None
-    options: Options
-    backend: str
-    sources: Sources = field(default_factory=Sources)
-    plain: bool = False
-    """Parameters stay as they are, whole on every rank: `options` must say so."""
-    verify: bool = False
-    """Compare every program with eager before it runs."""
-
-    def facts(self, model: nn.Module) -> dict[str, str]:
-        """What ranks compare before the parameters are handed out."""
-        return {
-            "autopar": __version__,
-            "torch": str(torch.__version__),
-            "model": type(model).__name__,
-            "parameters": digest_params(model),
-            "plan": self.plan.digest if self.plan else "none",
-            "cluster": self.cluster.name if self.cluster else "none",
-            "verify": str(self.verify),
-            "weights": self.sources.digest,
-            **{f.name: str(getattr(self.options, f.name)) for f in fields(Options) if f.compare},
-            "backend": self.backend,
-        }
 
 
 @dataclass(slots=True)
@@ -120,16 +91,42 @@ class ModelFamily:
 
 @dataclass(slots=True)
 class Builder:
-    """Makes the program for a call, on all ranks together."""
+    """Makes the program for a call, on all ranks together, as was asked of `compile`: under a
+    `plan` that there is, or else on `cluster`."""
 
     model: nn.Module
     world: World
-    request: Request
     random: DefaultRandom
+    plan: Plan | None
+    cluster: Cluster | None
+    options: Options
+    backend: str
+    sources: Sources = field(default_factory=Sources)
+    plain: bool = False
+    """Parameters stay as they are, whole on every rank: `options` must say so."""
+    verify: bool = False
+    """Compare every program with eager before it runs."""
     family: ModelFamily = field(init=False)
 
     def __post_init__(self) -> None:
         self.family = ModelFamily([ref(self.model)])
+
+    def facts(self) -> dict[str, str]:
+        """What ranks compare before the parameters are handed out."""
+        given = self.options.given
+        return {
+            "autopar": __version__,
+            "torch": str(torch.__version__),
+            "model": type(self.model).__name__,
+            "parameters": digest_params(self.model),
+            "plan": self.plan.digest if self.plan else "none",
+            "cluster": self.cluster.name if self.cluster else "none",
+            "verify": str(self.verify),
+            "weights": self.sources.digest,
+            **{each.path: str(value_of(given, each)) for each in option_fields()},
+            "policy": str(self.options.policy),
+            "backend": self.backend,
+        }
 
     def copied(self, model: nn.Module) -> Builder:
         """The same for a copy of the model."""
@@ -148,7 +145,7 @@ class Builder:
     ) -> Executable:
         groups = self.family.groups or groups
         agreement = make_agreement(self.world)
-        if self.world.size > 1 and not self.request.plain:
+        if self.world.size > 1 and not self.plain:
             self._adopt(agreement)
         progress = StepProgress(quiet=self.world.rank != 0)
         call = self._call(args, kwargs, signature, differentiable)
@@ -183,7 +180,7 @@ class Builder:
             plan = compiled.plan
             self.family.is_first, self.family.groups = False, executable.groups
             self.family.plans[plan.structure.fingerprint] = plan
-            if self.request.verify:
+            if self.verify:
                 progress.phase("verify")
                 check_call(compiled, call, self.world.rank, agreement.share)
         except BaseException:
@@ -216,7 +213,7 @@ class Builder:
         signature: Signature,
         differentiable: frozenset[str],
     ) -> ModelCall:
-        plan = self.request.plan
+        plan = self.plan
         planned = (
             planned_gradients(plan.structure) if plan and self.family.is_first else only_losses
         )
@@ -225,18 +222,18 @@ class Builder:
             return name in differentiable or planned(position, name)
 
         handed = {} if self._is_staged else _input_shardings(signature)
-        return ModelCall(self.model, args, kwargs, self.request.options, wanted, handed)
+        return ModelCall(self.model, args, kwargs, self.options, wanted, handed)
 
     @property
     def _is_staged(self) -> bool:
         """Whether programs are, or may be, pipelines, whose stages take inputs whole."""
-        first = self.family.structure or (self.request.plan and self.request.plan.structure)
-        return first.is_pipeline if first else self.request.options.is_staged
+        first = self.family.structure or (self.plan and self.plan.structure)
+        return first.is_pipeline if first else self.options.is_staged
 
     def _stored(self, traced: Traced, mark: str) -> Plan | None:
         """The plan there is for this call: one made before, or that of the user, which must be for
         the first one."""
-        plan = self.request.plan
+        plan = self.plan
         if plan is not None and self.family.is_first:
             check_fit(plan.structure, traced.graph, mark)
         given = {} if plan is None else {plan.structure.fingerprint: plan}
@@ -250,8 +247,8 @@ class Builder:
         groups: AllGroups | None,
         progress: StepProgress,
     ) -> Plan:
-        cluster = self.request.cluster or parse_cluster(self.world.cluster)
-        asked = self.request.options
+        cluster = self.cluster or parse_cluster(self.world.cluster)
+        asked = self.options
         if call.input_shardings:
             # Stages take inputs whole.
             asked = replace(asked, stages_if_needed=False)
@@ -267,7 +264,8 @@ class Builder:
                 options = replace(options, params_on_host=self.family.params_on_host)
             if not (self.family.is_first and torch.is_grad_enabled()):
                 options = dividing(options, traced.graph)
-            return answer(make_call_request(call, traced, cluster, options), progress).to_bytes()
+            graph_request = make_call_request(replace(call, options=options), traced, cluster)
+            return answer(graph_request, progress).to_bytes()
 
         def work() -> bytes:
             try:
@@ -291,7 +289,7 @@ class Builder:
     def _as_stored(self, traced: Traced, groups: AllGroups) -> dict[str, Sharding]:
         """How parameters are stored already; new ones as others of identical modules."""
         nodes = traced.graph.with_role(Role.PARAM)
-        if self.request.plain:
+        if self.plain:
             assert not isinstance(groups, StageGroups)
             whole = Sharding.replicated(len(groups.mesh))
             return {node.target: whole for node in nodes}
@@ -317,9 +315,9 @@ class Builder:
         traced, plan, world = compiled.traced, compiled.plan, self.world
         groups = groups or make_all_groups(plan.structure, world)
         places = stored_places(plan.structure, groups)
-        if not self.request.plain:
+        if not self.plain:
             self._store(plan.structure, places)
-        if self.request.plain:
+        if self.plain:
             places = {}
         else:
             if isinstance(groups, StageGroups):
@@ -327,9 +325,9 @@ class Builder:
                 places = self.family.places
         meter = Meter(world.device)
         return Executable(
-            step=bound_step(compiled, groups, world, self.request.backend, meter),
+            step=bound_step(compiled, groups, world, self.backend, meter),
             plan=plan,
-            backend=self.request.backend,
+            backend=self.backend,
             meter=meter,
             groups=groups,
             places=places,
@@ -369,9 +367,7 @@ class Builder:
             if self.world.size == 1:
                 params.bring_to_host(model, self.family.params_on_host)
             else:
-                params.shard_parameters(
-                    model, places, self.request.sources, self.family.params_on_host
-                )
+                params.shard_parameters(model, places, self.sources, self.family.params_on_host)
 
     def _random(self, agreement: Agreement, programs: Iterable[Program]) -> DefaultRandom | None:
         if not any(draws(program.forward) for program in programs):

@@ -1,11 +1,13 @@
-"""Losses worked on in chunks of their rows, as another graph.
+"""Losses in chunks of their rows, as another graph.
 
-A language model's head makes a score for every token and class. The scores, what the loss makes of
-them and the gradients of all that are often the largest tensors of a step, and none is needed
+A language model's head makes a score for every token and class. The scores, what the loss computes
+from them and the gradients of all that are often the largest tensors of a step. None is needed
 whole: a row is scored, goes into the loss, and from there into the gradients of the head's input
-and weight. So two ops take the place of all ops between. `LINEAR` and its backward score a chunk at
-a time, each for itself; `SCORES` and its backward read scores that are there because something else
-reads them, as where a model returns its logits. How many targets count is told of the targets.
+and weight. So two ops replace all ops between.
+
+`LINEAR` and its backward both compute the scores, a chunk at a time. `SCORES` and its backward read
+scores that exist because something else reads them, as where a model returns its logits. The number
+of targets that count is computed from the targets alone.
 
 What is no head (`losses`) stays as it is.
 """
@@ -34,18 +36,18 @@ SUITED = (
     "a cross-entropy, its mean or sum, of what a head without bias makes whose weight is trained, "
     "in float32 (of float64 in float64), where nothing else has gradients of the scores"
 )
-"""Which losses can be."""
+"""Which losses can be computed in chunks."""
 
 
 def chunk_rows(rows: int, chunks: int) -> int:
-    """How many rows the largest of `chunks` chunks has."""
+    """The rows of the largest of `chunks` chunks."""
     return max(1, -(-rows // chunks))
 
 
 def in_loss_chunks(graph: Graph, chunks: int) -> Graph:
-    """A pass: takes a step or a stage of one, gives the one whose losses are worked on in so many
-    chunks of a rank's rows. All but the heads and their losses is kept. LossChunksError if no loss
-    can be."""
+    """A pass: takes a step or a stage of one, gives the one whose losses are computed in so many
+    `chunks` of a rank's rows. All but the heads and their losses stays. LossChunksError if there is
+    no such loss."""
     if chunks == 1:
         return graph
     if not heads_of(graph):
@@ -58,8 +60,8 @@ def in_loss_chunks(graph: Graph, chunks: int) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """An op: the letters of its inputs and outputs, a word each (`_` for a scalar), and the types
-    of what is sharded otherwise than its outputs say."""
+    """An op: the letters of its inputs and outputs, a word each (`_` for a scalar). `types` has the
+    factor types of letters that do not follow from the outputs."""
 
     op: str
     inputs: str
@@ -94,13 +96,13 @@ class _Writer:
             elif node.index in self.backwards:
                 self._put_backward(self.backwards[node.index])
             elif node.index not in self.gone:
-                made = self._put(transplanted(node, len(self.nodes), self.place.__getitem__))
+                index = self._put(transplanted(node, len(self.nodes), self.place.__getitem__))
                 for output in range(len(node.outputs)):
-                    self.place[Ref(node.index, output)] = Ref(made, output)
+                    self.place[Ref(node.index, output)] = Ref(index, output)
         return replace(self.graph, nodes=tuple(self.nodes))
 
     def _put(self, node: Node) -> int:
-        """Where a node stands now."""
+        """Add a node. Returns its index."""
         self.nodes.append(node)
         return len(self.nodes) - 1
 
@@ -120,9 +122,9 @@ class _Writer:
         self.place[Ref(head.matmul.index, 1)] = Ref(here, 1)
 
     def _put_backward(self, head: Head) -> None:
-        backward, product = head.backward, Ref(head.matmul.index)
-        read = (product,) if head.is_read else ()
-        given = *read, head.x, head.w, backward.inputs[2], replace(product, output=1)
+        backward, matmul = head.backward, Ref(head.matmul.index)
+        read = (matmul,) if head.is_read else ()
+        given = *read, head.x, head.w, backward.inputs[2], replace(matmul, output=1)
         here = self._write(
             _SCORES_BACKWARD if head.is_read else _LINEAR_BACKWARD, backward, head,
             [*map(self.place.__getitem__, (*given, backward.inputs[0]))],
@@ -140,7 +142,8 @@ class _Writer:
         outputs: tuple[TensorType, ...],
         ignored: Arg,
     ) -> int:
-        """Puts the op of `form` where `source` stood; it uses the weight of the head's module."""
+        """Put the op of `form` in the place of `source`, as an op of the head's module, whose
+        weight it uses. Returns its index."""
         module = head.matmul.key.partition(":")[0]
         key = f"{module}:{source.phase.value}:{form.op.split('.')[1]}"
         number = self.keys[key] = self.keys.get(key, -1) + 1
@@ -178,11 +181,11 @@ def _factors(
                 atoms[known] = atom
                 slots.setdefault(known, [None] * len(words))[t] = dim, part
     count = len(inputs)
-    found: list[Factor] = []
+    factors: list[Factor] = []
     for (letter, part), places in slots.items():
         kind = FactorType.REDUCTION if None in places[count:] else FactorType.PASS_THROUGH
         name = f"{letter}.{part}" if (letter, 1) in slots else letter
-        found.append(
+        factors.append(
             Factor(
                 name,
                 atoms[letter, part],
@@ -192,4 +195,4 @@ def _factors(
                 positional=letter == "v",
             )
         )
-    return found
+    return factors

@@ -1,11 +1,11 @@
 """Losses, found in a graph: the heads that make their scores, and how many targets they count.
 
     scores = x @ w.T -> views, casts -> log_softmax -> nll_loss, summed, no weights of classes
-    nll_loss_backward -> log_softmax's -> views, casts -> the products with x and with w
+    nll_loss_backward -> log_softmax's -> views, casts -> the matmuls with x and with w
 
-A head is this and no more: where anything else stands between, or has gradients of the scores, it
-is none. Nor is it one where a cast changes numbers otherwise than the ops in chunks do: there are
-the product's dtype and the one that rows are summed in, float32 or, of float64, float64.
+A head is this and no more: nothing else stands between, and nothing else has gradients of the
+scores. All casts are between two dtypes, as in the ops in chunks: the matmul's, and the one that
+rows are summed in. The latter is float32, or float64 for float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import COUNT
 
 _SUM = 2  # at::Reduction
-_PRODUCT, _SOFTMAX = "aten.mm.default", "aten._log_softmax.default"
+_MATMUL, _SOFTMAX = "aten.mm.default", "aten._log_softmax.default"
 _LOSS, _LOSS_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
 LOSSES = frozenset({_LOSS, "aten.nll_loss2d_forward.default"})
 _SOFTMAX_BACKWARD = "aten._log_softmax_backward_data.default"
@@ -27,17 +27,17 @@ _SOFTMAX_BACKWARD = "aten._log_softmax_backward_data.default"
 _SAME = {f"aten.{word}.default" for word in ("view", "_unsafe_view", "reshape", "detach", "alias")}
 """Views that leave the elements in order."""
 _CAST = {"aten._to_copy.default", "aten.clone.default"}
-_TURN = "aten.t.default"
+_TRANSPOSE = "aten.t.default"
 
 _Users = Mapping[Ref, Sequence[Node]]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`scores` [N, V] are made of `x` [N, D] and `w` [V, D]; `matmul`, `loss` and `backward` are
-    the ops. `of_x` is the gradient of x; that of w is each of `of_w`. `unread` are the ops of whose
-    results nothing else is made than the loss and these gradients, the product among them unless
-    something else reads the scores."""
+    """The scores [N, V] are `x` [N, D] times `w` [V, D] transposed. `matmul`, `loss` and `backward`
+    are the ops. `of_x` is the gradient of x; each of `of_w` is that of w. `unread` are the ops that
+    nothing but the loss and these gradients depends on. The matmul is among them unless something
+    else reads the scores."""
 
     x: Ref
     w: Ref
@@ -58,23 +58,23 @@ class Head:
 def heads_of(graph: Graph) -> tuple[Head, ...]:
     """The heads of a step that have a backward."""
     users = grouped((ref, node) for node in graph.nodes for ref in dict.fromkeys(node.inputs))
-    found: list[Head] = []
+    heads: list[Head] = []
     for loss in graph.with_role(Role.OP):
         if loss.op == _LOSS:
             with suppress(_Differs):
-                found.append(_Finder(graph, users, loss).head())
-    return tuple(found)
+                heads.append(_Finder(graph, users, loss).head())
+    return tuple(heads)
 
 
 def other_losses(graph: Graph) -> tuple[Node, ...]:
     """The losses over classes that have no head."""
     known = {head.loss.index for head in heads_of(graph)}
-    found = (node for node in graph.with_role(Role.OP) if node.op in LOSSES)
-    return tuple(node for node in found if node.index not in known and node.phase is Phase.FORWARD)
+    losses = (node for node in graph.with_role(Role.OP) if node.op in LOSSES)
+    return tuple(node for node in losses if node.index not in known and node.phase is Phase.FORWARD)
 
 
 class _Differs(Exception):
-    """What is there is no head."""
+    """The loss has no head."""
 
 
 def _check(holds: bool) -> None:
@@ -91,14 +91,14 @@ class _Finder:
         """The head of the loss; _Differs if it has none."""
         loss = self.loss
         softmax = self._maker(loss.inputs[0], _SOFTMAX, _SAME)
-        product = self._maker(softmax.inputs[0], _PRODUCT, _SAME | _CAST)
-        scores, sums = product.outputs[0].dtype, softmax.outputs[0].dtype
+        matmul = self._maker(softmax.inputs[0], _MATMUL, _SAME | _CAST)
+        scores, sums = matmul.outputs[0].dtype, softmax.outputs[0].dtype
         _check(sums == ("float64" if scores == "float64" else "float32"))
         self.dtypes = frozenset({scores, sums})
-        self._maker(softmax.inputs[0], _PRODUCT, _SAME | _CAST, self.dtypes)
-        x, (w, is_turned) = product.inputs[0], self._matrix(product.inputs[1])
-        _check(is_turned and loss.args[2:4] == (None, _SUM) and softmax.args[1] in (1, -1))
-        self._check_types(product, softmax, w)
+        self._maker(softmax.inputs[0], _MATMUL, _SAME | _CAST, self.dtypes)
+        x, (w, is_transposed) = matmul.inputs[0], self._matrix(matmul.inputs[1])
+        _check(is_transposed and loss.args[2:4] == (None, _SUM) and softmax.args[1] in (1, -1))
+        self._check_types(matmul, softmax, w)
         backward, of_softmax = self._backward(softmax)
         of_x, of_w = self._gradients(Ref(of_softmax.index), x, w)
         ends = (
@@ -111,12 +111,13 @@ class _Finder:
         needed = {
             ref.node for ref in (x, w, loss.inputs[1], backward.inputs[0], backward.inputs[2])
         }
-        return Head(x, w, product, loss, backward, of_x, of_w, self._unread(ends, needed))
+        return Head(x, w, matmul, loss, backward, of_x, of_w, self._unread(ends, needed))
 
     def _maker(
         self, ref: Ref, op: str, between: set[str], dtypes: frozenset[str] | None = None
     ) -> Node:
-        """The op that made a tensor, but for what stands `between`, all of it in `dtypes`."""
+        """The op that makes a tensor, behind ops that are in `between`, all of them in `dtypes`.
+        _Differs if it is no `op`."""
         node = self.graph.nodes[ref.node]
         while node.op in between:
             _check(dtypes is None or node.outputs[0].dtype in dtypes)
@@ -131,19 +132,19 @@ class _Finder:
         return ref
 
     def _matrix(self, ref: Ref) -> tuple[Ref, bool]:
-        """The matrix that `ref` is a view of, and whether it is one of it turned."""
-        is_turned = False
-        while (node := self.graph.nodes[ref.node]).op == _TURN or self._is_alike(node):
-            is_turned ^= node.op == _TURN
+        """The matrix that `ref` is a view of, and whether the view is transposed."""
+        is_transposed = False
+        while (node := self.graph.nodes[ref.node]).op == _TRANSPOSE or self._is_alike(node):
+            is_transposed ^= node.op == _TRANSPOSE
             ref = node.inputs[0]
-        return ref, is_turned
+        return ref, is_transposed
 
     def _is_alike(self, node: Node) -> bool:
         shapes = (tensor.shape for tensor in (*self.graph.input_types(node), *node.outputs))
         return node.op in _SAME and len(set(shapes)) == 1
 
     def _check_types(self, matmul: Node, softmax: Node, w: Ref) -> None:
-        """The dims of all tensors are made of the same atoms; classes are not told apart."""
+        """Check that the dims of all tensors have the same atoms, and classes only one."""
         x, scores, logs = matmul.inputs[0], matmul.outputs[0], softmax.outputs[0]
         left, right, target = map(self.graph.type_of, (x, w, self.loss.inputs[1]))
         _check(logs.shape == scores.shape and target.dtype == "int64")
@@ -152,7 +153,7 @@ class _Finder:
         _check(len(right.parts[0]) == 1)
 
     def _readers(self, ref: Ref, between: set[str]) -> Iterator[tuple[Node, int]]:
-        """All that reads a tensor, and as which input, but for what stands `between`."""
+        """(op, input) of all that reads a tensor, behind ops that are in `between`."""
         for user in self.users.get(ref, ()):
             if user.op in between:
                 _check(user.outputs[0].dtype in self.dtypes)
@@ -161,8 +162,8 @@ class _Finder:
                 yield from ((user, k) for k, read in enumerate(user.inputs) if read == ref)
 
     def _backward(self, softmax: Node) -> tuple[Node, Node]:
-        """The backward of the loss, and that of the softmax. Nothing else reads what the softmax
-        makes, or the gradient of it."""
+        """The backward of the loss, and that of the softmax. _Differs if anything else reads the
+        softmax or its gradient."""
         known = {(self.loss.op, 0): self.loss}
         for reader, position in self._readers(Ref(softmax.index), _SAME):
             _check(known.setdefault((reader.op, position), reader) is reader)
@@ -174,60 +175,59 @@ class _Finder:
         return backward, of_softmax
 
     def _is_same(self, one: Ref, other: Ref) -> bool:
-        """Whether two tensors are one, or made of the same in the same way: phases may cut what a
-        turn works on each for itself."""
+        """Whether two tensors are one, or the same op with the same inputs makes them: each phase
+        may cut the microbatch of a tensor by itself."""
         first, second = self.graph.nodes[one.node], self.graph.nodes[other.node]
         alike = (first.op, first.args, first.kwargs) == (second.op, second.args, second.kwargs)
-        made = first.role is Role.OP and not first.random and one.output == other.output
-        return one == other or (alike and made)
+        is_deterministic = first.role is Role.OP and not first.random and one.output == other.output
+        return one == other or (alike and is_deterministic)
 
     def _gradients(self, of_scores: Ref, x: Ref, w: Ref) -> tuple[Ref, tuple[Ref, ...]]:
-        """The gradients of x and of w. Nothing else is made of that of the scores."""
+        """The gradients of x and of w. _Differs if anything else reads that of the scores."""
         of_x: list[Ref] = []
         of_w: list[tuple[Ref, ...]] = []
         for reader, position in self._readers(of_scores, _SAME | _CAST):
-            if reader.op == _TURN:
-                for product, at in self._readers(Ref(reader.index), _SAME):
-                    _check(product.op == _PRODUCT and at == 0)
-                    _check(self._source(product.inputs[1]) == self._source(x))
-                    of_w.append((Ref(product.index),))
+            if reader.op == _TRANSPOSE:
+                for matmul, at in self._readers(Ref(reader.index), _SAME):
+                    _check(matmul.op == _MATMUL and at == 0)
+                    _check(self._source(matmul.inputs[1]) == self._source(x))
+                    of_w.append((Ref(matmul.index),))
             elif position == 0:
-                _check(reader.op == _PRODUCT and self._matrix(reader.inputs[1]) == (w, False))
+                _check(reader.op == _MATMUL and self._matrix(reader.inputs[1]) == (w, False))
                 of_x.append(Ref(reader.index))
             else:
-                _check(reader.op == _PRODUCT)
-                _check(self._turned_source(reader.inputs[0]) == self._source(x))
-                microbatches = self.users.get(Ref(reader.index), ())
-                _check(all(microbatch.op == _TURN for microbatch in microbatches))
-                of_w.append(tuple(Ref(microbatch.index) for microbatch in microbatches))
+                _check(reader.op == _MATMUL)
+                _check(self._transposed_source(reader.inputs[0]) == self._source(x))
+                transposes = self.users.get(Ref(reader.index), ())
+                _check(all(transpose.op == _TRANSPOSE for transpose in transposes))
+                of_w.append(tuple(Ref(transpose.index) for transpose in transposes))
         _check(len(of_x) == len(of_w) == 1)
         return of_x[0], of_w[0]
 
-    def _turned_source(self, ref: Ref) -> Ref:
-        """The `_source` of what is turned to give `ref`."""
+    def _transposed_source(self, ref: Ref) -> Ref:
+        """The `_source` of the tensor whose transpose is `ref`."""
         node = self.graph.nodes[self._source(ref).node]
-        _check(node.op == _TURN)
+        _check(node.op == _TRANSPOSE)
         return self._source(node.inputs[0])
 
     def _unread(self, ends: Sequence[Node], needed: set[int]) -> frozenset[int]:
-        """The `ends`, and every op whose results only go into what is unread, but for those whose
-        results are `needed`."""
-        found = {node.index for node in ends}
+        """The `ends`, and every op that only unread ops read, but for those that are `needed`."""
+        unread = {node.index for node in ends}
         for node in reversed(self.graph.nodes):
             users = [
                 u for k in range(len(node.outputs)) for u in self.users.get(Ref(node.index, k), ())
             ]
             is_free = node.role is Role.OP and not node.random and node.index not in needed
-            if is_free and users and all(user.index in found for user in users):
-                found.add(node.index)
-        return frozenset(found)
+            if is_free and users and all(user.index in unread for user in users):
+                unread.add(node.index)
+        return frozenset(unread)
 
 
-# How many targets a loss counts, told of the targets alone.
+# The number of targets that a loss counts, from the targets alone.
 
 
 def count_of(loss: Node) -> Node:
-    """What counts the targets of a loss; it reads what the loss reads."""
+    """The op that counts the targets of a loss; it reads the loss's targets and weights."""
     _, target, weight, _, ignored = loss.args
     read = tuple(ref for ref in loss.inputs[1:] if ref in (target, weight))
     kept = slice(1, 1 + len(read))

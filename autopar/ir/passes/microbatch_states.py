@@ -1,10 +1,10 @@
-"""What each tensor of a step is in turns: a part of the batch, the same in every turn, or a term of
-a sum.
+"""The state of each tensor of a step in microbatches: a part of the batch, the same in every
+microbatch, or a term of a sum.
 
-Turns are like the ranks of a mesh axis over which the inputs are sharded, `S` on the batch, and
-nothing is sent: what an op's factors and partial inputs say of such an axis holds of turns too. An
-op that has no way to go on with what a turn has reads the whole batch, if what it reads is known of
-the model's inputs alone: how many targets a loss counts, say.
+Microbatches are like the ranks of a mesh axis over which the inputs are sharded, `S` on the batch,
+and nothing is sent. What an op's factors and partial inputs say of such an axis holds of
+microbatches too. Some ops cannot work on a microbatch, such as the one that counts the targets of a
+loss. Such an op reads the whole batch, if its inputs depend on the model's inputs alone.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ _FILLED = {"aten.scalar_tensor.default": 0, "aten.full.default": 1, "aten.full_l
 
 
 class MicrobatchStates:
-    """Those of `graph`, whose samples the atoms `batch` count: per tensor its `states`, and per op
-    in which it `wants` its inputs. MicrobatchError if there are none."""
+    """Per tensor of `graph` its state, in `states`, and per op the states in which it reads its
+    inputs, in `wants`. `batch` are the atoms that count samples. MicrobatchError if an op needs
+    the whole batch."""
 
     def __init__(self, graph: Graph, batch: frozenset[int]) -> None:
         self.graph, self.batch = graph, batch
         self.states: dict[Ref, Placement] = {}
         self.wants: dict[int, tuple[Placement, ...]] = {}
         self._whole: set[int] = set()
-        """What is computed of the whole batch, in every turn."""
+        """The ops that work on the whole batch, in every microbatch."""
         self._known = self._learned()
         while (stuck := self._propagate()) is not None:
             self._widen(stuck)
 
     def _learned(self) -> frozenset[int]:
-        """What depends on parameters, or on gradients."""
-        found: set[int] = set()
+        """The nodes that depend on parameters or on incoming gradients."""
+        dependent: set[int] = set()
         for node in self.graph.nodes:
             is_source = node.role in (Role.PARAM, Role.TANGENT)
-            if is_source or any(ref.node in found for ref in node.inputs):
-                found.add(node.index)
-        return frozenset(found)
+            if is_source or any(ref.node in dependent for ref in node.inputs):
+                dependent.add(node.index)
+        return frozenset(dependent)
 
     def _propagate(self) -> Node | None:
-        """What every tensor is; the first op that can do nothing with what it would have to read,
-        or None."""
+        """Set the state of every tensor. Returns the first op that cannot read its inputs in their
+        states; None if all can."""
         self.states.clear()
         for node in self.graph.nodes:
             given = [self.states[ref] for ref in node.inputs]
@@ -57,19 +58,19 @@ class MicrobatchStates:
                 if node.role in (Role.MUTATION, Role.UPDATE) and given != [R]:
                     return node
                 continue
-            found = _through(node, given[0]) if node.view else self._reading(node, given)
-            if found is None:
+            reading = _through(node, given[0]) if node.view else self._reading(node, given)
+            if reading is None:
                 return node
-            self.wants[node.index], made = found
+            self.wants[node.index], outputs = reading
             self.states.update(
-                (Ref(node.index, output), state) for output, state in enumerate(made)
+                (Ref(node.index, output), state) for output, state in enumerate(outputs)
             )
         return None
 
     def _reading(
         self, node: Node, given: Sequence[Placement]
     ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
-        """How an op reads its inputs and leaves its outputs: of its part of the batch if it can."""
+        """The states of an op's inputs and outputs: those of a microbatch if that is possible."""
         for inputs, outputs in self._readings(node):
             if P in inputs and P not in given:
                 continue
@@ -84,8 +85,8 @@ class MicrobatchStates:
         return None
 
     def _serves(self, ref: Ref, have: Placement, want: Placement) -> bool:
-        """Whether what is in one state can be read in another: of the whole, turns have parts, or
-        equal shares."""
+        """Whether a tensor in the state `have` can be read in the state `want`: of a whole tensor,
+        microbatches can read parts, or equal shares."""
         if have == R and want == P:
             return _is_zero(self.graph.nodes[ref.node]) or "float" in self.graph.type_of(ref).dtype
         return have == want or (have == R and want.kind == "S")
@@ -93,21 +94,21 @@ class MicrobatchStates:
     def _readings(
         self, node: Node
     ) -> Iterator[tuple[tuple[Placement, ...], tuple[Placement, ...]]]:
-        """How an op may read its inputs, and then leave its outputs, best first."""
+        """The possible states of an op's inputs and outputs, best first."""
         if node.index not in self._whole:
             free = (f for f in node.factors if not (f.whole or f.exchanged or f.members))
             yield from (_read(node, f.name) for f in free if f.atom in self.batch)
             yield from (_read(node, f"+{k}") for k in range(len(node.partial)))
             for k, ref in enumerate(node.inputs if node.op in _MATMULS else ()):
-                # As of the gradient of a weight that is a product of others. What is known of the
-                # inputs alone is had whole instead: what is made of it may be no sum.
+                # Such as the gradient of a weight that is a matmul of others. What depends on the
+                # model's inputs alone is read whole instead: ops behind it may not be linear.
                 if ref.node in self._known:
                     yield ((P, R), (R, P))[k], (P,)
         yield _read(node, REPLICATE)
 
     def _widen(self, stuck: Node) -> None:
-        """What `stuck` reads is computed of the whole batch, as far as that is only known of the
-        model's inputs."""
+        """Have the inputs of `stuck` computed from the whole batch, where they depend on the
+        model's inputs alone."""
         missing = [
             ref.node
             for ref in stuck.inputs
@@ -127,31 +128,31 @@ class MicrobatchStates:
 
 
 def _read(node: Node, option: str) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
-    """How an op reads its inputs and leaves its outputs with a choice for one mesh axis."""
+    """The placements of an op's inputs and outputs under `option`, as on one mesh axis."""
     inputs, outputs = shardings(node, Choice((option,)))
     return tuple(state[0] for state in inputs), tuple(state[0] for state in outputs)
 
 
 _MATMULS = {"aten.mm.default", "aten.bmm.default"}
-"""Ops that are linear in each of their inputs. No mesh axis makes use of partial ones."""
+"""Ops that are linear in each of their inputs. On mesh axes these inputs are never partial."""
 
 
 def is_proportional(graph: Graph) -> bool:
-    """Whether every gradient is known to be in proportion to the one that comes in: made of it by
-    ops that are linear, as their partial inputs say, and not in float16, in which small gradients
-    are zero unless a script scales its loss."""
+    """Whether every gradient is known to be proportional to the incoming one: only linear ops, by
+    their partial inputs, lie between them. Never in float16, in which small gradients are zero
+    unless a script scales its loss."""
     if any(tensor.dtype == "float16" for node in graph.nodes for tensor in node.outputs):
         return False
-    found: set[Ref] = set()
+    dependent: set[Ref] = set()
     for node in graph.nodes:
-        given = {k for k, ref in enumerate(node.inputs) if ref in found}
+        given = {k for k, ref in enumerate(node.inputs) if ref in dependent}
         if node.role is Role.GRAD and not given:
             return False
         if node.role is not Role.TANGENT and not given:
             continue
         if node.role is Role.OP and not node.view and not _is_linear(graph, node, given):
             return False
-        found.update(Ref(node.index, output) for output in range(len(node.outputs)))
+        dependent.update(Ref(node.index, output) for output in range(len(node.outputs)))
     return True
 
 
@@ -167,22 +168,22 @@ def _is_linear(graph: Graph, node: Node, given: set[int]) -> bool:
 
 
 def _is_zero(node: Node) -> bool:
-    """Whether an op makes zeros, whatever is computed."""
+    """Whether an op makes zeros, whatever its inputs are."""
     return node.op in _ZEROS or (node.op in _FILLED and node.args[_FILLED[node.op]] == 0)
 
 
 def _through(
     view: Node, given: Placement
 ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
-    """What a view makes of its input."""
-    made: list[Placement] = []
+    """The states of a view's input and outputs, by that of its input; None if it has none."""
+    outputs: list[Placement] = []
     for output in range(len(view.outputs)):
         if given.kind != "S":
-            made.append(given)
+            outputs.append(given)
             continue
         factor = next((f for f in view.factors if f.inputs[0] == given.slot), None)
         slot = None if factor is None or factor.whole else factor.outputs[output]
         if slot is None:
             return None
-        made.append(S(*slot))
-    return (given,), tuple(made)
+        outputs.append(S(*slot))
+    return (given,), tuple(outputs)

@@ -1,16 +1,16 @@
-"""The step in microbatches, as another graph: its ops work on a part of the batch, in turns.
+"""The step in microbatches, as another graph: its ops work on one microbatch after the other.
 
-Turns are like the ranks of one more mesh axis, over which the batch is sharded and nothing is sent
-before the end: a tensor is a part of the batch, or the same in every turn, or one term of a sum.
-What is told of an op's factors therefore tells what it does in turns too, and a loss that is a mean
-over the whole batch, ignored tokens left out, stays that: what it is divided by is computed of all
-targets in every turn.
+Microbatches are like the ranks of one more mesh axis: the batch is sharded over it, and nothing is
+sent before the end. A tensor is a part of the batch, or the same in every microbatch, or one term
+of a sum. An op's factors therefore say what it does with a microbatch too. A loss that is a mean
+over the whole batch, ignored tokens left out, stays that: every microbatch computes the divisor
+from all targets.
 
-What the graph has more than the one it is made of: `MICROBATCH` cuts out of a tensor of the whole
-batch what a turn works on, and `SHARE` is a turn's share of what is added to a sum; `ACCUMULATE`
-adds up what turns make, in memory of its own; `COLLECT` puts their parts of a result together.
-Sample `i` of the batch is in turn `i` modulo their number, so that a rank's samples stay next to
-each other.
+The graph has these ops more than the one it is made of. `MICROBATCH` cuts a microbatch out of a
+tensor of the whole batch. `SHARE` is a microbatch's share of what is added to a sum. `ACCUMULATE`
+adds up what microbatches make, in memory of its own. `COLLECT` puts their parts of a result
+together. Sample `i` of the batch is in microbatch `i` modulo their number, so that a rank's samples
+stay next to each other.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from autopar.ir.uses import Group
 
 
 def in_microbatches(graph: Graph, microbatches: int) -> Graph:
-    """A pass: takes a whole step, gives the one that works on its batch in so many turns; one that
-    does already stays as it is. Keys of ops and the order of `graph` are kept. MicrobatchError,
-    naming what needs the whole batch, if it cannot be."""
+    """A pass: takes a whole step, gives the one that works on its batch in so many `microbatches`.
+    A step that does already stays as it is. Ops keep their keys and their order. MicrobatchError,
+    naming what needs the whole batch, if the batch cannot be divided."""
     if microbatches == graph.microbatches:
         return graph
     _check(graph, microbatches)
@@ -65,8 +65,9 @@ def _in_fewest(graph: Graph) -> Graph:
 
 
 def in_other_microbatches(graph: Graph, whole: Graph, microbatches: int) -> Graph:
-    """A `graph` in microbatches of the step `whole`, or a stage of one, in another number of them,
-    above one, which divides the batch: as it would have been made, but for its extents."""
+    """`graph`, a step in microbatches or a stage of one, in another number of `microbatches`, which
+    is above one and divides the batch. Only extents differ from those of `graph`. `whole` is the
+    step that is not in microbatches."""
     batch, microbatch_atom = batch_atoms(whole), len(whole.atoms)
     if microbatches == graph.microbatches:
         return graph
@@ -91,19 +92,19 @@ def in_other_microbatches(graph: Graph, whole: Graph, microbatches: int) -> Grap
 
 
 def trains(graph: Graph) -> bool:
-    """Whether a step has a backward, without which it is taken at once."""
+    """Whether a step has a backward. Without one it works on the whole batch at once."""
     return bool(graph.with_role(Role.GRAD))
 
 
 def times(graph: Graph, group: Group) -> int:
-    """How often what a group's tensor goes through happens in a step: in every turn, or once where
-    it leaves the graph and nothing else."""
+    """How often a step redistributes a group's tensor: in every microbatch, or once where all uses
+    are outputs of the graph."""
     roles = (graph.nodes[use.node].role for use in group.uses)
     return 1 if all(role in OUTPUT_ROLES for role in roles) else graph.microbatches
 
 
 def _with_counts(graph: Graph) -> Graph:
-    """`graph`, in which what losses are divided by is computed of the targets alone."""
+    """`graph`, in which the divisors of losses are computed from the targets alone."""
     nodes: list[Node] = []
     place: dict[Ref, Ref] = {}
     for node in graph.nodes:
@@ -139,14 +140,14 @@ class _Splitter:
     def __init__(self, graph: Graph, microbatches: int) -> None:
         self.graph, self.microbatches = graph, microbatches
         self.batch = batch_atoms(graph)
-        found = MicrobatchStates(graph, self.batch)
-        self.states, self.wants = found.states, found.wants
+        states = MicrobatchStates(graph, self.batch)
+        self.states, self.wants = states.states, states.wants
         self.microbatch_atom = len(graph.atoms)
         self.nodes: list[Node] = []
         self.place: dict[Ref, Ref] = {}
         self.cut: dict[tuple[Ref, Placement, Phase], Ref] = {}
         self.gathered: dict[Ref, Ref] = {}
-        """Where what turns make of a result is put together."""
+        """The node that puts a result together from its microbatches."""
 
     def run(self) -> Graph:
         leaving = grouped((n.inputs[0], n) for n in self.graph.with_role(*OUTPUT_ROLES))
@@ -161,13 +162,13 @@ class _Splitter:
             for number, atom in enumerate(self.graph.atoms)
         ]
         atoms.append(Atom(self.microbatches, "microbatch", in_param=False))
-        found = replace(
+        graph = replace(
             self.graph, nodes=tuple(self.nodes), atoms=tuple(atoms), microbatches=self.microbatches
         )
-        return _with_distinct_keys(found)
+        return _with_distinct_keys(graph)
 
     def _put(self, node: Node) -> None:
-        """The node, which works on what a turn has."""
+        """Add the node, which works on one microbatch."""
         wants = self.wants.get(node.index, tuple(self.states[ref] for ref in node.inputs))
         gathered = self.gathered if node.role in OUTPUT_ROLES else {}
         read = {
@@ -176,18 +177,18 @@ class _Splitter:
             else gathered.get(ref, self.place[ref])
             for ref, want in zip(node.inputs, wants, strict=True)
         }
-        made = transplanted(node, len(self.nodes), lambda ref: read[ref])
+        copy = transplanted(node, len(self.nodes), lambda ref: read[ref])
         states = [self.states[Ref(node.index, output)] for output in range(len(node.outputs))]
         outputs = [*zip(node.outputs, states, strict=True)]
         if node.role not in OUTPUT_ROLES:
             inputs = [*zip(self.graph.input_types(node), wants, strict=True)]
-            made = replace(made, outputs=tuple(self._typed(*output) for output in outputs))
+            copy = replace(copy, outputs=tuple(self._typed(*output) for output in outputs))
             if any(self._has_whole(*each) for each in (*inputs, *outputs)):
                 refitted = (self._refitted(factor, inputs, outputs) for factor in node.factors)
-                made = replace(made, factors=tuple(refitted))
-        self.nodes.append(made)
+                copy = replace(copy, factors=tuple(refitted))
+        self.nodes.append(copy)
         for output in range(len(node.outputs)):
-            self.place[Ref(node.index, output)] = Ref(made.index, output)
+            self.place[Ref(node.index, output)] = Ref(copy.index, output)
 
     def _refitted(
         self,
@@ -195,7 +196,7 @@ class _Splitter:
         inputs: Sequence[tuple[TensorType, Placement]],
         outputs: Sequence[tuple[TensorType, Placement]],
     ) -> Factor:
-        """A factor where tensors of the whole batch have the turns as parts of their own."""
+        """A factor where tensors of the whole batch have the microbatches as parts of their own."""
 
         def slots(
             given: Sequence[Slot | None], tensors: Sequence[tuple[TensorType, Placement]]
@@ -215,7 +216,7 @@ class _Splitter:
         return dim, part + inserted
 
     def _has_whole(self, tensor: TensorType, state: Placement) -> bool:
-        """Whether any part of a tensor is."""
+        """Whether any part of a tensor is that of the whole batch."""
         return any(self._is_whole(atom, state, slot) for slot, atom in tensor.slots())
 
     def _is_whole(self, atom: int, state: Placement, slot: Slot) -> bool:
@@ -226,17 +227,17 @@ class _Splitter:
         parts: list[tuple[int, ...]] = []
         shape = list(tensor.shape)
         for dim, atoms in enumerate(tensor.parts):
-            found: list[int] = []
+            dim_parts: list[int] = []
             for k, atom in enumerate(atoms):
                 is_whole = self._is_whole(atom, state, (dim, k))
-                found += (atom, self.microbatch_atom) if is_whole else (atom,)
+                dim_parts += (atom, self.microbatch_atom) if is_whole else (atom,)
                 if atom in self.batch and not is_whole:
                     shape[dim] //= self.microbatches
-            parts.append(tuple(found))
+            parts.append(tuple(dim_parts))
         return TensorType(tensor.dtype, tuple(shape), tuple(parts))
 
     def _cut(self, ref: Ref, state: Placement, phase: Phase) -> Ref:
-        """What this turn has of a tensor of the whole batch."""
+        """A microbatch's part or share of a tensor of the whole batch."""
         key = ref, state, phase
         if key not in self.cut:
             op = SHARE if state == P else MICROBATCH
@@ -244,7 +245,7 @@ class _Splitter:
         return self.cut[key]
 
     def _send_out(self, ref: Ref, leaving: Sequence[Node]) -> None:
-        """What turns make of a result, put together where it is made."""
+        """Put a result together from its microbatches, right behind the op that makes it."""
         state, maker = self.states[ref], self.graph.nodes[ref.node]
         if state == R:
             return
@@ -261,7 +262,7 @@ class _Splitter:
     def _own(
         self, op: str, ref: Ref, phase: Phase, read: Ref, state: Placement, placement: Placement
     ) -> Ref:
-        """Put a node of ours, which brings what was `ref` and is `state` now into `placement`."""
+        """Add an op of autopar's own, which takes `ref` from `state` to `placement`."""
         tensor, maker = self.graph.type_of(ref), self.graph.nodes[ref.node]
         index, word = len(self.nodes), op.split(".")[1]
         factors = (
@@ -298,8 +299,8 @@ class _Splitter:
 
 
 def _with_distinct_keys(graph: Graph) -> Graph:
-    """`graph`, in which ops of one key have equal tensors: the first of several identical layers
-    may be handed what the whole batch has, others what a turn has."""
+    """`graph`, in which ops of one key have equal tensors. Of several identical layers the first
+    may read tensors of the whole batch, the others those of a microbatch."""
     kinds: dict[str, dict[object, str]] = defaultdict(dict)
     nodes: list[Node] = []
     for node in graph.nodes:

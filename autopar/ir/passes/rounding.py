@@ -1,9 +1,9 @@
 """Activations that are saved in fewer bits: the step as another graph.
 
-What forward makes in float32 and backward reads is rounded (`ROUND`) behind its last use in
-forward, and that is what is saved; in front of its first reader in backward it is brought back into
-float32 (`RESTORE`). Both are ops like all others: they are laid out, priced, scheduled and written
-as such. Forward computes what it would without, and gradients are those at the rounded values.
+A float32 activation that backward reads is rounded (`ROUND`) behind its last use in forward, and
+the rounded tensor is saved. In front of its first reader in backward it is cast back to float32
+(`RESTORE`). Both are ops like all others: they are laid out, priced, scheduled and written as such.
+Forward computes what it would without, and gradients are those at the rounded values.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from autopar.ir.uses import groups, root_of
 
 
 def is_rounded(graph: Graph, root: Ref) -> bool:
-    """Whether a tensor is rounded, if it is saved: the first output of an op of forward that has a
-    `saved_dtype` and does not leave the graph, since it is held then anyway."""
+    """Whether a tensor is rounded, if it is saved: it is the first output of an op of forward with
+    a `saved_dtype`, and no output of the graph, which is held anyway."""
     node = graph.nodes[root.node]
     is_marked = bool(node.saved_dtype) and node.phase is Phase.FORWARD and not root.output
     return is_marked and root not in _leaving(graph)
@@ -42,21 +42,21 @@ def _leaving(graph: Graph) -> frozenset[Ref]:
 
 
 def with_rounding(graph: Graph, dtype: str) -> Graph:
-    """A pass: takes a step whose ops say what may be saved in `dtype`, gives the one in which that
-    is rounded, where it is saved, and brought back. All nodes are kept."""
-    wanted = {
+    """A pass: takes a step whose ops say what may be saved in `dtype`, gives the one in which these
+    tensors are rounded, where they are saved, and restored. All nodes stay."""
+    roots = {
         group.root
         for group in groups(graph)
         if group.phase is Phase.BACKWARD and is_rounded(graph, group.root)
-        # What is read by nothing else than ops that may not be there is settled with them.
+        # A tensor that only optional copies read is decided on with them.
         if not all(is_optional(graph.nodes[use.node]) for use in group.uses)
     }
-    return _Rounder(graph, wanted, dtype).run() if wanted else graph
+    return _Rounder(graph, roots, dtype).run() if roots else graph
 
 
 def _round_node(graph: Graph, root: Ref, read: Ref, index: int, dtype: str, module: str) -> Node:
-    """What rounds `root`, which is at `read` of the graph that the node becomes part of, with the
-    ops of `module`. A sum is rounded when it is complete."""
+    """The node that rounds `root`, which is at `read` of the new graph, as an op of `module`. A sum
+    is rounded when it is complete."""
     maker, tensor = graph.nodes[root.node], graph.type_of(root)
     return Node(
         index,
@@ -75,7 +75,7 @@ def _round_node(graph: Graph, root: Ref, read: Ref, index: int, dtype: str, modu
 
 
 def _restore_node(graph: Graph, root: Ref, read: Ref, index: int, module: str) -> Node:
-    """What brings `root` back, which is at `read` as it was rounded."""
+    """The node that restores `root`, whose rounded tensor is at `read`."""
     maker, tensor = graph.nodes[root.node], graph.type_of(root)
     return replace(
         _round_node(graph, root, read, index, tensor.dtype, module),
@@ -87,7 +87,7 @@ def _restore_node(graph: Graph, root: Ref, read: Ref, index: int, module: str) -
 
 
 def round_key(key: str) -> str:
-    """The key of what rounds the first output of ops that have `key`.
+    """The key of the ops that round the first output of ops with `key`.
 
     >>> round_key("layers.*.mlp:forward:silu.0")
     'layers.*.mlp:forward:round.silu.0'
@@ -97,8 +97,7 @@ def round_key(key: str) -> str:
 
 
 def rounded_key(key: str) -> str | None:
-    """The key of the ops of which those with `key` round the output, or bring it back; None if they
-    do neither.
+    """The key of the ops whose output ops with `key` round or restore; None if they do neither.
 
     >>> rounded_key("layers.*.mlp:backward:restore.silu.0")
     'layers.*.mlp:forward:silu.0'
@@ -116,15 +115,15 @@ class _Rounder:
         self.graph, self.refs, self.dtype = graph, refs, dtype
         self.nodes: list[Node] = []
         self.place: dict[int, int] = {}
-        """Where a node stands now."""
+        """The new index of each node."""
         self.rounded: dict[Ref, Ref] = {}
         self.restored: dict[Ref, Ref] = {}
-        """What is rounded, and brought back, or a view of that in backward, by what it was."""
+        """Each restored tensor, and views of it in backward, by what it was."""
         self.behind = self._last_uses()
 
     def _last_uses(self) -> dict[int, list[Ref]]:
-        """By the op of forward that is the last to read them before backward does, or makes them,
-        what is rounded behind it."""
+        """The tensors to round behind an op of forward: the last to read them before backward does,
+        or the one that makes them."""
         places = {(g.root, g.phase): [use.node for use in g.uses] for g in groups(self.graph)}
 
         def last(root: Ref) -> int:
@@ -159,8 +158,8 @@ class _Rounder:
         return Ref(self.place[ref.node], ref.output)
 
     def _in_backward(self, ref: Ref, module: str) -> Ref:
-        """What backward reads as `ref`: of what is rounded that which is brought back, for an op of
-        `module`, and views of that."""
+        """What backward reads as `ref`: of a rounded tensor the restored one, as an op of `module`,
+        or a view of it."""
         node = self.graph.nodes[ref.node]
         root, _ = root_of(self.graph, ref)
         if root not in self.refs or node.phase is Phase.BACKWARD:

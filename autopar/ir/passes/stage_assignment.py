@@ -1,13 +1,14 @@
 """Which stage of a pipeline computes each op of a step that is cut.
 
-Forward is cut where the first op of a stage stands. What depends on the model's inputs alone, or on
-its parameters alone, belongs to no stage: each computes what it needs of it, so that masks,
-positions and casts of weights do not travel. Backward follows forward: an op belongs to the latest
-stage that has the gradients it reads, but to none behind those whose forward has what else it reads
-or computes its module.
+Forward is cut at the first op of each stage. An op that depends on the model's inputs alone, or on
+its parameters alone, belongs to no stage: each stage computes what it needs of it. So masks,
+positions and casts of weights do not travel.
 
-What adds up the gradient of a parameter that several stages use is *shared* among them: each adds
-up its own terms.
+Backward follows forward. An op belongs to the latest stage that has the gradients it reads. But it
+belongs to no stage behind those whose forward has its other inputs or computes its module.
+
+The sum of the gradients of a parameter that several stages use is *shared* among them: each adds up
+its own terms.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ from autopar.ir.uses import root_of
 SUM = "aten.add.Tensor"
 
 StageSet = frozenset[int]
-"""Stages: that of an op, or those that share it."""
+"""The stage of an op, or the stages that share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Per op the stages that compute it; those that are missing each stage computes that needs
-    them. `readers` has the stages whose forward makes or reads what a node makes."""
+    """Per op the stages that compute it. An op that is missing is computed by each stage that needs
+    it. `readers` has, per node, the stages whose forward makes or reads its outputs."""
 
     of: Mapping[int, StageSet]
     readers: Mapping[int, StageSet]
 
     def stage_of(self, node: Node) -> int | None:
         """The stage of an op; None if it has none of its own, or several share it."""
-        found = self.of.get(node.index, ())
-        return next(iter(found)) if len(found) == 1 else None
+        stages = self.of.get(node.index, ())
+        return next(iter(stages)) if len(stages) == 1 else None
 
 
 def assign(graph: Graph, cuts: Sequence[int]) -> Assignment:
-    """Who computes what if the stages of `graph`, but for the first, begin at the nodes `cuts`.
-    StageError if one would need what only a later one makes."""
+    """The assignment if all stages of `graph` but the first begin at the nodes `cuts`. StageError
+    if a stage would need what only a later one makes."""
     finder = _Finder(graph, cuts)
     readers = finder.run()
     return Assignment(finder.of, readers)
 
 
 def forward_readers(graph: Graph, cuts: Sequence[int]) -> Mapping[int, StageSet]:
-    """The stages whose forward makes or reads what a node makes, whether backward can be cut there
-    or not."""
+    """Per node, the stages whose forward makes or reads its outputs, whether backward can be cut
+    there or not."""
     finder = _Finder(graph, cuts)
     finder.place_forward()
     return finder.readers()
@@ -71,7 +72,7 @@ class _Finder:
         """The stages whose forward has ops of a module."""
 
     def run(self) -> dict[int, StageSet]:
-        """Finds who computes each op, and returns who reads what forward makes."""
+        """Assign each op to its stages. Returns `readers()`."""
         placed = self.place_forward()
         readers = self.readers()
         owners, sums = _owners(self.graph, readers)
@@ -87,7 +88,7 @@ class _Finder:
         return readers
 
     def place_forward(self) -> list[Node]:
-        """Finds who computes each op of forward, and returns all ops that have a place."""
+        """Assign each op of forward to its stage. Returns all ops that belong to a stage."""
         placed = [n for n in self.graph.with_role(Role.OP) if not belongs_nowhere(self.graph, n)]
         for node in placed:
             if node.phase is Phase.FORWARD:
@@ -95,22 +96,22 @@ class _Finder:
         return placed
 
     def _least(self, owners: Mapping[int, StageSet]) -> dict[int, int]:
-        """Of ops that are for the gradient of one parameter, the first stage that has what they and
-        all after them read of forward."""
-        found: dict[int, int] = {}
+        """Per op that is for the gradient of one parameter, the first stage that has what the op
+        and all after it read of forward."""
+        least: dict[int, int] = {}
         for node in reversed(self.graph.nodes):
             roots = (root_of(self.graph, ref)[0].node for ref in node.inputs)
-            made = [
+            stages = [
                 min(self.of[root])
                 for root in roots
                 if root in self.of and self.graph.nodes[root].phase is Phase.FORWARD
             ]
             if node.index in owners:
-                own = max((found.get(node.index, 0), *made))
+                own = max((least.get(node.index, 0), *stages))
                 for ref in node.inputs:
-                    found[ref.node] = max(found.get(ref.node, 0), own)
-                found[node.index] = own
-        return found
+                    least[ref.node] = max(least.get(ref.node, 0), own)
+                least[node.index] = own
+        return least
 
     def _place_forward(self, node: Node) -> None:
         home = frozenset((bisect_right(self.cuts, node.index),))
@@ -120,20 +121,22 @@ class _Finder:
         self.modules[node.module] = self.modules.get(node.module, frozenset()) | home
 
     def readers(self) -> dict[int, StageSet]:
-        """The stages whose forward makes or reads what a node makes, or what backward makes that of
-        without any gradient."""
-        found: dict[int, StageSet] = {}
+        """Per node, the stages whose forward makes or reads its outputs. Ops of backward that read
+        no gradient count as well."""
+        readers: dict[int, StageSet] = {}
         for node in reversed(self.graph.nodes):
             if node.phase is Phase.FORWARD:
                 own = self.of.get(node.index, frozenset())
-                found[node.index] = found.get(node.index, frozenset()) | own
-                reads = own if own and not node.view else found[node.index]
+                readers[node.index] = readers.get(node.index, frozenset()) | own
+                reads = own if own and not node.view else readers[node.index]
                 for ref in node.inputs:
-                    found[ref.node] = found.get(ref.node, frozenset()) | reads
+                    readers[ref.node] = readers.get(ref.node, frozenset()) | reads
         for node in self.graph.with_role(Role.OP):
-            if node.phase is Phase.BACKWARD and all(ref.node in found for ref in node.inputs):
-                found[node.index] = frozenset[int]().union(*(found[r.node] for r in node.inputs))
-        return found
+            if node.phase is Phase.BACKWARD and all(ref.node in readers for ref in node.inputs):
+                readers[node.index] = frozenset[int]().union(
+                    *(readers[r.node] for r in node.inputs)
+                )
+        return readers
 
     def _given(self, node: Node) -> StageSet:
         """The stages that make the gradients an op reads."""
@@ -146,24 +149,24 @@ class _Finder:
         )
 
     def _place_backward(self, node: Node, readers: dict[int, StageSet], stages: StageSet) -> None:
-        """The one stage that does an op: if it can be, one of `stages`, which use the parameter
-        whose gradient alone it is for."""
+        """Assign an op of backward to one stage. For an op that is for the gradient of one
+        parameter alone, `stages` are those that use the parameter, and one of them is preferred."""
         latest = home = min(self._given(node), default=len(self.cuts))
         seen = [readers[ref.node] for ref in node.inputs if ref.node in readers]
         if not node.view:
             seen.append(self.modules.get(node.module, frozenset()))
-            home = min((home, *(max(stages) for stages in seen if stages)))
-            home = min(latest, max((home, *(min(stages) for stages in seen if stages))))
+            home = min((home, *(max(each) for each in seen if each)))
+            home = min(latest, max((home, *(min(each) for each in seen if each))))
         if home not in stages and not any(ref.node in readers for ref in node.inputs):
             home = max((stage for stage in stages if stage <= latest), default=home)
         self.of[node.index] = frozenset((home,))
         for ref in node.inputs:
             root, _ = root_of(self.graph, ref)
-            made = self.of.get(root.node, frozenset((home,)))
-            if self.graph.nodes[root.node].phase is Phase.FORWARD and min(made) > home:
+            makers = self.of.get(root.node, frozenset((home,)))
+            if self.graph.nodes[root.node].phase is Phase.FORWARD and min(makers) > home:
                 raise StageError(
                     f"no such stages: backward of {node.module or 'the model'} ({node.op}) would "
-                    f"need in stage {home} what stage {min(made)} makes"
+                    f"need in stage {home} what stage {min(makers)} makes"
                 )
 
 
@@ -173,30 +176,30 @@ def is_of_parameters(graph: Graph, ref: Ref) -> bool:
 
 
 _Sources = frozenset[Role]
-"""Of inputs and parameters, what something is made of; none if it is the same in every step."""
+"""What a tensor depends on: inputs, parameters, both; nothing if it is the same in every step."""
 
 
 @per_graph
 def _sources(graph: Graph) -> dict[int, _Sources | None]:
-    """What each node is made of, where every stage may compute what it needs of it: inputs alone,
-    or parameters alone. None for all others: of both, or what draws random numbers, adds up what
-    turns make, reads what forward changes, or is a gradient."""
+    """What each node depends on, if any stage may compute it: inputs alone, or parameters alone.
+    None for all others. These depend on both, draw random numbers, add up microbatches, read what
+    forward changes, or are gradients."""
     changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
-    found: dict[int, _Sources | None] = {}
+    sources: dict[int, _Sources | None] = {}
     for node in graph.nodes:
-        given = [found[ref.node] for ref in node.inputs]
+        given = [sources[ref.node] for ref in node.inputs]
         known = [each for each in given if each is not None]
-        made = frozenset[Role]().union(*known)
+        roles = frozenset[Role]().union(*known)
         if node.role in (Role.INPUT, Role.PARAM):
-            made = frozenset((node.role,))
-        is_own = node.random or is_result(node) or node.role is Role.TANGENT or len(made) > 1
+            roles = frozenset((node.role,))
+        is_own = node.random or is_result(node) or node.role is Role.TANGENT or len(roles) > 1
         is_own |= len(known) < len(given) or node.target in changed
-        found[node.index] = None if is_own else made
-    return found
+        sources[node.index] = None if is_own else roles
+    return sources
 
 
 def _is_saved_view(graph: Graph, node: Node) -> bool:
-    """Whether backward takes a view of what forward made, as it may anywhere."""
+    """Whether a node is a view in backward of a tensor of forward. Any stage may take it."""
     if not node.view or node.phase is Phase.FORWARD:
         return False
     root, _ = root_of(graph, Ref(node.index))
@@ -204,9 +207,8 @@ def _is_saved_view(graph: Graph, node: Node) -> bool:
 
 
 def _owners(graph: Graph, readers: dict[int, StageSet]) -> tuple[dict[int, StageSet], set[int]]:
-    """The ops that are for the gradient of one parameter and nothing else, with the stages that use
-    the parameter; and those among them that make of a sum the sum of what they make of its terms,
-    as do all after them."""
+    """(owners, sums): the ops that are for the gradient of one parameter alone, with the stages
+    that use the parameter; and those among them that are additive, as are all after them."""
     params = {node.target: readers[node.index] for node in graph.with_role(Role.PARAM)}
     users = grouped((ref.node, node.index) for node in graph.nodes for ref in node.inputs)
     owners: dict[int, StageSet] = {}
@@ -224,8 +226,8 @@ def _owners(graph: Graph, readers: dict[int, StageSet]) -> tuple[dict[int, Stage
 
 
 def _is_additive(graph: Graph, node: Node) -> bool:
-    """Whether an op makes of a sum of gradients the sum of what it makes of each, and of no input
-    of the model."""
+    """Whether an op maps a sum of gradients to the sum of its results for each, and reads nothing
+    that depends on the model's inputs alone."""
     sources = _sources(graph)
     if node.op == SUM:
         # A stage that has one term alone takes it for the sum.

@@ -1,12 +1,12 @@
 """A step cut into the stages of a pipeline: a graph for each, whose backward may come in two parts.
 
 A stage's graph is one like any other: it is priced, solved, scheduled and written like the graph of
-a model that happens to be as small. What comes from another stage is made by an op of ours,
-`RECEIVE`, and what another one needs is read by `SEND`; both are laid out on the stage's mesh as
-all ops are. A tensor goes straight to the stages that need it, once each, in the phase that makes
-it; backward finds what came forward among what was saved.
+a model that happens to be as small. Two ops of autopar's own connect stages: `RECEIVE` makes what
+comes from another stage, `SEND` reads what another stage needs. Both are laid out on the stage's
+mesh as all ops are. A tensor goes straight to the stages that need it, once each, in the phase that
+makes it. Backward reads what came forward from the saved activations.
 
-The graph that is cut is that in microbatches: each turn sends its part.
+The graph that is cut is that in microbatches: each microbatch sends its part.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from autopar.ir.uses import root_of
 @dataclass(frozen=True, slots=True, order=True)
 class StageLink:
     """A tensor of the whole step, by name, that stage `source` sends to stage `target` in every
-    turn."""
+    microbatch."""
 
     source: int
     target: int
@@ -46,7 +46,7 @@ class StageLink:
 
 
 def link_of(node: Node, stage: int) -> StageLink:
-    """What a `SEND` or `RECEIVE` of a stage stands for."""
+    """The link of a `SEND` or `RECEIVE` of a stage."""
     other = node.args[-1]
     assert isinstance(other, int)
     ends = (stage, other) if node.op == SEND else (other, stage)
@@ -55,36 +55,36 @@ def link_of(node: Node, stage: int) -> StageLink:
 
 @per_graph
 def first_ops(graph: Graph) -> Mapping[str, int]:
-    """The first op of forward of each module, those within it included."""
-    found: dict[str, int] = {}
+    """The first op of forward of each module, ops of its submodules included."""
+    first: dict[str, int] = {}
     for node in graph.with_role(Role.OP):
         if node.phase is Phase.FORWARD:
             parts = node.module.split(".")
             for count in range(1, len(parts) + 1):
-                found.setdefault(".".join(parts[:count]), node.index)
-    return found
+                first.setdefault(".".join(parts[:count]), node.index)
+    return first
 
 
 def cut_at(graph: Graph, module: str) -> int:
     """The node at which a stage begins whose first module is `module`: the first op of forward that
     belongs to it. StageError if there is none."""
-    found = first_ops(graph).get(module)
-    if found is None:
+    index = first_ops(graph).get(module)
+    if index is None:
         raise StageError(f"no stage begins at {module!r}: the model computes nothing there")
-    return found
+    return index
 
 
 class Cut(NamedTuple):
-    """Which stage a graph is: the one with this `number` of those that begin with the modules
-    `starts`, the first stage left out."""
+    """Which stage a graph is: stage `number`, where all stages but the first begin with the modules
+    `starts`."""
 
     starts: tuple[str, ...] = ()
     number: int = 0
 
 
 def one_stage(graph: Graph, cut: Cut) -> Graph:
-    """A pass: takes a step in microbatches, gives one stage of it, with what it sends and is sent.
-    Nodes that are kept have their keys and their order. StageError if it cannot be cut so."""
+    """A pass: takes a step in microbatches, gives one stage of it, with its sends and receives. The
+    stage's nodes keep their keys and their order. StageError if the step cannot be cut so."""
     known = _cut(graph)
     if cut.starts not in known:
         known[cut.starts] = in_stages(graph, [cut_at(graph, start) for start in cut.starts])
@@ -93,13 +93,13 @@ def one_stage(graph: Graph, cut: Cut) -> Graph:
 
 @per_graph
 def _cut(_: Graph) -> dict[tuple[str, ...], tuple[Graph, ...]]:
-    """The stages of a graph, by what they begin with."""
+    """The stages of a graph, by the modules that they begin with."""
     return {}
 
 
 def in_stages(graph: Graph, cuts: Sequence[int]) -> tuple[Graph, ...]:
-    """`graph`, in microbatches, as one graph per stage; all but the first begin at the ops `cuts`
-    of forward. StageError, saying what is in the way, if it cannot be cut so."""
+    """`graph`, in microbatches, as one graph per stage. All stages but the first begin at the ops
+    `cuts` of forward. StageError, with the reason, if it cannot be cut so."""
     if any(a >= b for a, b in pairwise(cuts)):
         raise StageError("stages are listed in the order in which the model computes them")
     graph = _with_microbatches_of_forward(graph, cuts)
@@ -107,9 +107,9 @@ def in_stages(graph: Graph, cuts: Sequence[int]) -> tuple[Graph, ...]:
 
 
 def _with_microbatches_of_forward(graph: Graph, cuts: Sequence[int]) -> Graph:
-    """`graph` whose backward reads what a turn has of a tensor of the whole batch, such as noise
-    that a loss is compared with, as forward has cut it, where stages read that which do not make
-    it: they are sent no more."""
+    """`graph`, in which forward and backward share the microbatch of an op's result, if several
+    stages read it in forward. An example is noise that a loss compares with. So these stages are
+    sent the microbatch alone, not the tensor of the whole batch."""
     microbatches = [
         node
         for node in graph.with_role(Role.OP)
@@ -144,13 +144,13 @@ class _Cutter:
         self.own: list[set[int]] = []
         """The nodes of each stage."""
         self.sent: dict[tuple[Ref, int], int] = {}
-        """What is sent to a stage, with the stage that sends it."""
+        """Per tensor and stage that receives it, the stage that sends it."""
         self.needs: list[tuple[Ref, int]] = []
 
     def _unread(self) -> Iterator[tuple[int, int]]:
-        """The parameters that nobody reads, which have to be somewhere, each with a stage: where
-        what is next to it by name is read. There another call finds it that reads it, as of another
-        adapter."""
+        """The parameters that nobody reads, each with a stage: the one that reads others of the
+        innermost module with any such. A program for another call, such as with another adapter,
+        may read the parameter there."""
         read = {ref.node for node in self.graph.nodes for ref in node.inputs}
         stages: dict[str, int] = {}
         unread: list[Node] = []
@@ -167,7 +167,7 @@ class _Cutter:
             yield node.index, next(known, 0)
 
     def run(self) -> tuple[Graph, ...]:
-        # Every rank is handed the model's inputs, whatever it reads of them.
+        # Every rank is passed the model's inputs, whichever of them it reads.
         inputs = {node.index for node in self.graph.with_role(Role.INPUT)}
         self.own = [set(inputs) for _ in range(self.count)]
         for index, stage in self._unread():
@@ -193,21 +193,21 @@ class _Cutter:
         return graphs
 
     def _leaves_from(self, node: Node) -> frozenset[int]:
-        """The stages from which something leaves the step."""
+        """The stages that have an output of the step."""
         return self.assignment.of.get(node.inputs[0].node, frozenset((self.count - 1,)))
 
     def _need(self, node: Node, stage: int) -> None:
-        """What a stage needs to compute a node: of a sum that is shared, its own terms."""
+        """Note that a stage needs what it reads to compute a node."""
         self.needs += ((ref, stage) for ref in self._read(node, stage))
 
     def _read(self, node: Node, stage: int) -> list[Ref]:
-        """What a stage reads to compute a node."""
+        """What a stage reads to compute a node: of a sum that stages share, its own terms."""
         if len(self.assignment.of.get(node.index, ())) <= 1:
             return list(node.inputs)
         return [ref for ref in node.inputs if stage in self.assignment.of.get(ref.node, (stage,))]
 
     def _bring(self, ref: Ref, stage: int) -> None:
-        """A stage has `ref`: it computes it, or is sent it."""
+        """Have a stage compute `ref`, or have it sent to the stage."""
         node = self.graph.nodes[ref.node]
         assignment = self.assignment.of.get(ref.node, frozenset((stage,)))
         if node.index in self.own[stage] or (ref, stage) in self.sent:
@@ -221,7 +221,7 @@ class _Cutter:
         self.needs.append((ref, home))
 
     def _is_cheaper_whole(self, ref: Ref) -> bool:
-        """Whether to send a view's root takes no more than to send the view."""
+        """Whether a view's root has no more bytes than the view."""
         root, _ = root_of(self.graph, ref)
         return self.graph.type_of(root).num_bytes <= self.graph.type_of(ref).num_bytes
 
@@ -267,7 +267,7 @@ def _receive(graph: Graph, ref: Ref, source: int) -> Node:
 
 
 def _send(graph: Graph, ref: Ref, read: Ref, target: int, index: int) -> Node:
-    """The node that hands `read`, which is `ref` of the whole step, to stage `target`."""
+    """The node that sends `read`, which is `ref` of the whole step, to stage `target`."""
     return replace(
         _own(graph, ref, SEND, target),
         index=index,
@@ -317,34 +317,33 @@ def _check_owners(graphs: Sequence[Graph]) -> None:
 
 # A stage whose backward comes in two parts, as another graph.
 #
-# The first part, `B` in a table of actions (`pipeline`), is what other stages wait for: all that
-# the gradients need that are sent to them. What the stage is sent arrives with it. The second, `W`,
-# is the rest: gradients of parameters, what they are added up to, and what leads to nothing else.
-# Ops of the second part come behind all others; within each part they keep their order. A stage
-# that sends no gradient has all its backward in the second part.
+# The first part, `B` in a pipeline schedule (`pipeline`), is what other stages wait for: the
+# gradients that are sent to them, and all that these need. Whatever the stage receives belongs to
+# the first part too. The second part, `W`, is the rest: gradients of parameters, their sums, and
+# ops that lead to nothing else. Ops of the second part come behind all others; within each part
+# they keep their order. A stage that sends no gradient has all its backward in the second part.
 #
-# What backward recomputes is an op like any: it is where it is needed, in the first part if both
-# need it.
+# A recomputed op is one like any: it is in the part that needs it, in the first if both do.
 
 
 def waited_for(graph: Graph) -> frozenset[int]:
     """The ops of backward that belong to its first part."""
-    found = set[int]()
+    first_part = set[int]()
     for node in reversed(graph.nodes):
-        if _may_wait(node) and (is_end(node) or node.index in found):
-            found.add(node.index)
-            found.update(ref.node for ref in node.inputs)
-    return frozenset(index for index in found if _may_wait(graph.nodes[index]))
+        if _may_wait(node) and (is_end(node) or node.index in first_part):
+            first_part.add(node.index)
+            first_part.update(ref.node for ref in node.inputs)
+    return frozenset(index for index in first_part if _may_wait(graph.nodes[index]))
 
 
 def _may_wait(node: Node) -> bool:
-    """Whether a node belongs to one of the parts: it is computed in backward, or leaves it."""
+    """Whether a node belongs to one of the parts: it is an op of backward, or an output."""
     return node.phase is Phase.BACKWARD and (node.role is Role.OP or node.role in OUTPUT_ROLES)
 
 
 def in_two_parts(graph: Graph, is_split: bool = True) -> Graph:
     """A pass: takes a stage, gives it with its backward in two parts, if it `is_split`. All nodes
-    are kept, those of the second part stand last."""
+    stay, those of the second part come last."""
     if not is_split:
         return graph
     first = waited_for(graph)

@@ -252,9 +252,6 @@ def check_strategy(strategy: str | None) -> str:
     return name
 
 
-# The demands of a constraint on the axes of one mesh, and what meets them.
-
-
 @dataclass(frozen=True, slots=True)
 class Test:
     """`what`, a placement or a word of `constraints`, on mesh axis `axis`."""

@@ -86,10 +86,7 @@ def _resolve(
     if constraint.kind in ("input", "output"):
         yield from _by_position(model, constraint, known(constraint.kind), aliases)
         return
-    if constraint.kind:
-        kinds: tuple[str, ...] = (constraint.kind,)
-    else:
-        kinds = ("param", "module")
+    kinds = (constraint.kind,) if constraint.kind else ("param", "module")
     forbids = not constraint.kind and constraint.is_forbidden
     match = covers if forbids or constraint.kind in (*OP_KINDS, "saved") else matches
     pattern = constraint.pattern

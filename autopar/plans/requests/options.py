@@ -26,14 +26,6 @@ BACKENDS = ("eager", "inductor")
 AUTO = "auto"
 """The word for a mesh that is to be found."""
 
-RESIDENCIES = ("cuda", "cpu", "auto")
-"""Where parameters live: on the device that computes, on its host, or where it is best if memory
-binds."""
-
-CHECKPOINTS = ("planned", "as written")
-"""What becomes of regions that a model wraps in `torch.utils.checkpoint`: what is saved of them is
-free to be planned, or nothing is."""
-
 SAVED_DTYPES: tuple[SavedDtype, ...] = ("", "bfloat16", "float16")
 """What activations of float32 may be saved in."""
 
@@ -56,28 +48,19 @@ def default_backend(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`mesh` is a shape ("8x8", "dp=8,tp=8"), of a pipeline one for all its ranks or one for each
+    """The options that are `given`, settled. What a search narrows of them, or other calls of a
+    model settle, has fields of its own: `None` is a number that is open.
+
+    `mesh` is a shape ("8x8", "dp=8,tp=8"), of a pipeline one for all its ranks or one for each
     ("2x2/2/2"), or "auto" for the best of all with one or two axes and, from 64 devices on, of
     those with three that promise something, "auto:3" of all with up to three.
-    `optimizer` is what `cost_model.optimizer_kinds.find_optimizers` reads ("adamw", "sgd-momentum",
-    "muon; adamw for head.weight"): its step
-    counts, and what it keeps per parameter counts against the memory limit, which defaults to the
-    device's memory; `host_memory_bytes` is what a node has for all its devices, in equal shares, by
-    default what the cluster says.
-    `strict` turns the warning about an op without a rule into an error; with `margin` a plan says
-    how far the best one of another structure is behind.
-    `constraints` and `strategy` ("" for none) are what is imposed on the plan; the rest is planned
-    around it. `differentiable_outputs` names the outputs, as the
-    model's user does or by their position, that have a gradient beside the losses; "*" stands for
-    any text; `unread_outputs` in the same way those that are None while the model trains.
-    `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
+    `memory_limit_bytes` defaults to the device's memory. `constraints` and `strategy` ("" for none)
+    are what is imposed on the plan; the rest is planned around it.
     The batch is worked on in `microbatches`, None for as many as are best where memory binds, and
     losses in `loss_chunks` of a rank's rows, None for 1, or more where that is better and memory
-    binds.
-    Parameters, with what belongs to them, live where `residency`, one of `RESIDENCIES`, says;
-    those that are `params_on_host` do already, if that is not None, and only they. What backward
-    makes again is `planned`, or what the model wraps in checkpoints ("as written"). What is saved
-    of float32 is rounded to `saved_dtype`, one of `SAVED_DTYPES`.
+    binds. Parameters, with what belongs to them, live where `residency` says; those that are
+    `params_on_host` do already, if that is not None, and only they. What is saved of float32 is
+    rounded to `saved_dtype`.
     The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
     are given; they work on microbatches as `schedule` says: one of
     `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if it is one of `IN_CHUNKS`,
@@ -86,33 +69,35 @@ class Options:
     `stages_if_needed`); there are several stages too if one waits for communication above all.
     """
 
+    given: PlanOptions = field(default_factory=PlanOptions)
     mesh: str = AUTO
-    optimizer: str = "adamw"
     memory_limit_bytes: int | None = None
-    time_limit_s: float | None = None
-    strict: bool = False
-    margin: bool = False
     constraints: tuple[Constraint, ...] = ()
     strategy: str = ""
-    differentiable_outputs: tuple[str, ...] = ()
-    backend: str = ""
     microbatches: int | None = 1
     loss_chunks: int | None = None
     residency: str = "cuda"
     params_on_host: tuple[str, ...] | None = None
-    checkpoint: str = "planned"
+    saved_dtype: SavedDtype = ""
     stages: int | None = 1
     cuts: tuple[str, ...] = ()
     schedule: str = "auto"
-    unread_outputs: tuple[str, ...] = ()
-    saved_dtype: SavedDtype = ""
     microbatches_if_needed: bool = False
     stages_if_needed: bool = False
-    host_memory_bytes: int | None = None
     policy: Policy = field(default_factory=policy_now)
     """The thresholds of the search."""
-    given: PlanOptions = field(default_factory=PlanOptions, compare=False)
-    """What all of it was read from."""
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """Of each solve, None for none."""
+        given = self.given.search.time_limit
+        return None if given is None else float(given)
+
+    @property
+    def host_memory_bytes(self) -> int | None:
+        """What a node has for all its devices, in equal shares; None for what the cluster says."""
+        given = self.given.memory.host
+        return None if given is None else int(given)
 
     @property
     def actions(self) -> PipelineSchedule | None:
@@ -144,15 +129,15 @@ class Options:
 
     def fuses(self, device: Device) -> bool:
         """Whether chains of pointwise ops are one kernel on `device`."""
-        return (self.backend or default_backend(device.kind)) == "inductor"
+        return (self.given.backend or default_backend(device.kind)) == "inductor"
 
     def wants_gradient(self, position: int, name: str) -> bool:
-        """Whether an output is among the `differentiable_outputs`."""
-        return _is_named(self.differentiable_outputs, position, name)
+        """Whether an output is among those that have a gradient beside the losses."""
+        return _is_named(self.given.outputs.differentiable, position, name)
 
     def leaves_out(self, position: int, name: str) -> bool:
-        """Whether an output is among the `unread_outputs`."""
-        return _is_named(self.unread_outputs, position, name)
+        """Whether an output is among those that are None while the model trains."""
+        return _is_named(self.given.outputs.unread, position, name)
 
     @property
     def imposed(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ has it, so that a plan can be recomputed from its file.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -28,9 +29,18 @@ else:
 BYTES, SECONDS = "bytes", "seconds"
 
 
-def _option(help: str, metavar: str = "", unit: str = "", *, before: str = "") -> msgspec.Meta:
-    """`unit` is that of a quantity, `before` what it was called when options had no groups."""
-    told = {"metavar": metavar, "unit": unit, "before": before}
+def _option(
+    help: str,
+    metavar: str = "",
+    unit: str = "",
+    *,
+    words: tuple[str, ...] = (),
+    before: str = "",
+) -> msgspec.Meta:
+    """`unit` is that of a quantity, `words` are all that there may be, and `before` is what it was
+    called when options had no groups."""
+    metavar = metavar or "|".join(map(shlex.quote, words))
+    told = {"metavar": metavar, "unit": unit, "words": words, "before": before}
     return msgspec.Meta(description=help, extra=told)
 
 
@@ -76,7 +86,7 @@ class MemoryOptions(_Group, frozen=True):
         _option(
             "Where parameters live, with gradients and optimizer states: on the device, on its "
             "host (offload), or, if memory binds, where it is best.",
-            "cuda|cpu|auto",
+            words=("cuda", "cpu", "auto"),
             before="residency",
         ),
     ] = "cuda"
@@ -85,7 +95,7 @@ class MemoryOptions(_Group, frozen=True):
         _option(
             "Recompute (activation checkpointing) of what the model wraps in "
             "torch.utils.checkpoint: planned as elsewhere, or done as written.",
-            "planned|'as written'",
+            words=("planned", "as written"),
             before="checkpoint",
         ),
     ] = "planned"
@@ -270,7 +280,7 @@ GROUPS: dict[str, type[_Group]] = {
 @dataclass(frozen=True, slots=True)
 class OptionField:
     """One of the options: its place in `PlanOptions` (`group` is "" for none), default, type and
-    help, and its name `before` there were groups."""
+    help, the `words` that it may be if these are all, and its name `before` there were groups."""
 
     group: str
     name: str
@@ -279,6 +289,7 @@ class OptionField:
     help: str
     metavar: str
     unit: str
+    words: tuple[str, ...]
     before: str
 
     @property
@@ -310,7 +321,7 @@ def _fields_of(kind: type[msgspec.Struct], group: str) -> Iterator[OptionField]:
         hint = hints[field.name]
         if get_origin(hint) is Annotated:
             of, meta = get_args(hint)
-            told: dict[str, str] = meta.extra
+            told: dict[str, Any] = meta.extra
             yield OptionField(group, field.name, of, field.default, meta.description, **told)
 
 

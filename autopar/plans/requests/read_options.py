@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from math import inf, isfinite
 from numbers import Real
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
@@ -26,8 +26,6 @@ from autopar.plans.requests.constraints import (
 )
 from autopar.plans.requests.options import (
     AUTO,
-    CHECKPOINTS,
-    RESIDENCIES,
     SAVED_DTYPES,
     Options,
     check_backend,
@@ -35,9 +33,10 @@ from autopar.plans.requests.options import (
     is_written_out,
 )
 from autopar.plans.requests.plan_options import (
+    BYTES,
     GROUPS,
+    OptionField,
     PlanOptions,
-    Quantity,
     as_group,
     option_fields,
     value_of,
@@ -59,8 +58,7 @@ def read_options(**given: Any) -> PlanOptions:
     unread = PlanOptions(**given | groups)
     read: dict[str, dict[str, Any]] = {"": {}}
     for field in option_fields():
-        how = _READERS.get(field.path, _same)
-        read.setdefault(field.group, {})[field.name] = how(field.path, value_of(unread, field))
+        read.setdefault(field.group, {})[field.name] = _read(field, value_of(unread, field))
     top = read.pop("")
     anew: dict[str, Any] = {name: GROUPS[name](**values) for name, values in read.items()}
     return PlanOptions(**top | anew)
@@ -87,7 +85,8 @@ def resolve_options(given: PlanOptions) -> Options:
     constraints = (*parse_pins(imposed.pins), *parse_forbidden(imposed.forbid))
     axes, cuts, order = given.mesh, tuple(pipeline.cuts), os.fspath(pipeline.schedule)
     stages, microbatches = pipeline.stages, given.microbatches
-    num_stages = _count("pipeline.stages", _usual_stages(axes) if stages is None else stages)
+    usual = "auto" if MESH_OF_RANK in axes else 1
+    num_stages = _count("pipeline.stages", usual if stages is None else stages)
     if MESH_OF_RANK in axes and num_stages == 1 and not cuts:
         raise ArgumentError(f"mesh={axes!r}: that is of a pipeline, and pipeline.stages={stages!r}")
     usual = "auto" if num_stages != 1 or cuts else 1
@@ -105,72 +104,46 @@ def resolve_options(given: PlanOptions) -> Options:
             f"pipeline.schedule={order!r}: that is of stages; say how many, or auto"
         )
     return Options(
+        given,
         mesh=axes,
-        optimizer=given.optimizer,
-        memory_limit_bytes=_size(memory.limit),
-        time_limit_s=None if given.search.time_limit is None else float(given.search.time_limit),
-        strict=given.search.strict,
-        margin=bool(given.search.margin),
+        memory_limit_bytes=None if memory.limit is None else int(memory.limit),
         constraints=constraints,
         strategy=check_strategy(imposed.strategy),
-        differentiable_outputs=tuple(given.outputs.differentiable),
-        backend=given.backend,
         microbatches=count,
+        loss_chunks=_count("memory.loss_chunks", memory.loss_chunks),
         residency=memory.residency,
-        checkpoint=memory.checkpoint,
+        saved_dtype=check_saved_dtype(memory.saved_dtype),
         stages=num_stages,
         cuts=cuts,
         schedule=order,
-        loss_chunks=_count("memory.loss_chunks", memory.loss_chunks),
-        unread_outputs=tuple(given.outputs.unread),
-        saved_dtype=check_saved_dtype(memory.saved_dtype),
         microbatches_if_needed=microbatches is None and count == 1,
         stages_if_needed=stages is None and not cuts and order == "auto" and is_free,
-        host_memory_bytes=_size(memory.host),
-        given=given,
     )
 
 
-def _same(_: str, value: Any) -> Any:
-    return value
+def _read(field: OptionField, given: Any) -> Any:
+    """What is `given` for an option, read in its own way if it has one, or else by its kind."""
+    if field.path in _READERS:
+        return _READERS[field.path](given)
+    is_unsaid = given is None and NoneType in get_args(field.kind)
+    return None if is_unsaid else _read_by_kind(field, given)
 
 
-def _size(given: Quantity) -> int | None:
-    return None if given is None else int(given)
-
-
-def _bytes(name: str, given: Any) -> int | None:
-    found = _quantity(name, given, parse_bytes, "bytes", "72GiB")
-    return None if found is None else int(found)
-
-
-def _seconds(name: str, given: Any) -> float | None:
-    return _quantity(name, given, parse_seconds, "seconds", "2min")
-
-
-def _switch(name: str, given: Any) -> bool:
-    if not isinstance(given, bool):
-        raise ArgumentError(f"{name}={given!r}: write True or False")
-    return given
+def _read_by_kind(field: OptionField, given: Any) -> Any:
+    if field.words and given not in field.words:
+        raise ArgumentError(f"{field.path}={given!r}: write one of {', '.join(field.words)}")
+    if field.is_several:
+        return (given,) if isinstance(given, str) else tuple(given)
+    if field.unit:
+        return _quantity(field.path, given, field.unit)
+    if field.is_flag and not isinstance(given, bool):
+        raise ArgumentError(f"{field.path}={given!r}: write True or False")
+    return _count(field.path, given) or AUTO if int in get_args(field.kind) else given
 
 
 def _without(word: str, constraints: Iterable[Constraint]) -> tuple[str, ...]:
     """How constraints were written."""
     return tuple(each.origin.removeprefix(word) for each in constraints)
-
-
-def _number(name: str, given: Any) -> int | str | None:
-    """A number or "auto", None where nobody says."""
-    return None if given is None else _count(name, given) or AUTO
-
-
-def _usual_stages(mesh: str) -> int | str:
-    """How many stages there are where nobody says."""
-    return "auto" if MESH_OF_RANK in mesh else 1
-
-
-def _several(_: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def check_saved_dtype(given: object) -> SavedDtype:
@@ -182,12 +155,6 @@ def check_saved_dtype(given: object) -> SavedDtype:
             return known
     words = " or ".join(filter(None, SAVED_DTYPES))
     raise ArgumentError(f"memory.saved_dtype={given!r}: write {words}, or nothing")
-
-
-def _one_of(known: Sequence[str], name: str, given: str) -> str:
-    if given not in known:
-        raise ArgumentError(f"{name}={given!r}: write one of {', '.join(known)}")
-    return given
 
 
 def read_schedule(given: str | os.PathLike[str]) -> str:
@@ -247,14 +214,9 @@ def _count(name: str, given: int | str) -> int | None:
     return count
 
 
-def _quantity(
-    name: str,
-    given: Any,
-    parse: Callable[[str], float],
-    unit: str,
-    example: str,
-) -> float | None:
-    """The number in `given`; None where there is no limit."""
+def _quantity(name: str, given: Any, unit: str) -> float | None:
+    """The number in `given`, whole if it is of bytes; None where there is no limit."""
+    parse, example = (parse_bytes, "72GiB") if unit == BYTES else (parse_seconds, "2min")
     try:
         value = parse(given) if isinstance(given, str) else given
     except ValueError as error:
@@ -266,29 +228,16 @@ def _quantity(
     number = float(value)
     if not (isfinite(number) and number > 0):
         raise AutoparError(f"{name}={given!r}: it must be more than 0 {unit}")
-    return number
+    return int(number) if unit == BYTES else number
 
 
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "mesh": lambda _, given: read_mesh(given),
-    "backend": lambda _, given: check_backend(given),
-    "microbatches": _number,
-    "memory.limit": _bytes,
-    "memory.host": _bytes,
-    "memory.residency": partial(_one_of, RESIDENCIES),
-    "memory.checkpoint": partial(_one_of, CHECKPOINTS),
-    "memory.loss_chunks": _number,
-    "memory.saved_dtype": lambda _, given: check_saved_dtype(given),
-    "pipeline.stages": _number,
-    "pipeline.cuts": _several,
-    "pipeline.schedule": lambda _, given: read_schedule(given),
-    "constraints.pins": lambda _, given: _without("pin ", parse_pins(given)),
-    "constraints.forbid": lambda _, given: _without("forbid ", parse_forbidden(given)),
-    "constraints.strategy": lambda _, given: check_strategy(given),
-    "outputs.differentiable": _several,
-    "outputs.unread": _several,
-    "search.time_limit": _seconds,
-    "search.margin": lambda name, given: None if given is None else _switch(name, given),
-    "search.strict": _switch,
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "mesh": read_mesh,
+    "backend": check_backend,
+    "memory.saved_dtype": check_saved_dtype,
+    "pipeline.schedule": read_schedule,
+    "constraints.pins": lambda given: _without("pin ", parse_pins(given)),
+    "constraints.forbid": lambda given: _without("forbid ", parse_forbidden(given)),
+    "constraints.strategy": check_strategy,
 }
-"""What reads an option, by its path."""
+"""What reads an option that is not read by its kind, by its path."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import platform
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from autopar.errors import LossChunksError, NotImposedWarning
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.grouping import grouped
 from autopar.ir.input_sharding import describe_inputs
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.offloading import can_be_on_host
@@ -119,24 +121,28 @@ class GraphRequest:
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
         sense there."""
+        savings = self._savings()
         strategy = expand_strategy(self.options.strategy, self.graph, mesh)
         imposed = tuple(MeshConstraint(c, on_mesh(c, mesh)) for c in (*self.constraints, *strategy))
         return PlanRequest(
-            self.graph,
-            self.cluster,
-            mesh,
-            self.options,
-            imposed,
+            **{each.name: getattr(self, each.name) for each in fields(GraphRequest)},
+            **savings,
+            mesh=mesh,
+            imposed=imposed,
             microbatches=self.options.microbatches or 1
             if trains(self.graph)
             else self.graph.microbatches,
             loss_chunks=self.options.loss_chunks or 1 if heads_of(self.graph) else 1,
-            in_flight=self.in_flight,
-            others=self.others,
-            narrowed=self.narrowed,
-            tolerance=self.tolerance,
-            known_on_host=self.known_on_host,
-        ).without_savings()
+        )
+
+    def _savings(self) -> dict[str, Any]:
+        """What is asked for that saves memory, by the fields of `PlanRequest`."""
+        graph, options = self.graph, self.options
+        known = dict(self.known_on_host)
+        free = _on_host(graph, options) - known.keys()
+        hosted = free | {name for name, is_on_host in known.items() if is_on_host}
+        again = as_written(graph) if options.given.memory.checkpoint == "as written" else ()
+        return {"recompute": again, "offloaded": (), "params_on_host": hosted}
 
     def digest(self) -> str:
         """A hash of everything that decides the plan, down to the source of autopar and the
@@ -148,21 +154,18 @@ class GraphRequest:
             repr(self.cluster),
             repr(self.options),
             repr(self.constraints),
-            repr(_recomputed(self.graph, self.options)),
+            repr(self._savings()["recompute"]),
             *_versions(),
             source_digest(Path(__file__).parents[1]),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """A plan is wanted for `graph` on `mesh`, which is laid over `cluster`, as `options` say.
-    `imposed` is all that constraints and strategy take away there. Made by `GraphRequest.on`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest(GraphRequest):
+    """What is asked of a plan for a graph on `mesh`, which is laid over the cluster. `imposed` is
+    all that constraints and strategy take away there. Made by `GraphRequest.on`."""
 
-    graph: Graph
-    cluster: Cluster
     mesh: Mesh
-    options: Options
     imposed: tuple[MeshConstraint, ...]
     recompute: tuple[str, ...] | None = ()
     """The keys of ops that backward recomputes; None where that is to be decided."""
@@ -172,12 +175,6 @@ class PlanRequest:
     loss_chunks: int = 1
     params_on_host: frozenset[str] | None = frozenset()
     """The parameters that live on the host; None where that is to be decided."""
-    in_flight: int = 1
-    others: tuple[Waiting, ...] = ()
-    narrowed: Narrowed = ()
-    tolerance: float = 0.0
-    known_on_host: tuple[tuple[str, bool], ...] = ()
-    """As `GraphRequest` has these."""
 
     @property
     def name(self) -> str:
@@ -188,17 +185,13 @@ class PlanRequest:
 
     def without_savings(self) -> PlanRequest:
         """The same where nothing is decided that saves memory, but for what is asked for."""
-        graph, options = self.graph, self.options
-        known = dict(self.known_on_host)
-        again, free = _recomputed(graph, options), _on_host(graph, options) - known.keys()
-        hosted = free | {name for name, is_on_host in known.items() if is_on_host}
-        return replace(self, recompute=again, offloaded=(), params_on_host=hosted)
+        return replace(self, **self._savings())
 
     def opened(self) -> PlanRequest:
         """The same where all is to be decided that saves memory: what is recomputed, or offloaded,
         and where parameters live unless that is given."""
         options = self.options
-        again = None if options.checkpoint == "planned" else self.recompute
+        again = None if options.given.memory.checkpoint == "planned" else self.recompute
         is_open = options.residency == "auto" and options.params_on_host is None
         return replace(
             self, recompute=again, params_on_host=None if is_open else self.params_on_host
@@ -234,11 +227,6 @@ class PlanRequest:
         return self.others or (Waiting(self.in_flight - 1),)
 
     @property
-    def memory_limit_bytes(self) -> int:
-        """What each device may hold."""
-        return self.options.memory_limit_bytes or self.cluster.device.memory_bytes
-
-    @property
     def host_memory_bytes(self) -> int:
         """What each device may have in its host's memory: its share of that."""
         return self.cluster.host.memory_bytes
@@ -264,10 +252,10 @@ class PlanRequest:
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
         options = self.options
         others = (
-            ("backend", options.backend, ""),
+            ("backend", options.given.backend, ""),
             ("residency", options.residency, "cuda"),
-            ("checkpoint", options.checkpoint, "planned"),
-            ("without outputs", ", ".join(options.unread_outputs), ""),
+            ("checkpoint", options.given.memory.checkpoint, "planned"),
+            ("without outputs", ", ".join(options.given.outputs.unread), ""),
             ("saved dtype", options.saved_dtype, ""),
             ("host memory", exact_bytes(options.host_memory_bytes or 0), "0B"),
         )
@@ -278,11 +266,6 @@ class PlanRequest:
             lines.append(f"strategy {options.strategy}: no rule for {named}: the solver's")
         more = (f"{name} {value}" for name, value, usual in others if value != usual)
         return (*(line for line in options.imposed if line != _TIED), *lines, *more)
-
-
-def _recomputed(graph: Graph, options: Options) -> tuple[str, ...]:
-    """What backward recomputes because the model asks for that."""
-    return as_written(graph) if options.checkpoint == "as written" else ()
 
 
 def _on_host(graph: Graph, options: Options) -> frozenset[str]:
@@ -303,11 +286,11 @@ def make_graph_request(
     """What `options` ask of a plan for `graph`, whose inputs and outputs may be named as in
     `aliases` (`matching.resolve_constraints`). ConstraintError if they speak of what is not
     there."""
-    constraints = resolve_constraints(graph, options.constraints, aliases)
     cluster = _with_host_memory(cluster, options)
-    if options.checkpoint == "as written":
+    if options.given.memory.checkpoint == "as written":
         _check_regions(graph)
     _check_loss(graph, options)
+    constraints = resolve_constraints(graph, options.constraints, aliases)
     return GraphRequest(graph, cluster, options, constraints)
 
 
@@ -346,12 +329,10 @@ def _check_loss(graph: Graph, options: Options) -> None:
 
 def _check_regions(graph: Graph) -> None:
     """Warns of checkpoints that are planned all the same."""
-    kinds: dict[str, set[str]] = {}
-    for node in graph.with_role(Role.OP):
-        if node.phase is Phase.FORWARD:
-            kinds.setdefault(node.key, set()).add(node.checkpoint)
+    forward = (node for node in graph.with_role(Role.OP) if node.phase is Phase.FORWARD)
+    kinds = grouped((node.key, node.checkpoint) for node in forward)
     selective = any("selective" in found for found in kinds.values())
-    mixed = sorted(key for key, found in kinds.items() if "whole" in found and len(found) > 1)
+    mixed = sorted(key for key, found in kinds.items() if "whole" in found and len({*found}) > 1)
     told = ["a context_fn"] * selective
     if mixed:
         told.append(f"some of several identical modules ({mixed[0].partition(':')[0]})")

@@ -21,6 +21,7 @@ from math import prod
 from autopar.errors import UndividedBatchError, UnsuitedMeshError
 from autopar.ir.contractions import IN, OUT, MatmulRoles, batch_atoms, find_matmuls
 from autopar.ir.graph import Atom, Graph, Node, Ref, Role, Slot
+from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Axis, Mesh
 from autopar.plans.requests.constraints import Constraint
 from autopar.plans.requests.matching import general, matches, names
@@ -138,9 +139,7 @@ _LINES = {
 def _lines(graph: Graph, shardings: Mapping[str, str], kind: str) -> Iterator[str]:
     """A line per parameter, or one for all whose names differ in numbers, where it says the same of
     all that its pattern matches."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name, text in shardings.items():
-        groups.setdefault((general(name), text), []).append(name)
+    groups = grouped(((general(name), text), name) for name, text in shardings.items())
     for (pattern, text), members in groups.items():
         reached = [name for name in names(graph, kind) if matches(pattern, name)]
         for name in [pattern] if reached == members else members:
@@ -226,11 +225,8 @@ def _weight_storage(
     }
     inner = {n.target for n in nodes if not all(_leads(graph, n, axis.size) for axis in axes)}
     free |= inner if inner & weights else set()
-    asked: dict[str, set[str | None]] = {}
-    for node in nodes:
-        name = node.target
-        asked.setdefault(node.key, set()).add(None if name in free else wanted.get(name, ""))
-    ruled = {key for key, texts in asked.items() if len(texts) == 1 and None not in texts}
+    asked = grouped((n.key, None if n.target in free else wanted.get(n.target, "")) for n in nodes)
+    ruled = {key for key, texts in asked.items() if len({*texts}) == 1 and None not in texts}
     others = dict.fromkeys(node.target for node in nodes if node.key not in ruled)
     return {name: text for name, text in wanted.items() if name not in others}, others
 

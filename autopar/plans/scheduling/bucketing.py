@@ -1,4 +1,4 @@
-"""Which transfers travel as one, and when gathers of parameters start."""
+"""Which transfers share a message, and when gathers of parameters start."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from autopar.plans.scheduling.routes import Arc, Routes
 
 
 class Bucket:
-    """A message in the making."""
+    """Transfers that become one message."""
 
     def __init__(self) -> None:
         self.transfers: list[Transfer] = []
         self.num_bytes = 0
-        """On the side that is not sharded."""
+        """Bytes on the side that is not sharded."""
         self._shares = True
         self._room = 0
 
@@ -41,7 +41,7 @@ class Bucket:
 
     @property
     def axis(self) -> int:
-        """Whose links it takes."""
+        """The mesh axis whose links the message takes."""
         return self.transfers[0].collective.axis
 
     @property
@@ -55,19 +55,19 @@ class Bucket:
         return not self._shares or self._room <= 0
 
     def message(self) -> Message:
-        """All of it."""
+        """The message with all transfers."""
         return Message(tuple(self.transfers))
 
 
 class Gathers:
-    """The gathers of parameters, cast or not, in one phase, where `asked` says which states are
-    asked for in which order, and by ops of which block (`ir.blocks`).
+    """The gathers of parameters, cast or not, in one phase. `gathered` has the sharding that each
+    op needs, in order, with the block of the op (`ir.blocks`).
 
-    Buckets are of one kind, axis, dtype and block, and of one number of gathers before and behind:
-    one bucket never needs what another that needs it brings. `due` has those that are to start with
-    a block: with the one before the one that they are for, and one block earlier for each gather
-    behind, but no earlier than with the first of its part of the phase (`first_with`). Those for
-    that one start when they are needed.
+    A bucket is of one kind, axis, dtype and block, and of one number of gathers before and behind
+    it. So no bucket needs the output of another that needs its own. `due` has the buckets that
+    start with each block. They are for the next block, or for a later one: they start one block
+    earlier for each gather behind them. None starts before the first block of its part of the phase
+    (`first_with`); those for that block start when they are needed.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ class Gathers:
 
 # When gathers of parameters start in the block that hides them (`ir.blocks`).
 #
-# Messages on the links of one mesh axis come one after the other. Where no op of a block waits for
-# any on an axis, all gathers that are due there start with the block: the links never rest while
-# there is something to bring. Else they start behind what ops wait for, where the longest computing
-# follows, so that as little as can be waits behind them.
+# Messages on the links of one mesh axis come one after the other. If no op of a block waits for a
+# message on an axis, all gathers that are due there start with the block. The links are then never
+# idle while there is something to gather. Otherwise gathers start after the messages that ops wait
+# for, where the longest compute follows, so that few messages wait for them.
 
 _MATMULS_PER_ELEMENT = 400
-"""Multiplications and additions that a GPU does in the time that it takes to read and write an
-element: 990 TFLOP/s to 3.35 TB/s on an H100 at four bytes per element, 1,700 to 4.8 on a B200."""
+"""Multiplications and additions that a GPU does while it reads and writes an element. On an H100 it
+is 990 TFLOP/s to 3.35 TB/s at four bytes per element, on a B200 1,700 to 4.8."""
 
 
 def starts_before(
@@ -129,51 +129,52 @@ def starts_before(
     blocks: Mapping[int, Sequence[Node]],
     waited_on: Mapping[int, Collection[int]],
 ) -> dict[int, list[int]]:
-    """Which buckets of `gathers` start before which op, after what it waits for has come.
+    """The buckets of `gathers` that start before each op, after the messages that the op waits for.
 
-    `blocks` has the ops of each block in order, `waited_on` the axes that ops wait for.
+    `blocks` has the ops of each block in order, `waited_on` the axes on which ops wait for
+    messages.
     """
-    found: dict[int, list[int]] = defaultdict(list)
+    starts: dict[int, list[int]] = defaultdict(list)
     for block, places in gathers.due.items():
         ops = blocks.get(block, ())
         by_axis = grouped((gathers.buckets[place].axis, place) for place in places)
         for axis, due in by_axis.items():
             intervals = _intervals(graph, ops, axis, waited_on)
             for place, op in zip(due, _spread(gathers, due, intervals), strict=False):
-                found[op].append(place)
-    for due in found.values():
+                starts[op].append(place)
+    for due in starts.values():
         due.sort()
-    return found
+    return starts
 
 
 def _intervals(
     graph: Graph, ops: Sequence[Node], axis: int, waited_on: Mapping[int, Collection[int]]
 ) -> list[tuple[int, float]]:
-    """The ops of a block up to the next that waits for a message on `axis`: the first of them, and
-    how long they take, in no unit."""
-    found: list[tuple[int, float]] = []
+    """The intervals of a block, each up to the next op that waits for a message on `axis`, as
+    (first op, time of all ops). Times are those of `work`."""
+    intervals: list[tuple[int, float]] = []
     for node in ops:
-        if not found or axis in waited_on.get(node.index, ()):
-            found.append((node.index, 0.0))
-        first, so_far = found[-1]
-        found[-1] = first, so_far + work(graph, node)
-    return found
+        if not intervals or axis in waited_on.get(node.index, ()):
+            intervals.append((node.index, 0.0))
+        first, so_far = intervals[-1]
+        intervals[-1] = first, so_far + work(graph, node)
+    return intervals
 
 
 def work(graph: Graph, node: Node) -> float:
-    """How many elements are read and written in the time that an op takes on one device. The dims
-    that a draw is given have nothing to do with those it makes: it takes no products of them."""
-    made = sum(prod(tensor.shape) for tensor in node.outputs)
+    """The time of an op on one device, in elements that are read and written meanwhile. A random op
+    has no matmul: dims of its inputs have nothing to do with those of its outputs."""
+    num_elements = sum(prod(tensor.shape) for tensor in node.outputs)
     if node.random:
-        return made
+        return num_elements
     sizes = (graph.atoms[atom].size for atom in {factor.atom for factor in node.factors})
-    return made + prod(sizes) / _MATMULS_PER_ELEMENT
+    return num_elements + prod(sizes) / _MATMULS_PER_ELEMENT
 
 
 def _spread(
     gathers: Gathers, due: Sequence[int], intervals: Sequence[tuple[int, float]]
 ) -> list[int]:
-    """Before which op each of `due` starts: bytes in proportion to work."""
+    """The op before which each bucket of `due` starts, so that bytes are in proportion to work."""
     if not intervals:
         return []
     sizes = [gathers.buckets[place].num_bytes for place in due]

@@ -3,21 +3,21 @@
 Ops come in the order of the graph. Communication starts where it can hide:
 
 * Parameters are gathered in buckets, in the order of their first use, while the block before the
-  one that uses them is computed (`ir.blocks`). What is gathered of them in another dtype is cast
+  one that uses them is computed (`ir.blocks`). Those that are gathered in another dtype are cast
   when the bucket starts.
-* Gradients leave in buckets, as soon as one is full, or half full when its block is over, and are
-  waited for when the next block is over. Those that become gradients by a cast are cast when they
-  have come.
-* What is partial is reduced as soon as it is made: less is left to hold, and the reduction has time
-  until the first use. What leaves the graph takes its last form at once.
-* What is offloaded is waited for when the next block is over, and reloaded just in time
-  (`host_copies`). Parameters on the host come two blocks ahead (`host_copies`), and their gradients
-  leave for it as soon as they are as they are stored.
-* Everything else moves when an op needs it, and what is saved for backward after the last op of
-  forward that reads it.
+* Gradients are sent in buckets, as soon as one is full, or half full when its block is over. They
+  are waited for when the next block is over. Those that become gradients by a cast are cast when
+  they have come.
+* Partial tensors are reduced as soon as they are made: less is left to hold, and the reduction has
+  time until the first use. Outputs of the graph get their final sharding at once.
+* Offloaded tensors are waited for when the next block is over, and reloaded just in time
+  (`host_copies`). Parameters on the host come two blocks ahead (`host_copies`). Their gradients are
+  copied to the host as soon as they have the sharding in which they are stored.
+* Everything else moves when an op needs it. Tensors saved for backward move after the last op of
+  forward that reads them.
 
-Where backward comes in two parts (`ir.passes.stages`), nothing is under way between them: what the
-second needs, or leaves the graph, starts in the second.
+If backward is in two parts (`ir.passes.stages`), nothing is in flight between them. Messages that
+the second part needs, and those of outputs of the graph, start in the second part.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def schedule(layout: Layout) -> Schedule:
 
 
 def _microbatch(layout: Layout, *, is_last: bool) -> Schedule:
-    """The events of the last turn, or of one before, whose results stay on the device."""
+    """The events of the last microbatch, or of one before, whose results stay on the device."""
     step = StepState(layout, is_last=is_last)
     forward = _Phase(step, Phase.FORWARD).run()
     saved, backward = step.saved_for_backward(), _Phase(step, Phase.BACKWARD)
@@ -95,26 +95,27 @@ class _Phase:
         self.open: dict[tuple[object, ...], Bucket] = {}
         self.leaving: dict[Value, list[tuple[Group, tuple[Arc, ...]]]] = defaultdict(list)
         self.under_way: dict[Message, int] = {}
-        """What leaves the graph, or the device, with the block in which it started."""
-        known = blocks_of(step.graph, step.layout.mesh)
-        self.blocks, self.block = known.of, -1
+        """Messages of what leaves the graph, or the device, with the block in which they
+        started."""
+        blocks = blocks_of(step.graph, step.layout.mesh)
+        self.blocks, self.block = blocks.of, -1
         self.casts = casts_of(step.graph)
         self.computed = set[int]()
         is_split = phase is Phase.BACKWARD and step.graph.second_part is not None
         self.end_of_part: float = step.graph.second_part or 0 if is_split else inf
         self.later: list[Group] = []
-        """What is made in the first part and used in the second, too."""
+        """Groups whose tensor the first part of backward makes and the second uses, too."""
         self.second = -1
         """The first event of the second part."""
         self.due = step.when_saved() if phase is Phase.FORWARD else {}
-        first_with = partial(known.first_with, phase)
-        asked = step.in_order(self.nodes, self.due, self.blocks)
-        self.gathers = Gathers(step.graph, step.routes, asked, first_with)
+        first_with = partial(blocks.first_with, phase)
+        needs = step.in_order(self.nodes, self.due, self.blocks)
+        self.gathers = Gathers(step.graph, step.routes, needs, first_with)
         self.starting = self._when_gathered()
         """Buckets of gathers, by the op before which they start."""
         self.copies = host_copies(step.layout, phase)
         self.loads: dict[Value, Message] = {}
-        """What brings parameters from the host, by what it brings."""
+        """Messages that bring parameters from the host, by the value that they bring."""
         for op, messages in loads(step.layout, phase).items():
             self.copies[op] += messages
             self.loads |= {message.transfers[0].target: message for message in messages}
@@ -145,21 +146,21 @@ class _Phase:
         return tuple(self.events)
 
     def _go_on(self) -> None:
-        """Begin with the second part: what the first has made for it goes on its way."""
+        """Begin with the second part: what the first has made for it is sent off."""
         assert set(self.coming.values()) <= self.waited, "something is under way between parts"
         self.end_of_part, self.second = inf, len(self.events)
         for group in self.later:
             self._send_off(group)
 
     def _given(self, node: Node) -> Value:
-        """What the step is given."""
+        """The value of a node that is given, such as a parameter or an input."""
         if node.role is Role.PARAM and node.target in self.step.streamed:
             return at_home(self.step.streamed[node.target], self.step.layout)
         ref = Ref(node.index)
         return Value(self.phase, ref, self.step.layout.output_state(ref))
 
     def _leaves(self, node: Node) -> bool:
-        """Whether something leaves the graph there, in this turn."""
+        """Whether the node is an output of the graph, in this microbatch."""
         return node.role in OUTPUT_ROLES and self.step.is_last
 
     def _when_gathered(self) -> dict[int, list[int]]:
@@ -175,8 +176,8 @@ class _Phase:
         return starts_before(self.step.graph, self.gathers, ops, waited_on)
 
     def _enter(self, block: int) -> None:
-        """Wait for what left before the block before, or in it and has further to go, and send what
-        that has made and is left."""
+        """Wait for messages that started before the previous block, or before this one if they have
+        further to go. Then send buckets that are half full."""
         self.block = block
         for message, started in list(self.under_way.items()):
             if started < (block if self._goes_on(message) else block - 1):
@@ -185,7 +186,7 @@ class _Phase:
             self._send(key)
 
     def _goes_on(self, message: Message) -> bool:
-        """Whether something in it leaves the graph in another state than it comes in."""
+        """Whether a tensor in it leaves the graph in another sharding than it comes in."""
         return any(
             path[-1].target != transfer.target.state
             for transfer in message.transfers
@@ -193,7 +194,8 @@ class _Phase:
         )
 
     def _come_to(self, node: Node) -> None:
-        """Compute what is next in the graph, but for casts that are done or have their own time."""
+        """Compute the next op of the graph, except casts that are done, or that wait for a
+        gradient."""
         for message in self.copies.get(node.index, ()):
             if message.transfers[0].target not in self.coming:
                 self._start(message)
@@ -204,11 +206,11 @@ class _Phase:
         is_next = node.index not in self.casts.gradients and node.index not in self.computed
         if is_next:
             self._read(node)
-        # What takes several steps waits for the first of them: behind no bucket that starts here.
+        # A gather in several steps waits for the first of them: behind no bucket that starts here.
         for start in (self._make_sources, self._gather):
             for place in self.starting.get(node.index, ()):
                 start(place)
-        # One of those gathers may have asked for this very cast.
+        # One of those gathers may have needed this very cast.
         if is_next and node.index not in self.computed:
             self._compute(node)
 
@@ -227,14 +229,14 @@ class _Phase:
             self._send_off(group)
 
     def _cast(self, group: Group) -> None:
-        """Cast a gradient as it was asked for, where it is there."""
+        """Compute the casts of a gradient that read it in a sharding in which it is there."""
         for use, state in zip(group.uses, self.step.layout.use_states(group), strict=True):
             is_due = use.node in self.casts.gradients and use.node not in self.computed
             if is_due and self.routes.value(group, state) in self.produced:
                 self._compute(self.step.graph.nodes[use.node])
 
     def _need(self, group: Group, state: Sharding) -> None:
-        """The group's tensor is there in `state`."""
+        """Make sure that the group's tensor is there in `state`."""
         root = self.step.graph.nodes[group.root.node]
         if root.index in self.casts.copies and self.routes.source(group) not in self.produced:
             self._read(root)
@@ -259,8 +261,8 @@ class _Phase:
             raise PlanMismatchError(f"{group.key}: {root.name} is used before it is made")
 
     def _begin(self, transfer: Transfer) -> None:
-        """Start the message that brings the target, whose source is there; what needs none is
-        taken."""
+        """Start the message that brings the target, whose source is there. A slice needs no
+        message: its target is taken at once."""
         place = self.gathers.place_of.get(transfer.target)
         if place is not None:
             self._gather(place)
@@ -270,14 +272,14 @@ class _Phase:
             self._start(Message((transfer,)))
 
     def _gather(self, place: int) -> None:
-        """Start a bucket of gathers, if nothing has."""
+        """Start a bucket of gathers, unless it has started."""
         bucket = self.gathers.buckets[place]
         if bucket.transfers[0].target not in self.coming:
             self._make_sources(place)
             self._start(bucket.message())
 
     def _make_sources(self, place: int) -> None:
-        """What a bucket brings on is there, unless it has started."""
+        """Make sure that the sources of a bucket are there, unless it has started."""
         for transfer in self.gathers.buckets[place].transfers:
             source, has_started = transfer.source, transfer.target in self.coming
             if source not in self.produced and not has_started:
@@ -289,7 +291,7 @@ class _Phase:
             self.coming[transfer.target] = message
 
     def _land(self, message: Message) -> None:
-        """Wait for a message, if nothing has."""
+        """Wait for a message, unless that is done."""
         if message in self.waited:
             return
         self.waited.add(message)
@@ -308,7 +310,7 @@ class _Phase:
         self.produced.add(transfer.target)
 
     def _send_off(self, group: Group) -> None:
-        """What is made, on its way as far as it goes at once."""
+        """Start the transfers of a tensor that was just made, as far as they can start at once."""
         nodes = self.step.graph.nodes
         ends = [*zip(group.uses, self.step.layout.use_states(group), strict=True)]
         if any(use.node >= self.end_of_part for use in group.uses):
@@ -335,7 +337,7 @@ class _Phase:
                 self._begin(transfer)
 
     def _advance(self, group: Group, path: tuple[Arc, ...]) -> None:
-        """Send what leaves the graph on along `path`, up to where a message has to come first."""
+        """Send an output of the graph on along `path`, up to where a message has to come first."""
         if self.routes.source(group) not in self.produced:
             return
         for arc in path:
@@ -356,8 +358,8 @@ class _Phase:
         self._unload(group)
 
     def _unload(self, group: Group) -> None:
-        """Start the copies of gradients to the host where their parameters live, of what is there
-        as it is stored."""
+        """Start the copies of gradients to the host, if their parameters live there, as soon as
+        they are there in the sharding in which they are stored."""
         for use, state in zip(group.uses, self.step.layout.use_states(group), strict=True):
             user, gradient = self.step.graph.nodes[use.node], self.routes.value(group, state)
             on_host = gradient._replace(on_host=True)
@@ -368,7 +370,7 @@ class _Phase:
                 self.under_way[message] = self.block
 
     def _post(self, transfer: Transfer, arc: Arc) -> None:
-        """Put what leaves the graph into a bucket, and send the bucket once it is full."""
+        """Put a transfer of an output into a bucket, and send the bucket once it is full."""
         kind, axis = transfer.collective.kind, transfer.collective.axis
         dtype = self.step.graph.type_of(transfer.source.ref).dtype
         key = (kind, axis, dtype) if arc.shares else (transfer,)

@@ -1,4 +1,5 @@
-"""Through which transfers a tensor reaches the states its uses ask for, over the arcs of a plan."""
+"""The transfers that bring a tensor into the shardings that its uses need, along the arcs of a
+plan."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from autopar.plans.layout import Layout, Move
 
 
 class Arc(NamedTuple):
-    """Step `step` of a route. `num_bytes` has the larger side of its collective, `shares` says
-    whether that can share a message, which then holds up to `bucket_bytes`, `copies` which of its
-    buffers are laid out anew."""
+    """Step `step` of a route. `num_bytes` has the larger side of its collective. `shares` says
+    whether that can share a message, which then holds up to `bucket_bytes`. `copies` says which of
+    its buffers are laid out anew."""
 
     step: int
     source: Sharding
@@ -33,25 +34,30 @@ class Arc(NamedTuple):
 
     @property
     def reduces(self) -> bool:
-        """Whether less of the tensor is partial behind it."""
+        """Whether the tensor is partial on fewer axes behind it."""
         return self.collective.source.kind == "P"
 
 
 class Routes:
-    """The ways of a plan, each found once for all groups of a key."""
+    """The routes of a plan, each computed once for all groups of a key."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.graph = layout.graph
         self._sizes = layout.mesh.sizes
-        again = (each.param for each in layout.streamed_params if each.backward is not None)
-        self._reloaded = frozenset((*(away.root for away in layout.offloaded_tensors), *again))
+        reloaded_params = (
+            each.param for each in layout.streamed_params if each.backward is not None
+        )
+        self._reloaded = frozenset(
+            (*(tensor.root for tensor in layout.offloaded_tensors), *reloaded_params)
+        )
         self._parents: dict[str, Mapping[Sharding, Arc]] = {}
         self._paths: dict[tuple[str, Sharding], tuple[Arc, ...]] = {}
         self._transfers: dict[Value, Transfer] = {}
 
     def source(self, group: Group) -> Value:
-        """Where the group's routes start: as the tensor is made, or handed over by forward."""
+        """The value at which the group's routes start: as the tensor is made, or as forward saves
+        it."""
         is_reloaded = group.phase is Phase.BACKWARD and group.root in self._reloaded
         phase = group.phase if is_reloaded else self.graph.nodes[group.root.node].phase
         return Value(phase, group.root, self.layout.source(group))
@@ -62,28 +68,28 @@ class Routes:
         return source if source.state == state else Value(group.phase, group.root, state)
 
     def path(self, group: Group, state: Sharding) -> tuple[Arc, ...]:
-        """The arcs that bring the group's tensor into `state`, the shortest way; PlanMismatchError
+        """The shortest path of arcs that brings the group's tensor into `state`. PlanMismatchError
         if the plan has none."""
-        known = group.key, state
-        if known not in self._paths:
-            self._paths[known] = self._find_path(group, state)
-        return self._paths[known]
+        key = group.key, state
+        if key not in self._paths:
+            self._paths[key] = self._find_path(group, state)
+        return self._paths[key]
 
     def transfer(self, group: Group, arc: Arc) -> Transfer:
-        """The group's tensor on its way along `arc`."""
+        """The transfer of the group's tensor along `arc`."""
         target = Value(group.phase, group.root, arc.target)
-        found = self._transfers.get(target)
-        if found is None:
+        transfer = self._transfers.get(target)
+        if transfer is None:
             source = self.value(group, arc.source)
-            found = Transfer(group.key, arc.step, source, target, arc.collective, arc.copies)
-            self._transfers[target] = found
-        return found
+            transfer = Transfer(group.key, arc.step, source, target, arc.collective, arc.copies)
+            self._transfers[target] = transfer
+        return transfer
 
     def _find_path(self, group: Group, state: Sharding) -> tuple[Arc, ...]:
         source = self.layout.source(group)
         if group.key not in self._parents:
             self._parents[group.key] = self._tree(group, source)
-        parents, found, at = self._parents[group.key], list[Arc](), state
+        parents, path, at = self._parents[group.key], list[Arc](), state
         while at != source:
             if at not in parents:
                 root = self.graph.nodes[group.root.node]
@@ -91,12 +97,13 @@ class Routes:
                     f"{group.key} ({root.op}): the plan's route never leads from {source} to "
                     f"{state}, which a use asks for; plan again"
                 )
-            found.append(parents[at])
+            path.append(parents[at])
             at = parents[at].source
-        return tuple(reversed(found))
+        return tuple(reversed(path))
 
     def _tree(self, group: Group, source: Sharding) -> Mapping[Sharding, Arc]:
-        """The last arc on the shortest way from `source` to every state, earlier arcs preferred."""
+        """The last arc on the shortest path from `source` to every state, earlier arcs
+        preferred."""
         places = {move: k for k, move in enumerate(self.layout.routes.get(group.key, ()))}
         graph: nx.DiGraph[Sharding] = nx.DiGraph()
         graph.add_node(source)
@@ -124,9 +131,9 @@ class Routes:
                     f"{name}: a tensor of shape {list(tensor.shape)} cannot be {state} on this "
                     "mesh; the plan was made for another model"
                 )
-        found = step(tensor, self.graph.atoms, source, target)
-        if found is None:
+        collective = step(tensor, self.graph.atoms, source, target)
+        if collective is None:
             raise PlanMismatchError(
                 f"{name}: {source} -> {target} is not one collective; plan again"
             )
-        return found
+        return collective

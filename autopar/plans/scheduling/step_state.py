@@ -1,4 +1,4 @@
-"""Which op asks for which tensor in which state, what of it there is already, and until when."""
+"""Which op needs which tensor in which sharding, which values are there already, and until when."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from autopar.plans.layout import Layout
 from autopar.plans.scheduling.host_copies import at_home, on_host
 from autopar.plans.scheduling.routes import Routes
 
-# When nothing reads a tensor any more.
+# When tensors are freed.
 
 
 def with_frees(given: Schedule) -> Schedule:
-    """`given` with what is freed behind each event that is the last to need it."""
+    """`given`, with a `Free` after each event that is the last to need a value or message."""
     lasts: dict[Value | Message, int] = {}
     events = given.forward + given.backward + given.weights
-    made = set[Value | Message]()
+    produced = set[Value | Message]()
     for place, event in enumerate(events):
-        made.update(_outputs(event))
+        produced.update(_outputs(event))
         lasts |= dict.fromkeys((*_outputs(event), *_read(event)), place)
-    made -= given.outputs
-    dead = grouped((place, held) for held, place in lasts.items() if held in made)
+    produced -= given.outputs
+    dead = grouped((place, held) for held, place in lasts.items() if held in produced)
 
     def freed(first: int, phase: Sequence[Event]) -> Iterator[Event]:
         for place, event in enumerate(phase, first):
@@ -58,13 +58,14 @@ def with_frees(given: Schedule) -> Schedule:
 
 
 def needed_by(events: Sequence[Event], left: Iterable[Value]) -> tuple[Value, ...]:
-    """The tensors that `events` read, or are to be `left` behind them, and are not made by them."""
+    """The tensors that `events` read, or that are `left` after them, without those that they
+    make."""
     read: dict[Value, None] = {}
-    made = set[Value | Message]()
+    produced = set[Value | Message]()
     for event in events:
-        read |= dict.fromkeys(x for x in _read(event) if isinstance(x, Value) and x not in made)
-        made.update(_outputs(event))
-    return tuple(read | dict.fromkeys(value for value in left if value not in made))
+        read |= dict.fromkeys(x for x in _read(event) if isinstance(x, Value) and x not in produced)
+        produced.update(_outputs(event))
+    return tuple(read | dict.fromkeys(value for value in left if value not in produced))
 
 
 def _outputs(event: Event) -> Sequence[Value | Message]:
@@ -80,7 +81,8 @@ def _outputs(event: Event) -> Sequence[Value | Message]:
 
 
 def _read(event: Event) -> Sequence[Value | Message]:
-    """A collective reads what is not copied for it until it has come."""
+    """What an event reads. A collective reads its sources until it has come, unless they are copied
+    for it."""
     match event:
         case Compute():
             return event.reads
@@ -96,12 +98,12 @@ def _read(event: Event) -> Sequence[Value | Message]:
 
 
 Need = tuple[Group, Sharding]
-"""A state that a tensor is asked to be in."""
+"""A tensor, and the sharding in which it is needed."""
 
 
 class StepState:
-    """What both phases of a turn, the last of its step or not, know: which node asks for what, and
-    what is there."""
+    """What both phases of a microbatch, the last of its step or not, know: what each node needs,
+    and what is there."""
 
     def __init__(self, layout: Layout, *, is_last: bool) -> None:
         self.layout = layout
@@ -115,30 +117,30 @@ class StepState:
             for group in self.groups.values()
             if group.phase is nodes[group.root.node].phase
         )
-        asked = grouped(
+        needs = grouped(
             (use.node, (use.arg, (group, state)))
             for group in self.groups.values()
             for use, state in zip(group.uses, layout.use_states(group), strict=True)
         )
         self.reads: dict[int, list[Need]] = {
-            node: [need for _, need in sorted(found, key=itemgetter(0))]
-            for node, found in asked.items()
+            node: [need for _, need in sorted(pairs, key=itemgetter(0))]
+            for node, pairs in needs.items()
         }
         self.produced: set[Value] = set()
         self.streamed = {nodes[each.param.node].target: each for each in layout.streamed_params}
         """The parameters on the host, by name."""
 
     def values(self, node: int) -> tuple[Value, ...]:
-        """What a node reads."""
-        return tuple(self.routes.value(*asked) for asked in self.reads.get(node, ()))
+        """The values that a node reads."""
+        return tuple(self.routes.value(*need) for need in self.reads.get(node, ()))
 
     def leaving(self, node: Node) -> tuple[Value, ...]:
-        """What leaves the graph as `node`."""
+        """The values that leave the graph as `node`."""
         on_host = node.role is Role.GRAD and node.target in self.streamed
         return tuple(value._replace(on_host=on_host) for value in self.values(node.index))
 
     def crossing(self) -> list[Group]:
-        """The groups of backward whose tensor comes out of forward."""
+        """The groups of backward whose tensor is made by forward."""
         nodes = self.graph.nodes
         return [
             group
@@ -149,33 +151,34 @@ class StepState:
         ]
 
     def when_saved(self) -> dict[int, list[Need]]:
-        """Per node, what is brought into the state it is saved in once the node is done: after the
-        last op of forward that reads it."""
-        found: dict[int, list[Need]] = defaultdict(list)
+        """Per node, the tensors that are brought into the sharding in which they are saved once the
+        node is done. It is the last op of forward that reads them."""
+        needs: dict[int, list[Need]] = defaultdict(list)
         nodes = self.graph.nodes
         for group in self.crossing():
             forward = self.groups.get((group.root, Phase.FORWARD))
             if forward is not None:
                 users = (u.node for u in forward.uses if nodes[u.node].role not in OUTPUT_ROLES)
                 last = max((group.root.node, *users))
-                found[last].append((forward, self.layout.for_backward(group.root)))
-        return found
+                needs[last].append((forward, self.layout.for_backward(group.root)))
+        return needs
 
     def in_order(
         self, nodes: Sequence[Node], due: Mapping[int, list[Need]], blocks: Mapping[int, int]
     ) -> list[tuple[int, Need]]:
-        """What `nodes` ask for, and what is `due` behind them, in order, with the block that asks,
-        of those that ops are in."""
-        found: list[tuple[int, Need]] = []
+        """The needs of `nodes`, and those that are `due` after them, in order, each with the block
+        of its op, which `blocks` has."""
+        needs: list[tuple[int, Need]] = []
         block = 0
         for node in nodes:
             block = blocks.get(node.index, block)
-            here = (*self.reads.get(node.index, ()), *due.get(node.index, ()))
-            found += ((block, asked) for asked in here)
-        return found
+            node_needs = (*self.reads.get(node.index, ()), *due.get(node.index, ()))
+            needs += ((block, need) for need in node_needs)
+        return needs
 
     def left(self) -> Iterator[Value]:
-        """What is not freed: what leaves the graph, or what turns put together before the last."""
+        """The values that are not freed: outputs of the graph, or the results of microbatches
+        before the last."""
         if self.is_last:
             for node in self.graph.with_role(*OUTPUT_ROLES):
                 yield from self.leaving(node)
@@ -185,24 +188,29 @@ class StepState:
             yield Value(node.phase, ref, self.layout.output_state(ref))
 
     def carried(self, second: Sequence[Event]) -> tuple[Value, ...]:
-        """What the second part of backward needs of what there is before it, but for what all of
-        backward is given."""
+        """The values from before the second part of backward that it needs, without tangents and
+        constants, which all of backward has."""
         leaving = [v for node in self.graph.with_role(Role.GRAD) for v in self.leaving(node)]
-        found = needed_by(second, leaving if self.is_last else ())
+        needed = needed_by(second, leaving if self.is_last else ())
         given = Role.TANGENT, Role.CONSTANT
-        return tuple(v for v in found if self.graph.nodes[v.ref.node].role not in given)
+        return tuple(v for v in needed if self.graph.nodes[v.ref.node].role not in given)
 
     def saved_for_backward(self) -> tuple[Value, ...]:
-        """What forward saves for backward, all of which it has made."""
-        away = {each.root: on_host(each, self.layout) for each in self.layout.offloaded_tensors}
+        """The values that forward saves for backward. PlanMismatchError if it has not made one of
+        them."""
+        host_values = {
+            each.root: on_host(each, self.layout) for each in self.layout.offloaded_tensors
+        }
         for each in self.layout.streamed_params:
             if each.backward is not None:
-                away[each.param] = at_home(each, self.layout)
-        found = tuple(away.get(group.root, self.routes.source(group)) for group in self.crossing())
-        for value in found:
+                host_values[each.param] = at_home(each, self.layout)
+        saved = tuple(
+            host_values.get(group.root, self.routes.source(group)) for group in self.crossing()
+        )
+        for value in saved:
             if value not in self.produced:
                 root = self.graph.nodes[value.ref.node]
                 raise PlanMismatchError(
                     f"{root.key}: kept in {value.state}, but the forward phase does not use it"
                 )
-        return found
+        return saved

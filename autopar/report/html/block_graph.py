@@ -1,7 +1,7 @@
 """What the ops of a block read and make, in which sharding: the content of the block's picture.
 
-Ops that would each be a line of a kernel (elementwise ops, sums, copies) are folded with their
-neighbours of the same module into one box, as long as nothing is redistributed between them.
+Ops that would each be a line of a kernel (elementwise ops, sums, copies) are folded into one box
+with their neighbours of the same module. Nothing is redistributed within a box.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_OPS = 400
 
 @dataclass(frozen=True, slots=True)
 class TensorRead:
-    """A tensor that a box reads: how it is made (empty if not known), in which sharding it is
-    read; both as in the file."""
+    """A tensor that a box reads: the sharding in which it is made (empty if not known), and that in
+    which it is read; both as in the file."""
 
     name: str
     source_state: str
@@ -45,8 +45,8 @@ class TensorRead:
 
 @dataclass(frozen=True, slots=True)
 class TensorWrite:
-    """A tensor that a box makes: its type, the sharding it is made in, and those it is sent to be
-    in for readers outside the picture."""
+    """A tensor that a box makes: its type, the sharding in which it is made, and those to which it
+    is redistributed for readers outside the picture."""
 
     type: str
     state: str
@@ -55,8 +55,9 @@ class TensorWrite:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Ops that are drawn as one, in order: their module within the block, names, time of each
-    block, what they read from outside the picture, and what they make for others."""
+    """Ops that are drawn as one, in order: their module within the block, their names, and their
+    time in one block. `reads` come from outside the picture, `makes` are for other boxes or
+    readers."""
 
     module: str
     ops: tuple[str, ...]
@@ -188,7 +189,7 @@ def _sent(plan: StagePlan, key: str, state: str) -> tuple[str, ...]:
 
 
 def _folds(op: OpTotal) -> bool:
-    """Whether an op is drawn with its neighbours: what fuses, and is no op of autopar's own."""
+    """Whether an op is drawn with its neighbours: it fuses, and is none of autopar's own ops."""
     return op.op.startswith("aten.") and fuses(op.op)
 
 
@@ -199,18 +200,18 @@ def _reads(plan: StagePlan, phase: str, key: str) -> Iterator[tuple[str, TensorR
         source, output = _source(ops, name)
         if name.startswith(PARAM):
             param = _param(plan, name)
-            made = (
+            source_state = (
                 "" if param is None else param.storage if phase == _FORWARD else param.for_backward
             )
-            yield "", TensorRead(_stem(name).rpartition(".")[2], made, read)
+            yield "", TensorRead(_stem(name).rpartition(".")[2], source_state, read)
         elif source and ops[source].outputs:
             maker = ops[source]
-            made = maker.outputs[min(output, len(maker.outputs) - 1)][1]
+            source_state = maker.outputs[min(output, len(maker.outputs) - 1)][1]
             where = general(maker.module).rpartition(".")[2].replace("*", "")
             title = f"{where} {short_op(maker.op)}".strip()
             if maker.phase != phase:
-                made, title = plan.structure.saved.get(name, made), f"saved {title}"
-            yield source, TensorRead(title, made, read)
+                source_state, title = plan.structure.saved.get(name, source_state), f"saved {title}"
+            yield source, TensorRead(title, source_state, read)
         else:
             yield "", TensorRead(name, "", read)
 
@@ -232,9 +233,9 @@ def _stem(key: str) -> str:
 
 def _param(plan: StagePlan, key: str) -> Param | None:
     """The first parameter of a class."""
-    wanted = _stem(key).removeprefix(PARAM)
+    pattern = _stem(key).removeprefix(PARAM)
     params = plan.structure.params
-    return next((param for name, param in params.items() if general(name) == wanted), None)
+    return next((param for name, param in params.items() if general(name) == pattern), None)
 
 
 def fold(
@@ -242,8 +243,9 @@ def fold(
 ) -> list[list[str]]:
     """Groups of nodes, in the order of `nodes` (which is a topological one).
 
-    `nodes` are (name, kind): joined are two of one kind (None: of none) that a wire (from, to,
-    whether it may vanish) leads between, if no other way leads from the one to the other.
+    `nodes` are (name, kind), `wires` are (from, to, whether it may vanish). Two nodes of one kind
+    are joined if a wire that may vanish connects them, and no other path does. Nodes of kind None
+    are never joined.
     """
     kind, place = dict(nodes), {name: k for k, (name, _) in enumerate(nodes)}
     home = {name: name for name in place}
@@ -276,5 +278,5 @@ def fold(
 def _connect(graph: nx.DiGraph[str], wires: Iterable[tuple[str, str, bool]]) -> None:
     """Add wires; of several between two nodes, one that stays keeps them apart."""
     for start, end, stays in wires:
-        known = graph.get_edge_data(start, end, {"stays": False})
-        graph.add_edge(start, end, stays=stays or known["stays"])
+        edge = graph.get_edge_data(start, end, {"stays": False})
+        graph.add_edge(start, end, stays=stays or edge["stays"])

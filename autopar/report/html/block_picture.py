@@ -1,8 +1,8 @@
 """The picture of a block: ops as boxes in layers, and what is redistributed between them.
 
-A box has a stripe per mesh axis in the colour of the axis if what the box makes is sharded on it,
-hatched if it is a partial sum, pale if replicated. An arrow along which a tensor is redistributed
-is drawn strong, and the sharding it is read in stands above the box it leads to.
+A box has a stripe per mesh axis. It has the colour of the axis if what the box makes is sharded on
+it, and is hatched for a partial sum, pale if replicated. An arrow along which a tensor is
+redistributed is drawn strong, and the sharding it is read in stands above the box it leads to.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from autopar.report.placed import parsed, sharding_text
 #
 # Boxes stand in layers, each below all it follows; an arrow over several layers passes through a
 # narrow place in each, so that it crosses no box. Within a layer boxes are ordered by the middle of
-# their neighbours (Sugiyama, Tagawa and Toda, 1981), and then stand as near as they can to below
-# and above them: least squares under the order, which is isotonic regression.
+# their neighbours (Sugiyama, Tagawa and Toda, 1981). Then they are placed as near as possible to
+# below and above these: least squares under the order, which is isotonic regression.
 
 Point = tuple[float, float]
 
@@ -47,8 +47,9 @@ class Placed:
 
 
 def arrange(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
-    """`sizes` are (width, height) of the boxes, `arrows` lead from a box to another; without cycles
-    and repetitions. What no arrows join stands side by side, the largest first."""
+    """Where boxes and arrows go. `sizes` are (width, height) of the boxes; `arrows` lead from a box
+    to another, without cycles and repetitions. Groups that no arrows join stand side by side, the
+    largest first."""
     graph: nx.Graph[int] = nx.Graph(arrows)
     graph.add_nodes_from(range(len(sizes)))
     joined = map(sorted, nx.connected_components(graph))
@@ -63,8 +64,8 @@ def arrange(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, in
         left = width + 2 * _BESIDE if width else 0.0
         for box, (x, y) in zip(group, part.boxes, strict=True):
             boxes[box] = left + x, y
-        for arrow, way in zip(inside, part.arrows, strict=True):
-            passed[arrow] = tuple((left + x, y) for x, y in way)
+        for arrow, path in zip(inside, part.arrows, strict=True):
+            passed[arrow] = tuple((left + x, y) for x, y in path)
         width, height = left + part.width, max(height, part.height)
     return Placed(tuple(boxes), tuple(passed[arrow] for arrow in arrows), width, height)
 
@@ -112,17 +113,18 @@ def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int
 
 
 def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
-    """Each box below all it follows; what follows nothing just above the first that follows it."""
+    """The layer of each box: below all boxes that it follows. A box that follows none is just above
+    the first that follows it."""
     graph: nx.DiGraph[int] = nx.DiGraph(arrows)
     graph.add_nodes_from(range(count))
-    found = [0] * count
+    layers = [0] * count
     for layer, boxes in enumerate(nx.topological_generations(graph)):
         for box in boxes:
-            found[box] = layer
+            layers[box] = layer
     for box in range(count):
         if not graph.pred[box] and graph.succ[box]:
-            found[box] = min(found[end] for end in graph.succ[box]) - 1
-    return found
+            layers[box] = min(layers[end] for end in graph.succ[box]) - 1
+    return layers
 
 
 def _order(rows: list[list[int]], above: list[list[int]], below: list[list[int]]) -> None:
@@ -144,19 +146,19 @@ def _order(rows: list[list[int]], above: list[list[int]], below: list[list[int]]
 def _columns(
     rows: list[list[int]], widths: list[float], above: list[list[int]], below: list[list[int]]
 ) -> list[float]:
-    """The middle of every box, none of a row nearer to one another than they are wide. Boxes
-    at which ways end count less than others, and make room for them."""
+    """The middle of every box; boxes of a row leave room for their widths. Boxes at which chains of
+    arrows end weigh less than others, and make room for them."""
     x = [0.0] * len(widths)
     weights = [1.0 if above[k] and below[k] else _LOOSE for k in range(len(widths))]
     for sweep in range(_SWEEPS):
         for row in reversed(rows) if sweep % 2 else rows:
-            wanted: list[float] = []
+            targets: list[float] = []
             for box in row:
                 near = above[box] + below[box] if sweep >= 4 else above[box] or below[box]
                 total = sum(weights[n] for n in near)
-                wanted.append(sum(weights[n] * x[n] for n in near) / total if near else x[box])
+                targets.append(sum(weights[n] * x[n] for n in near) / total if near else x[box])
             spans = [widths[box] for box in row]
-            for box, at in zip(row, _apart(wanted, spans, [weights[box] for box in row])):
+            for box, at in zip(row, _apart(targets, spans, [weights[box] for box in row])):
                 x[box] = at
     left = min((x[k] - widths[k] / 2 for k in range(len(x))), default=0.0)
     return [at - left for at in x]
@@ -176,14 +178,14 @@ def _apart(
             before = pools.pop()
             total, mass, count = total + before[0], mass + before[1], count + before[2]
         pools.append((total, mass, count))
-    found = [total / mass for total, mass, count in pools for _ in range(count)]
-    return [at + offset for at, offset in zip(found, offsets, strict=True)]
+    pooled = [total / mass for total, mass, count in pools for _ in range(count)]
+    return [at + offset for at, offset in zip(pooled, offsets, strict=True)]
 
 
 _SIZE, _SMALL = 12.0, 10.5
 _LINE, _PAD, _STRIPE = 15.0, 8.0, 5.0
 _MAX_WIDTH = 270.0
-_MAX_READS, _MAX_MADE = 4, 3
+_MAX_READS, _MAX_OUTPUTS = 4, 3
 _MARGIN = 8.0
 
 
@@ -247,9 +249,9 @@ def _drawn(graph: BlockGraph, k: int, mesh: Mesh) -> Drawn:
         lines += _lines(
             f"{read.name} {sharding_text(read.source_state or read.read, mesh)}", read, mesh
         )
-    for made in box.makes[:_MAX_MADE]:
-        lines.append(Line(f"makes {sharding_text(made.state, mesh)}", "", _SMALL))
-        lines += [Line(f"→ {sharding_text(state, mesh)}", "moved", _SMALL) for state in made.sent]
+    for output in box.makes[:_MAX_OUTPUTS]:
+        lines.append(Line(f"makes {sharding_text(output.state, mesh)}", "", _SMALL))
+        lines += [Line(f"→ {sharding_text(state, mesh)}", "moved", _SMALL) for state in output.sent]
     texts = [(line.words, line.size) for line in lines[:1] + lines[2:]]
     texts += [(label, _SMALL) for label in labels]
     stripes = _STRIPE * len(mesh)
@@ -267,8 +269,8 @@ def _lines(words: str, read: TensorRead, mesh: Mesh) -> Iterator[Line]:
 
 def _read_words(read: TensorRead, mesh: Mesh) -> str:
     """`weight [S(0) on dp] → replicated`."""
-    made = f"{sharding_text(read.source_state, mesh)} → " if read.is_moved else ""
-    return f"{read.name} {made}{sharding_text(read.read, mesh)}"
+    source = f"{sharding_text(read.source_state, mesh)} → " if read.is_moved else ""
+    return f"{read.name} {source}{sharding_text(read.read, mesh)}"
 
 
 def _output_text(output: TensorWrite, mesh: Mesh) -> str:
@@ -284,7 +286,7 @@ def _box(drawn: Drawn, x: float, y: float, mesh: Mesh) -> Iterator[Markup]:
     box = drawn.box
     tip = [box.module, " · ".join(box.ops), format_ns(box.time_ns)]
     tip += [f"reads {_read_words(read, mesh)}" for read in box.reads]
-    tip += [f"{_output_text(made, mesh)} ({made.type})" for made in box.makes]
+    tip += [f"{_output_text(output, mesh)} ({output.type})" for output in box.makes]
     height = drawn.height - drawn.top
     yield rect(left, top, drawn.width, height, "box", "\n".join(tip), 5)
     for k, class_ in enumerate(_stripes(box, mesh)):

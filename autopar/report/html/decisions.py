@@ -32,11 +32,13 @@ def decisions(plan: StagePlan) -> tuple[DecisionRow, ...]:
 
 def _params(plan: StagePlan) -> Iterable[DecisionRow]:
     for group in param_groups(plan.structure.params, plan.structure.mesh):
-        kept = "" if group.for_backward == group.storage else f"; for backward {group.for_backward}"
+        for_backward = (
+            "" if group.for_backward == group.storage else f"; for backward {group.for_backward}"
+        )
         shape = f"{group.dtype}[{', '.join(map(str, group.shape))}]"
         details = f"{group.count} of {shape}" if group.count > 1 else shape
         figure = format_bytes(group.local_bytes)
-        yield DecisionRow("parameter", group.name, group.stored + kept, details, figure)
+        yield DecisionRow("parameter", group.name, group.stored + for_backward, details, figure)
 
 
 def _ops(plan: StagePlan) -> Iterable[DecisionRow]:
@@ -46,8 +48,8 @@ def _ops(plan: StagePlan) -> Iterable[DecisionRow]:
         if total is None:
             yield DecisionRow("op", key, choice, "", "")
             continue
-        made = ", ".join(sharding_text(state, mesh) for _, state in total.outputs)
-        made = made or choice_text(choice, mesh)
+        decision = ", ".join(sharding_text(state, mesh) for _, state in total.outputs)
+        decision = decision or choice_text(choice, mesh)
         kinds = ", ".join(kind for kind, _ in total.outputs)
         parts = (
             total.phase,
@@ -57,7 +59,7 @@ def _ops(plan: StagePlan) -> Iterable[DecisionRow]:
         )
         name = f"{total.module or WHOLE_MODEL}: {short_op(total.op)}"
         details = ", ".join(part for part in parts if part)
-        yield DecisionRow("op", name, made, details, format_ns(_ns(total)))
+        yield DecisionRow("op", name, decision, details, format_ns(_ns(total)))
 
 
 def _ns(total: OpTotal | None) -> int:

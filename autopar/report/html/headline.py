@@ -215,8 +215,8 @@ def _facts(
 
 
 def _meshes(pipeline: PipelineContent) -> tuple[str, ...]:
-    found = grouped((row.mesh or "one device", row.stage) for row in pipeline.stages)
-    return tuple(f"{mesh}: {stages_text(stages)}" for mesh, stages in found.items())
+    by_mesh = grouped((row.mesh or "one device", row.stage) for row in pipeline.stages)
+    return tuple(f"{mesh}: {stages_text(stages)}" for mesh, stages in by_mesh.items())
 
 
 def _cluster(name: str, rates: ClusterRates) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ STACKED = {
 over microbatches count as gradients, which they become."""
 
 MAX_COLUMNS = 700
-"""Points of the curve; of those in between the fullest is drawn."""
+"""Points of the curve; each is the fullest of several if there are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,16 @@ def memory_use(plan: StagePlan) -> MemoryUse:
 
 
 def _columns(curve: MemoryCurve, memory: Memory) -> list[Column]:
-    found: list[Column] = []
+    columns: list[Column] = []
     start_ns = 0
     always = memory.params, memory.optimizer, memory.gradients + memory.accumulated
     for end_ns, *held in zip(curve.time_ns, curve.unsharded, curve.saved, curve.transient):
         if end_ns > start_ns:
-            found.append(Column(start_ns, end_ns, (*always, *held)))
+            columns.append(Column(start_ns, end_ns, (*always, *held)))
             start_ns = end_ns
-        elif found and sum(always) + sum(held) > found[-1].total:
-            found[-1] = Column(found[-1].start_ns, found[-1].end_ns, (*always, *held))
-    return found
+        elif columns and sum(always) + sum(held) > columns[-1].total:
+            columns[-1] = Column(columns[-1].start_ns, columns[-1].end_ns, (*always, *held))
+    return columns
 
 
 def _thinned(columns: list[Column]) -> tuple[Column, ...]:

@@ -29,7 +29,7 @@ from autopar.report.stage_content import critical_parts
 from autopar.report.timeline import COMPUTE, UPDATE, DrawnStep, Track, timeline
 
 NUM_COLOURS = 6
-"""Colours of mesh axes in the style sheet; further axes begin again."""
+"""Colours of mesh axes in the style sheet; further axes reuse them in order."""
 
 MAX_STAGES = 8
 """Stages whose own content is on the page of all."""
@@ -83,8 +83,8 @@ def content(plan: Plan, stage: int | None = None) -> Page:
         headline(plan, pipeline, limits[0] if whole is None else None),
         None if whole is None else pipeline_part(plan, whole),
         tuple(
-            _stage_page(plan.stages[k], rows[k], step, found)
-            for k, step, found in zip(numbers, steps, limits, strict=True)
+            _stage_page(plan.stages[k], rows[k], step, bottlenecks)
+            for k, step, bottlenecks in zip(numbers, steps, limits, strict=True)
         ),
     )
 
@@ -171,7 +171,7 @@ class AxisTraffic:
 
 
 def axis_traffic(plan: StagePlan, shares: Sequence[AxisShare]) -> Iterator[AxisTraffic]:
-    """The traffic of every axis of the mesh, in its order, also of those that send nothing."""
+    """The traffic of every axis of the mesh, in its order, also of axes that send nothing."""
     totals = plan.estimates.collectives
     longest = max((total.time_ns for total in totals), default=0) or 1
     sizes = {axis.name: axis.size for axis in plan.structure.mesh}

@@ -22,7 +22,7 @@ from autopar.report.timeline import UPDATE, Track
 from autopar.report.waits import MAX_RANKS, SimulatedAction, SimulatedRank
 
 SHARED = Track("network")
-"""What ranks share at the end."""
+"""The track of messages at the end of a step."""
 
 MAX_ACTION_BARS = 4000
 """Bars of the picture, about, and of a row of it."""
@@ -51,11 +51,11 @@ class PipelinePart:
 
 def pipeline_part(plan: Plan, content: PipelineContent) -> PipelinePart:
     """The part of a plan in stages."""
-    table, played, ranks = simulated_plan(plan)
+    table, simulated, ranks = simulated_plan(plan)
     kinds = {action.kind for row in table.rows for action in row}
     return PipelinePart(
         content=content,
-        panel=Panel("", "The step", played.step_ns, (), tuple(_rows(ranks, played.step_ns))),
+        panel=Panel("", "The step", simulated.step_ns, (), tuple(_rows(ranks, simulated.step_ns))),
         passes=tuple(kind for kind in Pass if kind in kinds),
         num_left_out=max(0, len(ranks) - MAX_RANKS),
         memory=tuple(
@@ -76,7 +76,7 @@ def _rows(ranks: Sequence[SimulatedRank], step_ns: int) -> Iterator[TrackRow]:
             if len(rank.stages) > 1
             else stages_text(rank.stages)
         )
-        found = [bar for group in bars for bar in group]
+        blocks = [bar for group in bars for bar in group]
         at_end = (
             (SHARED, "shared", rank.complete_ns - rank.shared_ns, rank.complete_ns),
             (UPDATE, "optimizer", rank.complete_ns, rank.complete_ns + rank.update_ns),
@@ -84,13 +84,12 @@ def _rows(ranks: Sequence[SimulatedRank], step_ns: int) -> Iterator[TrackRow]:
         for track, what, start_ns, end_ns in at_end:
             if start_ns < end_ns:
                 tip = f"{what}\nfrom {format_ns(start_ns)}, for {format_ns(end_ns - start_ns)}"
-                found.append(DrawnBar(track, start_ns, end_ns, 1.0, (what,), tip))
-        yield TrackRow(title, tuple(found))
+                blocks.append(DrawnBar(track, start_ns, end_ns, 1.0, (what,), tip))
+        yield TrackRow(title, tuple(blocks))
 
 
 def _groups(actions: Iterable[SimulatedAction], thin_ns: float) -> Iterator[list[SimulatedAction]]:
-    """Actions that are drawn as one: thin ones that nearly touch, as many as it takes for what can
-    be seen."""
+    """Actions that are drawn as one bar: thin ones that nearly touch, until the bar can be seen."""
     group: list[SimulatedAction] = []
     for each in actions:
         is_apart = bool(group) and each.start_ns - group[-1].end_ns >= thin_ns

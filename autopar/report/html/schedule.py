@@ -1,8 +1,8 @@
 """The step as rows of bars: the content of the page's Gantt picture.
 
-The first panel has the whole step. A run that repeats is one bar there, filled as far as each track
-is busy in it, with a letter; the panel of that letter has one repetition, op by op. The first row
-of a panel is the critical path, in bars of the tracks that it goes by; of a run that repeats, one
+The first panel has the whole step. A run that repeats is one bar there with a letter, filled as far
+as each track is busy in it. The panel of that letter has one repetition, op by op. The first row of
+a panel is the critical path, in bars of the tracks along it. A run that repeats has these bars one
 above the other, each as high as its share.
 """
 
@@ -121,22 +121,22 @@ def _letters(step: DrawnStep) -> list[tuple[Stretch, str]]:
 
 
 def _overview(step: DrawnStep, letters: list[tuple[Stretch, str]], plan: StagePlan) -> Panel:
-    known = {stretch.start_ns: letter for stretch, letter in letters}
-    found = _no_bars(step)
+    letter_of = {stretch.start_ns: letter for stretch, letter in letters}
+    bars = _no_bars(step)
     spans: list[DrawnBar] = []
     for stretch in step.stretches:
         if stretch.end_ns == stretch.start_ns:
             continue
         if stretch.run.times == 1:
-            _add_bars(found, step, (stretch.start_ns, stretch.end_ns), 0, step.end_ns * THIN, plan)
+            _add_bars(bars, step, (stretch.start_ns, stretch.end_ns), 0, step.end_ns * THIN, plan)
             continue
         title = f"{step.title(stretch)}, {stretch.run.times} times"
-        letter = known.get(stretch.start_ns, "")
+        letter = letter_of.get(stretch.start_ns, "")
         long = f"{letter}  {title}".strip()
         labels = long, f"{letter} ×{stretch.run.times}", letter
         spans.append(_whole(Track("compute"), stretch, 1.0, labels, title))
-        _add_run(found, step, stretch, title)
-    return Panel("", "The step", step.end_ns, tuple(spans), _rows(found))
+        _add_run(bars, step, stretch, title)
+    return Panel("", "The step", step.end_ns, tuple(spans), _rows(bars))
 
 
 def _add_run(
@@ -170,10 +170,10 @@ def _whole(
 def _inside(step: DrawnStep, stretch: Stretch, letter: str, plan: StagePlan) -> Panel:
     """One repetition in the middle, where what came before and comes behind is like it."""
     start_ns, end_ns = step.extent(stretch, stretch.run.times // 2)
-    found = _no_bars(step)
-    _add_bars(found, step, (start_ns, end_ns), start_ns, (end_ns - start_ns) * THIN, plan)
+    bars = _no_bars(step)
+    _add_bars(bars, step, (start_ns, end_ns), start_ns, (end_ns - start_ns) * THIN, plan)
     title = f"{step.title(stretch)}, once of {stretch.run.times} times"
-    return Panel(letter, title, end_ns - start_ns, (), _rows(found))
+    return Panel(letter, title, end_ns - start_ns, (), _rows(bars))
 
 
 def _no_bars(step: DrawnStep) -> dict[str, list[DrawnBar]]:
@@ -245,11 +245,11 @@ def _tip(bar: Bar, plan: StagePlan) -> str:
 
 
 def _runs(step: DrawnStep, letters: list[tuple[Stretch, str]]) -> Iterable[RunRow]:
-    known = {stretch.start_ns: letter for stretch, letter in letters}
+    letter_of = {stretch.start_ns: letter for stretch, letter in letters}
     for stretch in step.stretches:
         busy = step.busy_ns(stretch)
         yield RunRow(
-            letter=known.get(stretch.start_ns, "") if stretch.run.times > 1 else "",
+            letter=letter_of.get(stretch.start_ns, "") if stretch.run.times > 1 else "",
             title=step.title(stretch),
             times=stretch.run.times,
             start_ns=stretch.start_ns,

@@ -88,8 +88,8 @@ def points(where: Iterable[tuple[float, float]]) -> str:
 
 
 def text_width(words: str, size: float) -> float:
-    """Units that a text takes in a font of `size`, at most: fonts differ, and the page takes what
-    is there; the figures are those of a wide one (DejaVu Sans)."""
+    """The most units that a text takes in a font of `size`. Fonts differ, and the page takes what
+    is there: the figures are those of a wide one (DejaVu Sans)."""
     return size * sum(map(_character_width, clean(words)))
 
 

@@ -1,15 +1,14 @@
 """Values for a model on the meta device, as its own modules would give them, one tensor at a time.
 
-Each tensor is made by itself: in a copy of the model in which everything else stays on meta, the
-methods that initialise it are run again, with random numbers that start from the seed and the
-tensor's name. What it becomes therefore depends on nothing but the seed, the name and the model:
-not on other tensors, the mesh, or the number of ranks. Eager draws all tensors from one stream of
-random numbers, in the order in which modules are made: the distributions are the same, the numbers
-are not.
+Each tensor is initialised by itself, in a copy of the model in which all else stays on meta. The
+methods that initialise it run there, with random numbers that start from the seed and the tensor's
+name. So its values depend on the seed, the name and the model alone: not on other tensors, the
+mesh, or the number of ranks. Eager draws all tensors from one stream of random numbers, in the
+order in which modules are made: the distributions are the same, the numbers are not.
 
-The methods are, of the module that holds the tensor and then of each module around it,
-`reset_parameters()` or `_reset_parameters()`, as in torch, and then `_init_weights(module)` of the
-nearest module around that has it, which is how `transformers` does it.
+The methods are `reset_parameters()` or `_reset_parameters()`, as in torch, of the module that holds
+the tensor and then of each module around it. Then comes `_init_weights(module)` of the nearest
+module around that has it, as in `transformers`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Initialiser:
 
     def read(self, name: str, place: Region) -> Tensor:
         """The rectangle of the tensor called `name` at `place`, in memory of its own, on the CPU.
-        The whole tensor is made and dropped again."""
+        The whole tensor is made meanwhile."""
         return self.whole(name)[place].clone(memory_format=torch.contiguous_format)
 
     def whole(self, name: str) -> Tensor:
@@ -85,8 +84,9 @@ class Initialiser:
             raise WeightsError(f"initialising {name} failed: {error}") from error
 
     def _initialised(self, name: str, real: list[str]) -> Tensor | None:
-        """The value, while the tensors called `real` have memory; None if a part of it is left as
-        it was. The methods of the model often do all: those of torch run only if they do not."""
+        """The value, while the tensors called `real` have memory; None if a part of it is not
+        initialised. The methods of the model often initialise all: those of torch run only if they
+        do not."""
         for passes in ((_by_model,), (_by_torch, _by_model)):
             value = self._run(name, real, 0, passes)
             if value.is_floating_point() or value.is_complex():
@@ -200,10 +200,10 @@ def on_meta() -> Generator[None, None, None]:
             return None
         known = vars(param)
         if _TWIN not in known:
-            made = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
-            vars(made).update(known)
+            meta_param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+            vars(meta_param).update(known)
             # For a second module that is given the same parameter: tied ones stay tied.
-            known[_TWIN] = made
+            known[_TWIN] = meta_param
         return known[_TWIN]
 
     hook: Any = to_meta

@@ -1,7 +1,7 @@
-"""Tensors that are not in memory, of which any rectangle can be had: what checkpoints consist of.
+"""Tensors of checkpoints, which are not in memory, and of which any rectangle can be read.
 
-A rank asks for its shard alone. Checkpoints of `transformers` may store a tensor of the model as
-several (one per expert, say), so that tensors can be put together without being read.
+A rank reads its shard alone. Checkpoints of `transformers` may store a tensor of the model as
+several, such as one per expert, so that tensors can be joined without being read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Stored:
     def read(self, place: Region) -> Tensor:
         if not place:
             return self.file.get_tensor(self.name).clone()
-        # What comes back is a view of the file, of which only what is copied is read.
+        # The result is a view of the file, of which only what is copied is read.
         return self.file.get_slice(self.name)[place].clone(memory_format=torch.contiguous_format)
 
 
@@ -130,16 +130,16 @@ class Joined:
         return self.parts[0].dtype
 
     def read(self, place: Region) -> Tensor:
-        wanted, begin = place[self.dim], 0
-        found: list[Tensor] = []
+        span, begin = place[self.dim], 0
+        parts: list[Tensor] = []
         for part in self.parts:
             length = part.shape[self.dim]
-            low, high = max(wanted.start - begin, 0), min(wanted.stop - begin, length)
+            low, high = max(span.start - begin, 0), min(span.stop - begin, length)
             if low < high:
                 inner = (*place[: self.dim], slice(low, high), *place[self.dim + 1 :])
-                found.append(part.read(inner))
+                parts.append(part.read(inner))
             begin += length
-        return torch.cat(found, self.dim) if found else _empty(place, self.dtype)
+        return torch.cat(parts, self.dim) if parts else _empty(place, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
 _PACKED = "F4"
-"""Counted by the element in files; torch has two in a byte, along the last dim."""
+"""Files count elements; torch counts bytes of two, along the last dim."""
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> dict[str, Lazy]:
@@ -207,24 +207,24 @@ def open_checkpoint(path: str | os.PathLike[str]) -> dict[str, Lazy]:
     if not root.exists():
         raise WeightsError(f"weights: there is no file or directory {root}")
     files, expected = _files(root) if root.is_dir() else ([root], None)
-    found: dict[str, Lazy] = {}
+    tensors: dict[str, Lazy] = {}
     for file in files:
         for name, tensor in _open(file).items():
             if expected is not None and expected.get(name) != file.name:
                 continue
-            if name in found:
+            if name in tensors:
                 raise WeightsError(f"weights: {name} is in two files of {root}")
-            found[name] = tensor
-    missing = sorted(set(expected or ()) - set(found))
+            tensors[name] = tensor
+    missing = sorted(set(expected or ()) - set(tensors))
     if missing:
         raise WeightsError(
             f"weights: the index in {root} speaks of {missing[0]}, which its file does not have"
         )
-    return found
+    return tensors
 
 
 def _files(root: Path) -> tuple[list[Path], Mapping[str, str] | None]:
-    """The files of a directory, and what its index says is where."""
+    """The files of a directory, and the file of each tensor by its index."""
     indices = sorted(root.glob(f"*{_INDEX}"))
     if len(indices) > 1:
         raise WeightsError(

@@ -1,7 +1,7 @@
 """Checkpoints whose tensors have other names and forms than the model's: hooks and `transformers`.
 
-They are run on tensors without values. What they hand on as it is keeps its place in the files, of
-which a rank reads its shards; only what they compute is computed, of whole tensors.
+They are run on tensors without values. A tensor that they pass through keeps its place in the
+files, of which a rank reads its shards. Only what they compute is computed, from whole tensors.
 """
 
 from __future__ import annotations
@@ -48,31 +48,31 @@ class Computed:
 
 def as_loaded(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
     """The tensors of a checkpoint under the names, and in the forms, that `model` loads; those that
-    it does not know, under their own. The model is left as it is."""
+    it does not know keep their names. The model is not changed."""
     blank: dict[str, Tensor] = {
         name: torch.empty(lazy.shape, dtype=lazy.dtype, device="meta")
         for name, lazy in stored.items()
         if not isinstance(lazy, Unreadable)
     }
-    found = _loaded(model, blank)
+    loaded = _loaded(model, blank)
     names = {id(tensor): name for name, tensor in blank.items()}
-    if any(id(tensor) not in names for tensor in found.values()):
-        handed_on = set(map(id, found.values()))
+    if any(id(tensor) not in names for tensor in loaded.values()):
+        unchanged = set(map(id, loaded.values()))
         given = {
-            name: tensor if id(tensor) in handed_on else stored[name].read(everything(tensor.shape))
+            name: tensor if id(tensor) in unchanged else stored[name].read(everything(tensor.shape))
             for name, tensor in blank.items()
         }
-        found = _loaded(model, given)
+        loaded = _loaded(model, given)
     unreadable = {n: lazy for n, lazy in stored.items() if isinstance(lazy, Unreadable)}
     return unreadable | {
         name: stored[names[id(tensor)]] if id(tensor) in names else Computed(tensor.detach())
-        for name, tensor in found.items()
+        for name, tensor in loaded.items()
     }
 
 
 def _loaded(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is there to load, by name, once all modules have changed a state dict: runs what they do
-    as they load, but for what all do, to copy values."""
+    """The state dict to load, once all modules have changed it. Runs the modules' own loading
+    methods and hooks, without the copying of values that all share."""
     values: dict[str, Tensor] = {}
 
     def take(module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
@@ -99,13 +99,13 @@ def _loaded(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # `save_pretrained` and the checkpoints of the hub keep old forms: without the prefix of the task's
 # model, or one tensor per expert where the model has one for all. `transformers` describes how to
 # get from one to the other; here that is done without reading. `tests/runtime/test_weights.py`
-# holds what is relied on of its internals.
+# checks the internals that this relies on.
 
 
 def renamed_tensors(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
     """The tensors of a checkpoint under the names, and in the forms, that `model` has.
 
-    WeightsError for a form that cannot be taken piece by piece.
+    WeightsError for a form that cannot be read shard by shard.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
@@ -121,24 +121,24 @@ def renamed_tensors(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, L
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     by_pattern = {p: c for c in converters for p in c.source_patterns}
     prefix = str(model.base_model_prefix)
-    found: dict[str, Lazy] = {}
+    tensors: dict[str, Lazy] = {}
     collected: dict[str, dict[str, list[Lazy]]] = defaultdict(lambda: defaultdict(list))
     for key in sorted(stored, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, prefix, state)
         if name not in state and key in state:
             name, pattern = rename_source_key(key, [], [], prefix, state)
         if pattern is None:
-            found[name] = stored[key]
+            tensors[name] = stored[key]
         else:
             collected[name][pattern].append(stored[key])
     for name, parts in collected.items():
         shape = tuple(state[name].shape)
-        found[name] = _converted(name, by_pattern[next(iter(parts))], parts, shape)
-    return found
+        tensors[name] = _converted(name, by_pattern[next(iter(parts))], parts, shape)
+    return tensors
 
 
 def ignorable(model: nn.Module, stored: Mapping[str, Lazy]) -> frozenset[str]:
-    """The names that the model says a checkpoint may have in vain, of those of a checkpoint."""
+    """The names in a checkpoint that the model declares ignorable."""
     patterns: list[str] = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
     # Checkpoints of older versions store the frequencies of rotary embeddings in every layer.
     patterns.append(r"rotary_emb\.inv_freq$")
@@ -148,7 +148,7 @@ def ignorable(model: nn.Module, stored: Mapping[str, Lazy]) -> frozenset[str]:
 def _converted(
     name: str, converter: Any, parts: Mapping[str, list[Lazy]], shape: tuple[int, ...]
 ) -> Lazy:
-    """One tensor from those that a converter takes, as its operations say."""
+    """One tensor from those that a converter takes, by its operations."""
     if len(converter.target_patterns) != 1:
         raise _unknown(name, converter.operations[0])
     held: dict[str, list[Lazy]] = {p: parts[p] for p in converter.source_patterns if p in parts}

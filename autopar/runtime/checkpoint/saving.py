@@ -15,27 +15,25 @@ from autopar.runtime.process.world import World
 
 
 def gather_on_rank_0(tensors: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Each DTensor as the whole tensor, on the CPU of rank 0; the others, by their `rank`, end with
-    nothing.
+    """Each DTensor as the whole tensor, on the CPU, on rank 0; an empty dict on every other `rank`.
 
-    Tensors of several names stay one. One whole tensor at a time is on the device. A collective
-    call.
+    Tied tensors stay one. One whole tensor at a time is on the device. A collective call.
     """
-    found: dict[str, Any] = {}
-    made: dict[int, Any] = {}
+    gathered: dict[str, Any] = {}
+    wholes: dict[int, Any] = {}
     for name, value in tensors.items():
-        if id(value) not in made:
+        if id(value) not in wholes:
             whole = value.full_tensor() if isinstance(value, DTensor) else value
-            made[id(value)] = whole.detach().cpu() if isinstance(whole, Tensor) else whole
+            wholes[id(value)] = whole.detach().cpu() if isinstance(whole, Tensor) else whole
         if rank == 0:
-            found[name] = made[id(value)]
+            gathered[name] = wholes[id(value)]
         else:
-            made[id(value)] = None
-    return found
+            wholes[id(value)] = None
+    return gathered
 
 
 class Library:
-    """The parameters of a model, for every rank to read them whole without the others."""
+    """The parameters of a model, which each rank can read whole without the others."""
 
     def __init__(self, model: nn.Module, world: World) -> None:
         self._model = model
@@ -44,21 +42,21 @@ class Library:
             self._reader.saves = True
 
     def whole(self, state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-        """A `state_dict()` of the model with whole tensors, on the CPU, for DTensors. Tensors of
-        several names stay one."""
+        """A `state_dict()` of the model with whole tensors, on the CPU, for DTensors. Tied tensors
+        stay one."""
         if self._reader is None:
             return state
         params = dict(self._model.named_parameters(remove_duplicate=False))
         names = self._reader.names()
-        made: dict[int, Tensor] = {}
+        wholes: dict[int, Tensor] = {}
         for full_name, value in state.items():
             name = full_name.removeprefix(prefix)
             if not isinstance(value, DTensor) or name not in params:
                 continue
             param = params[name]
-            if id(param) not in made:
-                made[id(param)] = self._reader.whole(names[id(param)], param)
-            state[full_name] = made[id(param)]
+            if id(param) not in wholes:
+                wholes[id(param)] = self._reader.whole(names[id(param)], param)
+            state[full_name] = wholes[id(param)]
         return state
 
 

@@ -1,6 +1,6 @@
 """Where the values of a model's tensors come from: a checkpoint, initialisation, or the model.
 
-A `Source` hands out rectangles of tensors by name, so that a rank reads or makes no more than it
+A `Source` gives rectangles of tensors by name, so that a rank reads or makes no more than it
 stores. Everything about a checkpoint is checked before the model is touched.
 """
 
@@ -32,7 +32,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors that are read piece by piece, and converted to the dtype of the model."""
+    """Tensors that are read shard by shard, and converted to the dtype of the model."""
 
     tensors: Mapping[str, Lazy]
     dtypes: Mapping[str, torch.dtype]
@@ -44,11 +44,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Sources:
-    """Per tensor of the model that has no values, or is to get others, where they come from."""
+    """The source of each tensor of the model that has no values, or is to get others."""
 
     by_name: Mapping[str, Source] = field(default_factory=dict[str, Source])
     digest: str = "the model"
-    """What ranks compare."""
+    """Ranks compare it."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
@@ -67,8 +67,8 @@ def find_sources(
     """Where each tensor of `model` has its values from.
 
     With `weights`, parameters and persistent buffers are read from there, whatever the model holds.
-    With `seed`, what is on the meta device is initialised. Buffers that no checkpoint has are made
-    as the model's modules make them. Nothing is read or changed yet.
+    With `seed`, tensors on the meta device are initialised. Buffers that no checkpoint has are
+    initialised by the model's modules. Nothing is read or changed yet.
 
     WeightsError if the checkpoint lacks a tensor, has one more, or one of another shape; if a
     parameter on meta has neither.
@@ -76,13 +76,13 @@ def find_sources(
     if seed is not None and type(seed) is not int:
         raise WeightsError(f"seed={seed!r}: write a whole number, such as seed=0")
     tensors = dict((*model.named_parameters(), *model.named_buffers()))
-    found: dict[str, Source] = {}
+    by_name: dict[str, Source] = {}
     digest = "the model"
     if weights is not None:
         checkpoint = _checkpoint(model, tensors, weights)
-        found |= dict.fromkeys(checkpoint.tensors, checkpoint)
+        by_name |= dict.fromkeys(checkpoint.tensors, checkpoint)
         digest = f"checkpoint {checkpoint.digest}"
-    rest = [name for name, x in tensors.items() if x.is_meta and name not in found]
+    rest = [name for name, x in tensors.items() if x.is_meta and name not in by_name]
     if rest:
         params = [name for name in rest if isinstance(tensors[name], nn.Parameter)]
         if params and seed is None:
@@ -90,10 +90,10 @@ def find_sources(
                 f"parameters without values, on the meta device: {listed(params)}. Give "
                 "autopar.compile a checkpoint as weights=, or a seed= to initialise them"
             )
-        found |= dict.fromkeys(rest, Initialiser(model, seed or 0))
+        by_name |= dict.fromkeys(rest, Initialiser(model, seed or 0))
     if seed is not None:
         digest += f", seed {seed}"
-    return Sources(found, digest)
+    return Sources(by_name, digest)
 
 
 def _checkpoint(
@@ -111,29 +111,29 @@ def _checkpoint(
         stored = as_loaded(model, stored)
     persistent = set(model.state_dict(keep_vars=True))
     first = _first_names(model)
-    found: dict[str, Lazy] = {}
+    loaded: dict[str, Lazy] = {}
     unexpected: list[str] = []
     for name, lazy in stored.items():
         if name in first and first[name] in tensors:
-            found.setdefault(first[name], lazy)
+            loaded.setdefault(first[name], lazy)
         elif name not in unexpected_is_fine:
             unexpected.append(name)
-    wanted = {first[name] for name in persistent if name in first}
-    missing = [name for name in tensors if name in wanted and name not in found]
-    told: list[str] = []
+    required = {first[name] for name in persistent if name in first}
+    missing = [name for name in tensors if name in required and name not in loaded]
+    problems: list[str] = []
     if missing:
-        told.append(f"it lacks {listed(missing)}")
+        problems.append(f"it lacks {listed(missing)}")
     if unexpected:
-        told.append(f"only it has {listed(unexpected)}")
-    told += _misfits(tensors, found)
-    if told:
+        problems.append(f"only it has {listed(unexpected)}")
+    problems += _misfits(tensors, loaded)
+    if problems:
         raise WeightsError(
             f"the checkpoint {os.fspath(path)} does not fit {type(model).__name__}: "
-            + "; ".join(told)
+            + "; ".join(problems)
         )
-    lines = (f"{name} {lazy.dtype} {lazy.shape}" for name, lazy in sorted(found.items()))
+    lines = (f"{name} {lazy.dtype} {lazy.shape}" for name, lazy in sorted(loaded.items()))
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
-    return Checkpoint(found, {name: tensors[name].dtype for name in found}, digest)
+    return Checkpoint(loaded, {name: tensors[name].dtype for name in loaded}, digest)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -156,11 +156,11 @@ def _misfits(tensors: Mapping[str, Tensor], loaded: Mapping[str, Lazy]) -> Itera
     shapes: list[str] = []
     dtypes: list[str] = []
     for name, lazy in loaded.items():
-        wanted = tensors[name]
-        if tuple(wanted.shape) != lazy.shape:
-            shapes.append(f"{name} {list(lazy.shape)} where the model has {list(wanted.shape)}")
-        elif wanted.dtype != lazy.dtype and not {wanted.dtype, lazy.dtype} <= _CAST:
-            dtypes.append(f"{name} {lazy.dtype} where the model has {wanted.dtype}")
+        tensor = tensors[name]
+        if tuple(tensor.shape) != lazy.shape:
+            shapes.append(f"{name} {list(lazy.shape)} where the model has {list(tensor.shape)}")
+        elif tensor.dtype != lazy.dtype and not {tensor.dtype, lazy.dtype} <= _CAST:
+            dtypes.append(f"{name} {lazy.dtype} where the model has {tensor.dtype}")
     if shapes:
         yield f"shapes differ: {listed(shapes)}"
     if dtypes:

@@ -1,1 +1,1 @@
-"""What prices read, measured on the devices at hand, with all ranks at work at once."""
+"""Measures the profile that prices are read from, on the devices of all ranks at once."""

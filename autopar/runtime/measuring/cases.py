@@ -1,7 +1,7 @@
 """What a profile measures: a fixed list of sizes for each kind of device, as data.
 
-Matmuls of the usual dtypes are a grid over the elements they make and the products in each; squares
-give the ceiling of others. Attention is that of as many tokens in ever longer sequences.
+Matmuls of the usual dtypes are a grid over output sizes and depths; squares give the ceiling of
+other dtypes. Attention has a fixed number of tokens, in ever longer sequences.
 """
 
 from __future__ import annotations

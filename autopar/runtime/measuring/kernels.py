@@ -1,5 +1,5 @@
-"""What the kernels of one device take whose operands are not in its caches, as most of a step's are
-not. A GPU's caches are cleared before each run; on a CPU runs take turns with many operands.
+"""Times of one device's kernels on operands that are not in its caches, as most of a step's are
+not. A GPU's caches are cleared before each run; on a CPU runs cycle through many operands.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _LAUNCHES = 200
 _ROUNDS, OPS_PER_ROUND = 8, 24
 
 _CYCLE_BYTES = 64 * 2**20
-"""On a CPU the operands of a run are read again after about so many bytes of others: more than a
-core has caches, and about what the step of a small model goes through."""
+"""On a CPU the operands of a run are read again after about so many bytes of others. That is more
+than a core's caches hold, and about what the step of a small model reads."""
 _MAX_COPIES = 1024
 _FREE_PART = 4
-"""They take one part in this many of the memory that is free, if there is little."""
+"""If little memory is free, operands take one part in this many of it."""
 
 
 def launch_ns(watch: Stopwatch) -> int:
-    """The host's time for one op on few elements: of a GPU to launch a kernel, of a CPU the mean
-    over ops of many kinds, since the code of one that is called again and again is in a core's
-    caches, and that of a step's is not. ClusterError if not even that can be done."""
+    """The host's time for one op on few elements. For a GPU it is the time to launch a kernel. For
+    a CPU it is the mean over ops of many kinds, since the code of a repeated op stays in a core's
+    caches, unlike that of a step. ClusterError if no op runs."""
 
     def same() -> tuple[Timed]:
         value = torch.zeros(1, device=watch.device)
@@ -54,19 +54,19 @@ def launch_ns(watch: Stopwatch) -> int:
 
     is_cpu = watch.device.type == "cpu"
     prepare, count = (mixed, _ROUNDS * OPS_PER_ROUND) if is_cpu else (same, _LAUNCHES)
-    found = watch.attempt("launch of ops", 0, prepare, on_host=True)
-    if found is None:
+    times_ns = watch.attempt("launch of ops", 0, prepare, on_host=True)
+    if times_ns is None:
         raise ClusterError(f"no op runs on {watch.device}: {watch.left_out[-1].reason}")
-    return max(1, found[0] // count)
+    return max(1, times_ns[0] // count)
 
 
 def ops_of_a_layer(x: Tensor, weight: Tensor) -> Tensor:
-    """`OPS_PER_ROUND` ops, views among them, as a layer of a model has: `x` is [a, b, c], of which
-    there are as many when they are done, `weight` [c, c]."""
+    """`OPS_PER_ROUND` ops, views among them, as in a layer of a model. `x` and the result are [a,
+    b, c], `weight` is [c, c]."""
     a, b, c = x.shape
     rows = torch.reshape(x, (a * b, c))
-    product = torch.reshape(torch.matmul(rows, torch.t(weight)), (a, b, c))
-    turned = torch.clone(torch.transpose(product, 0, 1))
+    projected = torch.reshape(torch.matmul(rows, torch.t(weight)), (a, b, c))
+    turned = torch.clone(torch.transpose(projected, 0, 1))
     scale = torch.rsqrt(torch.add(torch.mean(torch.pow(turned, 2), [-1], True), 1e-5))
     normed = torch.mul(torch.mul(torch.mul(turned, scale), 0.5), weight[0])
     gate = torch.div(normed, torch.add(torch.exp(torch.neg(normed)), 1.0))
@@ -80,13 +80,13 @@ def matmuls(watch: Stopwatch) -> Iterator[Matmul]:
     for m, k, n, dtype in watch.cases.matmuls:
         num_bytes = (m * k + k * n + m * n) * itemsize(dtype)
 
-        def product(m: int = m, k: int = k, n: int = n, dtype: str = dtype) -> tuple[Timed]:
+        def multiply(m: int = m, k: int = k, n: int = n, dtype: str = dtype) -> tuple[Timed]:
             a = random(watch.device, m, k, dtype=dtype)
             b = random(watch.device, k, n, dtype=dtype)
             out = torch.empty(m, n, dtype=a.dtype, device=watch.device)
             return (lambda: torch.mm(a, b, out=out),)
 
-        times_ns = _time(watch, f"matmul {m}x{k}x{n} {dtype}", num_bytes, product)
+        times_ns = _time(watch, f"matmul {m}x{k}x{n} {dtype}", num_bytes, multiply)
         yield from (Matmul(m, k, n, dtype, each) for each in times_ns or ())
 
 
@@ -102,10 +102,10 @@ def attentions(watch: Stopwatch) -> Iterator[Attention]:
                 for _ in range(4)
             ]
             *given, gradient = inputs
-            made = sdpa(*given, None, True, None)
+            outputs = sdpa(*given, None, True, None)
             return (
                 lambda: sdpa(*given, None, True, None),
-                lambda: sdpa_backward(gradient, *given, *made, None, True, None),
+                lambda: sdpa_backward(gradient, *given, *outputs, None, True, None),
             )
 
         # Query, key, value, output, their four gradients, and as much again for what kernels take.
@@ -132,22 +132,23 @@ def pointwise_ops(watch: Stopwatch) -> Iterator[Pointwise]:
 def _time(
     watch: Stopwatch, name: str, num_bytes: int, make: Callable[[], tuple[Timed, ...]]
 ) -> tuple[int, ...] | None:
-    """Nanoseconds of each of the runs that `make` gives, which take `num_bytes`: on a CPU each time
-    of others of those that it gives when it is called again. None as `Stopwatch.attempt` has it."""
+    """Nanoseconds of each of the runs that `make` returns, whose operands take `num_bytes`. On a
+    CPU runs cycle through those of several calls of `make`. None where `Stopwatch.attempt` gives
+    None."""
     copies = 1
     if not watch.on_cuda:
         room = stopwatch.free_bytes(watch.device) // (_FREE_PART * num_bytes)
         copies = max(1, min(_MAX_COPIES, -(-_CYCLE_BYTES // num_bytes), room))
 
     def prepare() -> tuple[Timed, ...]:
-        made = [make() for _ in range(copies)]
-        return tuple(_in_turn(runs) for runs in zip(*made, strict=True))
+        run_sets = [make() for _ in range(copies)]
+        return tuple(_in_turn(runs) for runs in zip(*run_sets, strict=True))
 
     return watch.attempt(name, copies * num_bytes, prepare)
 
 
 def _in_turn(runs: tuple[Timed, ...]) -> Timed:
-    """Each call is one of them, one after the other."""
+    """A run that cycles through `runs`, one per call."""
     if len(runs) == 1:
         return runs[0]
     following = cycle(runs)

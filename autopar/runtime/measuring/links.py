@@ -1,4 +1,4 @@
-"""What collectives take on each kind of axis that a mesh over the cluster can have, in all of its
+"""Times of collectives on each kind of axis that a mesh over the cluster can have, in all of its
 groups at once, and beside matmuls.
 
 They are the collectives that autopar's graphs call, with their waits.
@@ -22,7 +22,7 @@ from autopar.runtime.measuring.stopwatch import Stopwatch, Timed, random
 _c10d = torch.ops._c10d_functional
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 _LONGEST_NS = 100_000_000
-"""Where a message takes longer, larger ones take what their bytes say."""
+"""Once a message takes longer, larger ones are extrapolated from their bytes."""
 _SIDE = {"cuda": (4096, "bfloat16"), "cpu": (256, "float32")}
 """The square that is multiplied beside a collective, and its dtype."""
 _BESIDE_NS = 30_000_000
@@ -38,8 +38,8 @@ def collectives(watch: Stopwatch, cluster: Cluster) -> Iterator[Sent]:
 
 
 def overlaps(watch: Stopwatch, cluster: Cluster, sent: tuple[Sent, ...]) -> Iterator[Overlap]:
-    """Gathers beside as many matmuls as take as long, on the axis of each level with the most
-    ranks; of those in `sent` the largest that are not long."""
+    """Gathers beside as many matmuls as take equally long, on the axis of each level with the most
+    ranks. Taken are the largest gathers in `sent` that take less than `_BESIDE_NS`."""
     last = {axis.level: axis for axis in sorted(kinds_of_axes(cluster), key=lambda a: a.ranks)}
     for level, axis in sorted(last.items()):
         gathers = [
@@ -115,7 +115,8 @@ def _waited(
 def _collective(
     device: torch.device, kind: str, items: int, ranks: int, group: dist.ProcessGroup
 ) -> Callable[[], torch.Tensor]:
-    """Starts the collective on a local tensor that has `items` where it is not sharded."""
+    """A function that starts the collective on a local tensor, which has `items` elements
+    unsharded."""
     name = group.group_name
     x = random(device, items // ranks if kind == "all_gather" else items)
     match kind:
@@ -126,8 +127,8 @@ def _collective(
         case "all_reduce":
             return lambda: _c10d.all_reduce(x, "sum", name)
         case "all_to_all":
-            pieces = [items // ranks] * ranks
-            return lambda: _c10d.all_to_all_single(x, pieces, pieces, name)
+            sizes = [items // ranks] * ranks
+            return lambda: _c10d.all_to_all_single(x, sizes, sizes, name)
         case _:
             me, none = dist.get_rank(group), [0] * ranks
             sends, gets = none.copy(), none.copy()

@@ -1,4 +1,4 @@
-"""`autopar.profile`: the devices at hand and their links, as one profile."""
+"""`autopar.profile`: this run's devices and their links, as one profile."""
 
 from __future__ import annotations
 
@@ -27,37 +27,36 @@ def profile(
     progress: Callable[[str], None] | None = None,
     unfinished: str | os.PathLike[str] | None = None,
 ) -> Profile:
-    """Measure `device` (a CUDA device if there is one, else the CPU with the threads torch uses);
-    under torchrun all devices at once, each rank its own, and the links between them.
+    """Measure `device`: a CUDA device if there is one, else the CPU with the threads torch uses.
+    Under torchrun each rank measures its own, all at once, and the links between them.
 
     `cluster` says how they are joined ("2x8xH100"); without it nodes are those of torchrun. The
     list of sizes is fixed (`cases`); `quick` measures few of them. What does not fit in half of the
     free memory, runs out of it all the same, or does not run on this device is named in `left_out`.
-    `progress` is told of each entry. What was measured so far is kept in the file `unfinished`,
-    from which a run that was cut off goes on.
-    ClusterError if there is no such device, if the cluster is another, or if not even one matmul
-    and one pointwise op could be measured.
+    `progress` gets the name of each entry. What was measured so far is written to the file
+    `unfinished`, from which an interrupted run goes on. ClusterError if there is no such device, if
+    the cluster is another, or if not even one matmul and one pointwise op could be measured.
     """
     world = _world(device)
     described = _described(cluster, world)
-    wanted = cases(world.device.type, quick=quick)
+    selected = cases(world.device.type, quick=quick)
     name = _device_name(world.device)
     sizes = tuple(level.size for level in described.levels) if described else (1,)
-    what = f"{name}, torch {torch.__version__}, {'x'.join(map(str, sizes))}, {wanted}"
+    what = f"{name}, torch {torch.__version__}, {'x'.join(map(str, sizes))}, {selected}"
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         watch = Stopwatch(
-            world, wanted, Notebook.open(unfinished, what), progress or (lambda _: None)
+            world, selected, Notebook.open(unfinished, what), progress or (lambda _: None)
         )
-        found = _measure(watch, described, name, sizes)
+        measured = _measure(watch, described, name, sizes)
     finally:
         torch.set_float32_matmul_precision(precision)
     try:
-        found.check()
+        measured.check()
     except ValueError as error:
-        raise ClusterError(f"profile of {found.device}: {error}") from None
-    return found
+        raise ClusterError(f"profile of {measured.device}: {error}") from None
+    return measured
 
 
 def _measure(
@@ -102,14 +101,14 @@ def _described(cluster: Cluster | str | os.PathLike[str] | None, world: World) -
             if world.size > 1:
                 raise
             return None
-    found = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
-    if found.num_devices != world.size or found.device.kind != world.device.type:
+    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    if cluster.num_devices != world.size or cluster.device.kind != world.device.type:
         raise ClusterError(
-            f"cluster {found.name} has {found.num_devices} devices of kind {found.device.kind}, "
-            f"and {world.size} of kind {world.device.type} are at hand: start as many processes "
-            "with torchrun"
+            f"cluster {cluster.name} has {cluster.num_devices} devices of kind "
+            f"{cluster.device.kind}, and {world.size} of kind {world.device.type} are at hand: "
+            "start as many processes with torchrun"
         )
-    return found
+    return cluster
 
 
 def _device(device: str | torch.device | None) -> torch.device:

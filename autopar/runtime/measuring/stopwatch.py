@@ -1,9 +1,9 @@
-"""Time runs on one device, on all ranks at once, and keep what was measured.
+"""Time runs on one device, on all ranks at once, and store the figures.
 
-On a GPU a run is timed by two events on the stream; before them a long write lets the host queue
-the run in time, so that the figure is the device's time and not the host's, and clears the caches.
-On a CPU, whose cores processes may share, rounds of many runs are timed, so that what other
-processes take in turn is in them.
+On a GPU a run is timed by two events on the stream. A long write before them clears the caches and
+lets the host queue the run in time, so that the figure is the device's time and not the host's. On
+a CPU, whose cores processes may share, rounds of many runs are timed, so that they include the time
+slices of other processes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _dist: Any = torch.distributed
 
 _WARM_UP_RUNS = 3
 _FEW = 3
-"""Rounds of a run that is longer than one by itself, and rounds from which their length is told."""
+"""The number of rounds for a run that is longer than a round, and of those that estimate its
+length."""
 _ROUNDS = 10
-"""A run that is longer than so many rounds was not just waiting for its turn."""
+"""A run that is longer than so many rounds was not just waiting for a core."""
 _FREE_PART = 2
 """An entry may take one part in this many of the memory that is free."""
 _FLUSH_BYTES = 2**30
@@ -45,24 +46,25 @@ _TICK_S = 1e-9
 
 
 class Notebook(msgspec.Struct, forbid_unknown_fields=True):
-    """What was measured so far, under the names of entries: nanoseconds. `what` says on what."""
+    """Nanoseconds measured so far, by the names of entries. `what` describes the device and
+    cases."""
 
     what: str
     times_ns: dict[str, tuple[int, ...]] = {}
     path: str = ""
-    """The file it is kept in, from one entry to the next; empty: nowhere."""
+    """The file it is written to after each entry; none if empty."""
 
     @staticmethod
     def open(path: str | os.PathLike[str] | None, what: str) -> Notebook:
-        """That which a run that was cut off has left in the file; else an empty one."""
+        """The one that an interrupted run has left in the file; else an empty one."""
         place = os.fspath(path) if path else ""
         try:
-            found = msgspec.json.decode(Path(place).read_bytes(), type=Notebook) if place else None
+            stored = msgspec.json.decode(Path(place).read_bytes(), type=Notebook) if place else None
         except (OSError, msgspec.MsgspecError):
-            found = None
-        if found is None or found.what != what:
+            stored = None
+        if stored is None or stored.what != what:
             return Notebook(what, path=place)
-        return Notebook(what, found.times_ns, place)
+        return Notebook(what, stored.times_ns, place)
 
     def save(self) -> None:
         """ClusterError if it cannot be written."""
@@ -75,7 +77,7 @@ class Notebook(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AllRanks:
-    """The ranks of `world`, who come together on the host. What they do here, all of them do."""
+    """The ranks of `world`, which communicate on the host. All calls here are collective."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -85,7 +87,7 @@ class AllRanks:
         )
 
     def align(self) -> None:
-        """Until all are here."""
+        """Return when all ranks are here."""
         if self._host:
             _dist.barrier(group=self._host)
 
@@ -105,16 +107,15 @@ class AllRanks:
 
     def first_reason(self, reason: str) -> str:
         """That of the first rank that has one."""
-        found = [reason] * self.world.size
+        reasons = [reason] * self.world.size
         if self._host:
-            _dist.all_gather_object(found, reason, group=self._host)
-        return next(filter(None, found), "")
+            _dist.all_gather_object(reasons, reason, group=self._host)
+        return next(filter(None, reasons), "")
 
 
 class Stopwatch:
-    """Times runs in lockstep with the other ranks of `world`, in rounds as `cases.Cases` says; what
-    does not fit or does not run on one of them is left out on all. The `notebook` of rank 0 is that
-    of all."""
+    """Times runs in lockstep with the other ranks of `world`, in rounds by `cases.Cases`. What does
+    not fit or run on one of them is left out on all. The `notebook` of rank 0 is that of all."""
 
     def __init__(
         self, world: World, cases: Cases, notebook: Notebook, progress: Callable[[str], None]
@@ -140,9 +141,9 @@ class Stopwatch:
         *,
         on_host: bool = False,
     ) -> tuple[int, ...] | None:
-        """Nanoseconds of each run that `prepare` gives, at least 1: the mean over ranks of their
-        medians; with `on_host`, those of the host. None, and why in `left_out`, where there is too
-        little memory or an error."""
+        """Nanoseconds of each run that `prepare` returns, at least 1: the mean over ranks of their
+        medians; with `on_host`, the host's time. None where there is too little memory or an error;
+        the reason is in `left_out` then."""
         if name in self._notebook.times_ns:
             return self._notebook.times_ns[name]
         self._progress(name)
@@ -208,13 +209,13 @@ class Stopwatch:
         return [self._round_s(run, runs) for _ in range(rounds)]
 
     def _shortest_s(self, run: Timed, runs: int) -> float:
-        """The mean over `runs` in the shortest of a few rounds: in one, a run that is short by
-        itself may have waited for a turn on the core. Equal on all ranks."""
-        found = self.peers.mean(self._round_s(run, runs))
-        if runs * found < _ROUNDS * self.cases.round_s:
+        """Seconds of a run, the mean over `runs` in the shortest of a few rounds: in a single round
+        a short run may have waited for the core. Equal on all ranks."""
+        shortest_s = self.peers.mean(self._round_s(run, runs))
+        if runs * shortest_s < _ROUNDS * self.cases.round_s:
             for _ in range(1, _FEW):
-                found = min(found, self.peers.mean(self._round_s(run, runs)))
-        return found
+                shortest_s = min(shortest_s, self.peers.mean(self._round_s(run, runs)))
+        return shortest_s
 
     def _round_s(self, run: Timed, runs: int) -> float:
         """The mean over `runs` of them."""
@@ -238,6 +239,6 @@ def free_bytes(device: torch.device) -> int:
 
 
 def random(device: torch.device, *shape: int, dtype: str = "float32") -> torch.Tensor:
-    """Random values: products of zeros draw less power, and so run faster than any model."""
+    """Random values: matmuls of zeros draw less power, and so run faster than in any model."""
     generator = torch.Generator(device).manual_seed(0)
     return torch.randn(*shape, dtype=getattr(torch, dtype), device=device, generator=generator)

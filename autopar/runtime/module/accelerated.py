@@ -1,13 +1,13 @@
-"""A compiled model in the hands of accelerate, and so of `transformers.Trainer`.
+"""A compiled model under accelerate, and so under `transformers.Trainer`.
 
-accelerate hands each rank rows of its own, and expects what `DistributedDataParallel` would give
-back: outputs for these rows, and gradients that are the mean over ranks of what each rank's loss
-gives. So the rows of all ranks, in order of rank, are the batch; results that have a row per row of
-it come back as the rank's own rows; and the tangents of such results are averaged. A loss that the
-model computes is that of the whole batch, on every rank.
+accelerate passes each rank rows of its own, and expects what `DistributedDataParallel` returns:
+outputs for these rows, and the mean over ranks of the gradients of each rank's loss. So the rows of
+all ranks, in order of rank, are the batch. A result with a row per row of the batch is returned as
+the rank's own rows, and its tangents are averaged. A loss that the model computes is that of the
+whole batch, on every rank.
 
-With `num_items_in_batch`, Trainer multiplies the loss by the number of processes, since what it
-expects are shares that add up, not means. So each rank returns an equal share.
+With `num_items_in_batch`, Trainer multiplies the loss by the number of processes, since it expects
+shares that add up, not means. So each rank returns an equal share.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from autopar.runtime.program.random import DefaultRandom, RandomOfRank0
 from autopar.runtime.torch_private import flatten, map_tensors
 
 ITEMS = "num_items_in_batch"
-"""The argument by which Trainer tells the number of labels in all batches of a step."""
+"""The argument in which Trainer passes the number of labels in all batches of a step."""
 
 
 def mixed_precision() -> torch.dtype | None:
-    """What accelerate is to run models in, by autocast; None for the model's own dtypes.
+    """The dtype of accelerate's autocast; None for the model's own dtypes.
 
     AutoparError for float16, whose gradients need a scaler that sees all of them.
     """
@@ -55,7 +55,7 @@ def mixed_precision() -> torch.dtype | None:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds between a compiled model and accelerate."""
+    """How accelerate uses a compiled model."""
 
     model: nn.Module
     world: World
@@ -63,7 +63,7 @@ class Terms:
     dtype: torch.dtype | None
 
     def random(self, own: DefaultRandom | None) -> DefaultRandom | None:
-        """What to draw from: accelerate saves, and restores, each rank's default generator."""
+        """The generator to draw from: accelerate saves and restores each rank's default one."""
         if own is None or self.world.size == 1:
             return own
         return RandomOfRank0(self.world.device, self.world.rank)
@@ -75,9 +75,9 @@ class Terms:
         return torch.autocast(self.world.device.type, self.dtype)
 
     def take(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments, sequences as long on every rank, with the mean over ranks of
-        `num_items_in_batch`: ranks that count their own labels train on the mean over all, as one
-        process does."""
+        """The arguments, with sequences padded to one length on all ranks, and with the mean over
+        ranks of `num_items_in_batch`. So ranks that count their own labels train on the mean over
+        all, as one process does."""
         if self.world.pre_step_check is not None:
             kwargs = to_one_length(self.model, kwargs, self.world.pre_step_check.exchange)
         if kwargs.get(ITEMS) is None:
@@ -124,11 +124,11 @@ _IGNORED = -100
 def to_one_length(
     model: nn.Module, kwargs: dict[str, Any], exchange: Callable[[Sequence[int]], Tensor]
 ) -> dict[str, Any]:
-    """`kwargs` with sequences, dim 1 of their tensors, as long as on the rank that has the longest.
-    `exchange` tells every rank's row of numbers to all.
+    """`kwargs` with sequences, dim 1 of their tensors, padded to the longest of all ranks.
+    `exchange` gathers a row of numbers from each rank.
 
-    They stay as they are where ranks differ in anything else, where no mask would tell a model what
-    is padding, or where it is not known what an argument is to be padded with.
+    They are not changed if ranks differ in anything else, if no mask shows the model what is
+    padding, or if an argument's padding value is not known.
     """
     names = sorted(name for name, x in kwargs.items() if isinstance(x, Tensor) and x.dim() > 1)
     rest = [(name, str(kwargs[name].dtype), kwargs[name].shape[2:]) for name in names]
@@ -150,16 +150,17 @@ def to_one_length(
 def own_lengths(
     kwargs: Mapping[str, Any], padded: Mapping[str, Any], num_before: int
 ) -> dict[int, int]:
-    """How long this rank's sequences are, by the positions of those leaves that were `padded` to be
-    as long as others: `num_before` leaves stand before those of the keywords, in their order."""
-    found: dict[int, int] = {}
+    """The lengths of this rank's sequences, by the positions of the leaves that were `padded`.
+    `num_before` leaves stand before those of the keywords, which are in the order of their
+    names."""
+    lengths: dict[int, int] = {}
     position = num_before
     for name in sorted(padded):
         own, given = kwargs[name], padded[name]
         if isinstance(own, Tensor) and own.dim() > 1 and own.shape[1] != given.shape[1]:
-            found[position] = own.shape[1]
+            lengths[position] = own.shape[1]
         position += len(flatten(given)[0])
-    return found
+    return lengths
 
 
 def _fill(name: str, model: nn.Module) -> int | None:

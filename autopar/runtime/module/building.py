@@ -28,10 +28,10 @@ class Built:
 def build(
     function: Callable[[], Any], global_batch: int | None, *, on_meta: bool, seed: int = 0
 ) -> Built:
-    """What `function` returns, checked. TargetError names what is wrong with it.
+    """What `function` returns, checked. TargetError says what is wrong with it.
 
-    With `on_meta`, what it makes lies on torch's meta device: a model of any size takes no memory,
-    and has shapes but no values. Otherwise it is real, from random numbers that start at `seed`.
+    With `on_meta`, its tensors are on torch's meta device: a model of any size takes no memory, and
+    has shapes but no values. Otherwise it is real, from random numbers that start at `seed`.
     """
     name = function.__name__
     torch.manual_seed(seed)

@@ -1,8 +1,6 @@
-"""What a script computes from parameters and gradients that ranks hold pieces of, and what it does
-to them, as on one device.
+"""Ops of a script on parameters and gradients in shards, with the results of one device.
 
-DTensor has the arithmetic. Here is what it refuses, or does otherwise than a script of one device
-means it:
+DTensor has the arithmetic. Here are the ops that it refuses, or that differ from one device:
 
 - Plain tensors beside (`loss + weight.square().sum()`, `grad.mul_(mask)`) are taken to be the same
   on every rank in a loss and its backward; elsewhere the values are those of rank 0.
@@ -15,7 +13,7 @@ means it:
 - `weight.data = values`, `weight.grad = values` and `weight.grad.data = values` are what ops read
   from then on.
 
-All are collective calls, which every rank makes, as every rank runs the same script.
+All are collective calls: every rank makes them, since every rank runs the same script.
 """
 
 from __future__ import annotations
@@ -108,7 +106,7 @@ _ops: set[str] = set()
 
 
 def know_changes(meshes: Iterable[DeviceMesh]) -> None:
-    """From now on DTensors on `meshes` behave as said above, to all ops that there are by now."""
+    """From now on DTensors on `meshes` behave as said above, in all ops that exist by now."""
     take_over_ops(_handler_of, _ops)
     know_metrics()
     _know_methods()
@@ -166,17 +164,18 @@ _CREATED = frozenset(
         aten.new_zeros.default,
     }
 )  # fmt: skip
-"""Ops that make a tensor of any shape where another one is."""
+"""Ops that create a tensor of any shape on the device of another one."""
 
 
 def _detached(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
-    """Autograd has done it. To DTensor the op is unknown in torch 2.11, where autograd calls it for
-    what a function of its own hands on."""
+    """Autograd has done it already. DTensor does not know the op in torch 2.11, where autograd
+    calls it on a tensor that a custom function returns unchanged."""
     return args[0]
 
 
 def _is_set_to(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> bool:
-    """Two DTensors are the same memory if their pieces are, and are of the same whole."""
+    """Two DTensors are the same memory if their shards are, and if mesh, placements and shape
+    agree."""
     a, b = args
     if not (isinstance(a, DTensor) and isinstance(b, DTensor)):
         return False
@@ -185,8 +184,8 @@ def _is_set_to(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any
 
 
 def _created(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A tensor made like another one is in shards as that is, if it has its shape (what is staged
-    for `dcp.async_save` is made so), and plain if it has a shape of its own."""
+    """A tensor created like another one is sharded as that is if it has its shape, as
+    `dcp.async_save` stages tensors. It is plain if it has another shape."""
     like, shape, *rest = args
     if not is_ours(like) or tuple(shape) == tuple(like.shape):
         return plain(*args, **kwargs)
@@ -194,13 +193,13 @@ def _created(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str
 
 
 def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an op makes that changes nothing. What torch makes of DTensors of which this rank has
-    nothing is not to be relied on but where each element is by itself."""
+    """The result of an op that changes nothing. On a rank that has nothing of a DTensor, torch's
+    results can be relied on for elementwise ops alone."""
     check_derivatives_of(op)
     if is_by_element(op) and is_simple(args, kwargs):
-        made = added_up(plain(*args, **kwargs))
-        note(made, op, args, kwargs, view=False, is_here=not is_in_shards(made))
-        return made
+        result = added_up(plain(*args, **kwargs))
+        note(result, op, args, kwargs, view=False, is_here=not is_in_shards(result))
+        return result
     given = flatten((args, kwargs))[0]
     like = next((x for x in given if is_ours(x)), None)
     if like is None:
@@ -210,9 +209,9 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     with jointly(op, given) as joint:
         if not joint:
             return op(*map_tensors(whole_alone, args), **map_tensors(whole_alone, kwargs))
-        made = _together(plain, op, args, kwargs, given, like)
-    note(made, op, args, kwargs, view=False, is_here=not is_in_shards(made))
-    return made
+        result = _together(plain, op, args, kwargs, given, like)
+    note(result, op, args, kwargs, view=False, is_here=not is_in_shards(result))
+    return result
 
 
 def _together(
@@ -233,8 +232,8 @@ def _together(
     def entire(x: Tensor) -> Tensor:
         return whole_of(x) if isinstance(x, DTensor) else equal_everywhere(whole_of(x), mesh)
 
-    made = op(*map_tensors(entire, args), **map_tensors(entire, kwargs))
-    return map_tensors(lambda x: everywhere(x, mesh_of_all(mesh)), made)
+    result = op(*map_tensors(entire, args), **map_tensors(entire, kwargs))
+    return map_tensors(lambda x: everywhere(x, mesh_of_all(mesh)), result)
 
 
 def _is_on_shards(
@@ -248,18 +247,18 @@ def _is_on_shards(
 
 
 def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A view, through which one may write where autograd has nothing against it."""
+    """A view, through which a script may write where autograd allows it."""
     source = args[0]
     if is_ours(source) and op in _OF_DUALS:
         return dtensor_like(shard_of(source), source)
     if is_ours(source) and op in _SAME and is_of(source.device_mesh):
-        # Autograd does one for each gradient: in DTensor's own way it takes three times as long.
-        # To ranks that are not of the mesh that gives what fits a parameter without elements here.
-        made = dtensor_like(op(shard_of(source)), source)
-        note(made, op, args, kwargs, view=True, is_here=not is_in_shards(made))
-        return made
+        # Autograd does one for each gradient; through DTensor it takes 3 times as long. On ranks
+        # outside of the mesh the result fits a parameter without elements.
+        view = dtensor_like(op(shard_of(source)), source)
+        note(view, op, args, kwargs, view=True, is_here=not is_in_shards(view))
+        return view
     if is_ours(source) and op in _FLAGS:
-        # A flag of a view is not sent with it.
+        # The conjugate and negative flags of a view are not sent with its bytes.
         return dtensor_like(op(shard_of(source)).resolve_conj().resolve_neg(), source)
     if is_ours(source) and not is_stored(source) and op not in _VIEWS_OF_SHARDS:
         # Of strided shards, as flatten() makes some, DTensor has but few views.
@@ -267,17 +266,17 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
             return plain(*args, **kwargs)
         return _computed(plain, op, args, kwargs)
     if not is_stored(source) or op in _VIEWS_OF_SHARDS or not is_in_shards(source):
-        made = _view_of_shards(plain, op, args, kwargs)
+        view = _view_of_shards(plain, op, args, kwargs)
     else:
         with jointly(op, [source]) as joint:
             if joint:
-                made = _view_of_shards(plain, op, args, kwargs)
+                view = _view_of_shards(plain, op, args, kwargs)
             elif is_fixed(source):
                 return op(whole_alone(source), *args[1:], **kwargs)
             else:
-                made = view_of_whole(op, args, kwargs)
-    note(made, op, args, kwargs, view=True, is_here=not is_in_shards(made))
-    return made
+                view = view_of_whole(op, args, kwargs)
+    note(view, op, args, kwargs, view=True, is_here=not is_in_shards(view))
+    return view
 
 
 def _view_of_shards(
@@ -286,25 +285,25 @@ def _view_of_shards(
     source = args[0]
     if not is_stored(source) or op in _VIEWS_OF_SHARDS:
         return plain(*args, **kwargs)
-    mesh, made = source.device_mesh, None
+    mesh, view = source.device_mesh, None
     if source.numel() and not is_of_some_ranks(mesh):
         with suppress(*_NO_SUCH_VIEW):
-            made = plain(*args, **kwargs)
+            view = plain(*args, **kwargs)
     if is_fixed(source):
-        if made is not None:
-            return made
-        made = op(whole_of(source.detach()), *args[1:], **kwargs)
-        return map_tensors(lambda x: everywhere(x, mesh_of_all(mesh)), made)
-    piece, views = shard_of(source), flatten(made)[0]
-    if made is not None and all(is_stored(x) and shares_memory(shard_of(x), piece) for x in views):
-        return made
+        if view is not None:
+            return view
+        view = op(whole_of(source.detach()), *args[1:], **kwargs)
+        return map_tensors(lambda x: everywhere(x, mesh_of_all(mesh)), view)
+    shard, views = shard_of(source), flatten(view)[0]
+    if view is not None and all(is_stored(x) and shares_memory(shard_of(x), shard) for x in views):
+        return view
     if is_forward_mode():
         raise AutoparError(_FORWARD.format(op=op))
     return view_of_whole(op, args, kwargs)
 
 
 def is_fixed(source: Tensor) -> bool:
-    """Whether autograd has something against writing to it, or to its views."""
+    """Whether autograd forbids writing to it, or to its views."""
     return torch.is_grad_enabled() and source.requires_grad and source.is_leaf
 
 
@@ -312,7 +311,7 @@ _NO_SUCH_VIEW = RuntimeError, AssertionError
 """What DTensor raises where it has no such view of shards."""
 
 _OF_DUALS = frozenset({aten._fw_primal.default, aten._make_dual.default})
-"""What takes a value and its derivative apart, or together: below autograd both are the value."""
+"""Ops that split a value and its derivative, or join them: below autograd both are the value."""
 
 _SAME = frozenset({aten.alias.default, aten.detach.default})
 """Views of what their source is."""
@@ -328,7 +327,7 @@ _VIEWS_OF_SHARDS = frozenset(
 
 
 def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
-    """What becomes the data of `tensor`, or its gradient, as this rank's piece."""
+    """This rank's shard of `value`, as the data of `tensor` or its gradient."""
     if not is_ours(tensor):
         return None
     if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
@@ -341,12 +340,12 @@ def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
         tensor.device_mesh,
         tensor.placements,
     ):
-        piece = shard_of(value)  # in the same memory, as on one device
+        shard = shard_of(value)  # in the same memory, as on one device
     else:
         with jointly("an assignment to .data or .grad", [tensor, value], reads=False):
             whole = whole_of(value)
             if not isinstance(value, DTensor):
                 whole = values_of_rank_0(whole, tensor.device_mesh)
-        piece = cut_shard(whole, tensor.device_mesh, tensor.placements)
+        shard = cut_shard(whole, tensor.device_mesh, tensor.placements)
     count_changes([tensor])
-    return piece.detach().to(shard_of(tensor).device).contiguous()
+    return shard.detach().to(shard_of(tensor).device).contiguous()

@@ -1,4 +1,4 @@
-"""Programs that were made for calls of a model, and what they take of it."""
+"""Programs for calls of a model, and the tensors of the model that they take."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from autopar.runtime.torch_private import TreeSpec, is_forward_mode, is_transfor
 # Tensors that hooks make of parameters before each forward, as those of `torch.nn.utils.prune` and
 # of the `weight_norm` that is no parametrization do.
 #
-# Hooks are part of a program, and what they set on a module is undone once the model is traced. A
-# script may read it all the same: `prune` takes the least values of `module.weight`. So it is made
-# again after each call.
+# Hooks are part of a program, and tensors that they set on a module are removed once the model is
+# traced. A script may read them all the same: `prune` takes the least values of `module.weight`. So
+# they are recreated after each call.
 
 
 class RecreatedTensor(NamedTuple):
-    """A tensor of a module, and what a hook makes of the module for it."""
+    """A tensor of a module, and the function of a hook that computes its value."""
 
     module: nn.Module
     name: str
@@ -48,7 +48,7 @@ class RecreatedTensor(NamedTuple):
 
 
 def recreated_by_hooks(model: nn.Module) -> Iterator[RecreatedTensor]:
-    """Those of a model whose hooks do nothing else."""
+    """The tensors that pruning and weight-norm hooks of a model set."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, BasePruningMethod):
@@ -58,23 +58,23 @@ def recreated_by_hooks(model: nn.Module) -> Iterator[RecreatedTensor]:
 
 
 def remake(tensors: Iterable[RecreatedTensor]) -> None:
-    """Gives the tensors the values of now; they stay the same objects of the same version, which
-    is what guards look at."""
+    """Recompute the tensors. They stay the same objects of the same version, at which guards
+    look."""
     for module, name, value in tensors:
         with torch.enable_grad():
-            made = value(module)
+            new = value(module)
         held = getattr(module, name, None)
-        if isinstance(held, Tensor) and type(held) is type(made) and held.shape == made.shape:
+        if isinstance(held, Tensor) and type(held) is type(new) and held.shape == new.shape:
             with torch.no_grad():
-                held.data.copy_(made.detach())
+                held.data.copy_(new.detach())
         else:
-            setattr(module, name, made)
+            setattr(module, name, new)
 
 
-# The leaves of a call's arguments as a program knows them: what it is made for.
+# The leaves of a call's arguments: a program is made for these.
 
 CONSTANTS = frozenset({*PLAIN, float})
-"""Types of arguments that are part of the program, and known by what they print."""
+"""Types of arguments that are constants of a program, known by their `repr`."""
 
 
 def describe_argument(leaf: Any) -> str:
@@ -85,7 +85,7 @@ def describe_argument(leaf: Any) -> str:
 
 
 def objects_among(leaves: list[Any]) -> Iterator[Hashable]:
-    """The arguments that are neither tensors nor constants, frozen. GuardError for one that holds a
+    """The arguments that are neither tensors nor constants, frozen. GuardError if one holds a
     tensor."""
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, InputShard) and type(leaf) not in CONSTANTS:
@@ -94,8 +94,8 @@ def objects_among(leaves: list[Any]) -> Iterator[Hashable]:
 
 
 def check_transforms(leaves: Iterable[Any]) -> None:
-    """AutoparError inside of a transform of `torch.func`, and where derivatives are on their way
-    forward through what a call takes: a program is one node of autograd's, with a backward."""
+    """AutoparError inside of a transform of `torch.func`, and if an argument has a forward-mode
+    derivative: a program is one autograd node, with a backward."""
     if not is_transforming() and (
         not is_forward_mode()
         or all(unpack_dual(x).tangent is None for x in leaves if isinstance(x, Tensor))
@@ -126,8 +126,8 @@ class _Argument(Freezer):
 
 
 class Signature(NamedTuple):
-    """The arguments that a program was made for: a call that differs in any of it needs another
-    one. `objects` are the arguments that are neither tensors nor constants, frozen."""
+    """The arguments that a program was made for: a call with another signature needs another
+    program. `objects` are the arguments that are neither tensors nor constants, frozen."""
 
     inputs: tuple[str, ...]
     input_shardings: tuple[InputSharding | None, ...]
@@ -148,14 +148,14 @@ class Signature(NamedTuple):
 class Executable:
     """A program bound to this rank.
 
-    `places` says where each parameter lies, but for those that are plain tensors, whole on every
-    rank; `sharded_inputs` the inputs taken in the pieces that ranks are handed ("input:0"); `rows`
-    the results that have rows of the batch that ranks hold pieces of, `sequences` those whose dim 1
-    is that of inputs, with their positions; `random` is what it draws from, if it draws any.
-    `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
-    `origin` is the same for all programs of a call, each with gradients of more outputs;
-    `reads` are what a program is right for beside its arguments, `leavings` what forward leaves;
-    `externals` the script's tensors that are inputs, by their numbers.
+    `places` says where each parameter lies, without those that are plain tensors, whole on every
+    rank. `sharded_inputs` ("input:0") are the inputs taken as local shards. `rows` are the results
+    with rows of a sharded batch; `sequences` those whose dim 1 is that of inputs, with their
+    positions. `random` is the generator to draw from, if it draws. `in_spec` is the structure of
+    (args, kwargs), and `names` are the user's names of the outputs, by position. `origin` is shared
+    by all programs of a call, each of which has gradients of more outputs. `reads` are the values
+    that the program depends on apart from its arguments, and `leavings` those that forward leaves
+    on the model. `externals` are the script's tensors that are inputs, by their numbers.
     """
 
     step: Step
@@ -180,9 +180,9 @@ class Executable:
 
 @dataclass(slots=True)
 class ProgramEntry:
-    """A program, the `number`-th that was made by all ranks together, and when it is the one to
-    run: while `guard` holds, of calls of this signature. `slots` has of each external tensor its
-    place among those that the guard sees."""
+    """A program, the `number`-th that all ranks made together. It runs calls of this signature
+    while `guard` holds. `slots` has the place of each external tensor among those that the guard
+    sees."""
 
     number: int
     signature: Signature
@@ -198,8 +198,8 @@ class ProgramEntry:
     trained: tuple[bool, ...] = ()
     """Which of the parameters require gradients."""
     others: tuple[str, ...] = ()
-    """Those among `params` that are the script's: each call brings them where the program has
-    them."""
+    """Those among `params` that are the script's: each call redistributes them to the program's
+    placements."""
 
     @classmethod
     def of(
@@ -211,13 +211,13 @@ class ProgramEntry:
         guard = Guard(model, [*executable.reads, *own])
         seen = [id(x) for x in guard.trained]
         slots = tuple(seen.index(id(x)) for x in executable.externals)
-        # Those of this call may have a history, which would stay as long as the program.
-        made = cls(number, signature, guard, replace(executable, externals=()), slots)
-        made.collect(model)
-        return made
+        # This call's tensors may have an autograd history, which would live as long as the program.
+        entry = cls(number, signature, guard, replace(executable, externals=()), slots)
+        entry.collect(model)
+        return entry
 
     def collect(self, model: nn.Module) -> None:
-        """From now on the program takes what the model has now."""
+        """Take parameters, buffers and recreated tensors from the model as it is now."""
         self.params = {name: self.tensor(model, name) for name in self.executable.step.params}
         self.recreated = tuple(recreated_by_hooks(model))
         self.trained = tuple(param.requires_grad for param in self.params.values())
@@ -234,8 +234,8 @@ class ProgramEntry:
         return tensor_of(model, name) if number is None else self.guard.trained[self.slots[number]]
 
     def is_stored(self, model: nn.Module) -> bool:
-        """Whether parameters are stored as the program has them, and buffers plain: none is new.
-        What a script puts in the place of parameters is brought there."""
+        """Whether parameters are stored as the program has them, and buffers are plain: none was
+        added. A script's tensors in the place of parameters are redistributed in each call."""
         executable = self.executable
         if executable.groups is None:
             return True
@@ -251,15 +251,15 @@ class ProgramEntry:
         ) and not any(isinstance(tensor_of(model, n), DTensor) for n in _buffers(executable))
 
     def ready_params(self, device: torch.device) -> Mapping[str, Tensor]:
-        """What the program takes as parameters in a call."""
+        """The program's parameters for a call."""
         if not self.others:
             return self.params
-        found = dict(self.params)
+        params = dict(self.params)
         for name in self.others:
-            x, place = found[name], self.executable.places.get(name)
+            x, place = params[name], self.executable.places.get(name)
             compare_beside(f"{name}, which forward reads", [x])
-            found[name] = whole_external(x, device) if place is None else at_place(x, name, *place)
-        return found
+            params[name] = whole_external(x, device) if place is None else at_place(x, name, *place)
+        return params
 
 
 def _buffers(executable: Executable) -> list[str]:
@@ -277,10 +277,10 @@ def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 def tensor_of(model: nn.Module, name: str) -> Tensor:
     """A parameter or a buffer. AutoparError if it is gone."""
     module, leaf = owner_of(model, name)
-    found = getattr(module, leaf, None)
-    if not isinstance(found, Tensor):
+    tensor = getattr(module, leaf, None)
+    if not isinstance(tensor, Tensor):
         raise AutoparError(f"{name} was a tensor of the model when it was planned, and is none")
-    return found
+    return tensor
 
 
 def external_tensors(

@@ -1,4 +1,4 @@
-"""What other libraries ask of a model, and are told of a compiled one."""
+"""The compiled model's side of other libraries: saving, loading, accelerate, `isinstance`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autopar.runtime.module.params import as_stored, check_ties
 from autopar.runtime.process.moves import moves
 
 _OF = "_autopar_forward_of"
-"""Where a forward that was taken from a compiled model has that model."""
+"""The attribute of a forward, taken from a compiled model, that has the model."""
 
 
 def _of_model(function: Any, compiled: nn.Module) -> Any:
-    """`function` with the model itself for the compiled one, of which a trace knows nothing."""
+    """`function` with the plain model in place of the compiled one, which a trace cannot see."""
     model: Any = compiled._model
     if isinstance(function, MethodType) and function.__self__ is compiled:
         return MethodType(function.__func__, model)
@@ -34,7 +34,7 @@ def _of_model(function: Any, compiled: nn.Module) -> Any:
 
 
 def _drop_own(model: nn.Module) -> None:
-    """A model whose forward is that of its class again is as it was at first."""
+    """Drop the model's own forward if it is that of its class."""
     function = vars(model).get("forward")
     if isinstance(function, MethodType) and function == MethodType(type(model).forward, model):
         del model.forward
@@ -59,21 +59,22 @@ def _having(model: nn.Module, function: Any) -> Generator[None, None, None]:
 
 
 class Facade(nn.Module):
-    """A model that is seen as the one it was made from: by `isinstance` and `inspect`, by
-    accelerate, and by those who save it."""
+    """A model that passes for the one it was made from: for `isinstance` and `inspect`, for
+    accelerate, and for saving."""
 
     _model: nn.Module
     _runner: Any
 
     @property
     def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """That of the model, for `isinstance` and for what is asked of a class; `type` tells."""
+        """That of the model, for `isinstance` and for class attributes; `type` gives
+        `CompiledModule`."""
         return type(self._model)
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """A call, with the signature of the model's own forward: of the one that it has now, also
-        if it gets another one. Inside of that, it is the plain one."""
+        """A call, with the signature of the model's own forward, also after that is replaced.
+        Inside of a call, it is the plain forward."""
         own = self._model.forward
 
         @wraps(own)
@@ -88,8 +89,8 @@ class Facade(nn.Module):
 
     @forward.setter
     def forward(self, function: Callable[..., Any]) -> None:
-        """What calls of the model go to from now on, with its hooks around them, as on one device:
-        the next one plans anew."""
+        """The forward that calls run from now on, with the model's hooks around it, as on one
+        device. The next call plans."""
         vars(self._model)["forward"] = _of_model(function, self)
         _drop_own(self._model)
 
@@ -100,25 +101,25 @@ class Facade(nn.Module):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """What accelerate asks of a model that it is to prepare, before it moves it, wraps it or
-        changes its forward: it is to do none of these, and its terms hold from then on."""
+        """accelerate reads this before it prepares a model. True keeps it from moving the model,
+        wrapping it or changing its forward; its terms hold from then on."""
         self._runner.accept_accelerate()
         return True
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, value: bool) -> None:
-        """accelerate notes on what it has prepared that it has."""
+        """accelerate marks models that it has prepared."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the model. Its parameters are DTensors, to be saved by all ranks, but for a model
-        that accelerate has: they are whole, on any rank that asks."""
+        """That of the model. Its parameters are DTensors, to be saved by all ranks. For a model
+        under accelerate they are whole, on any rank that calls it."""
         state = self._model.state_dict(*args, **kwargs)
         terms = self._runner.terms
         return terms.library.whole(state, kwargs.get("prefix", "")) if terms else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """That of the model; of whole tensors, each rank takes what it stores. AutoparError if
-        `assign` would leave tied parameters that are two in one memory."""
+        """That of the model; each rank takes its shards of whole tensors. AutoparError if `assign`
+        would make two parameters in one memory of a tied one."""
         assigned = kwargs.get("assign", args[1] if len(args) > 1 else False)
         if assigned and self._runner.world.size > 1:
             check_ties(self._model, state_dict)

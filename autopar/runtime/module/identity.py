@@ -1,9 +1,9 @@
 """One parameter in the place of another, wherever Python code has taken hold of it.
 
 A plain parameter cannot become a DTensor and stay the same object: objects of the two classes are
-laid out differently in memory. So what holds it is handed the new one: optimizers, their states,
-lists and mappings of any sort. What is left of the old one, in a tuple or in a variable, is an
-error as soon as it is used.
+laid out differently in memory. So the new one replaces it in optimizers, their states, and any
+lists and mappings. A reference to the old one that is left, in a tuple or in a variable, raises an
+error when it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STALE = (
 
 
 class _Superseded(nn.Parameter):
-    """A parameter whose place another one has taken."""
+    """A parameter that another one has replaced."""
 
     @classmethod
     def __torch_function__(
@@ -37,26 +37,26 @@ class _Superseded(nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> NoReturn:
-        found = [x for x in flatten((args, kwargs))[0] if isinstance(x, _Superseded)]
-        name = vars(found[0])[_NAME] if found else "of the model"
+        stale = [x for x in flatten((args, kwargs))[0] if isinstance(x, _Superseded)]
+        name = vars(stale[0])[_NAME] if stale else "of the model"
         raise AutoparError(_STALE.format(name=name))
 
 
 def supersede(new: Sequence[tuple[str, nn.Parameter, nn.Parameter]]) -> None:
-    """For each (name, old, new): whatever list or mapping has the old one gets the new one, as an
-    item, value or key, and any other use of the old one is an AutoparError."""
+    """For each (name, old, new): the new one replaces the old one in every list and mapping, as an
+    item, value or key. Any other use of the old one is an AutoparError."""
     _replace({id(old): param for _, old, param in new})
     for name, old, _ in new:
         if old.requires_grad:
-            # A graph made before leads to it, and its gradient would be lost there.
+            # An earlier autograd graph leads to it, and its gradient would be lost there.
             torch.autograd.graph.get_gradient_edge(old).node.register_prehook(_refusal(name))
         vars(old)[_NAME] = name
         old.__class__ = _Superseded
 
 
 def _replace(by_id: Mapping[int, Tensor]) -> None:
-    """What objects are is asked of their types, and done by the methods of list and dict
-    themselves: other code must not run here."""
+    """Looks at types, and calls the methods of list and dict themselves: code of subclasses must
+    not run here."""
     for held in gc.get_objects() if by_id else ():
         if issubclass(type(held), list):
             if by_id.keys().isdisjoint(map(id, list.__iter__(held))):

@@ -25,12 +25,12 @@ class CompiledModule(Facade):
 
     The first call plans, and so does each call of another signature (shapes, dtypes, constants,
     training mode); programs are kept. Results come as the model's own containers. A loss is a plain
-    scalar, equal on every rank; other results behave as on one device, though ranks may hold pieces
+    scalar, equal on every rank; other results behave as on one device, though ranks may hold shards
     of them (`sharded`). Hooks of the model are part of the program.
     """
 
     __slots__ = ("_model", "_runner")
-    # In slots, since __dict__ is the model's: that is what keeps names, modes and attributes one.
+    # In slots, since __dict__ is the model's: so both share names, modes and attributes.
     _model: nn.Module
     _runner: Runner
 
@@ -49,8 +49,8 @@ class CompiledModule(Facade):
         return tuple(each.plan for each in self._runner.programs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Make the program for a call like this one, and store the parameters as it says, without
-        running it: before a checkpoint is loaded, say. All ranks are to call it."""
+        """Make the program for a call like this one, and shard the parameters for it, without
+        running it: before a checkpoint is loaded, say. All ranks must call it."""
         self._runner.prepare(args, kwargs)
 
     @contextmanager
@@ -58,8 +58,8 @@ class CompiledModule(Facade):
         self, rank: int | None = None, *, writeback: bool = True
     ) -> Generator[nn.Module | None, None, None]:
         """Inside, parameters are plain and whole, and this model is the plain one, on all ranks or
-        on one; given is the plain model, or None on ranks that do not have it. All ranks are to
-        enter and to leave. What `rank` (of all, rank 0) changes in place is kept, or undone without
+        on one. Yields the plain model, or None on ranks that do not have it. All ranks must enter
+        and leave. In-place changes by `rank` (of all, rank 0) stay, or are undone without
         `writeback`; gradients are refused (`runtime.unsharded`)."""
         runner = self._runner
         if isinstance(runner, Whole):
@@ -117,7 +117,7 @@ class CompiledModule(Facade):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CompiledModule:
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
-            # What has no values yet will have them on the device of the rank.
+            # Tensors without values yet will get them on the device of the rank.
             device = self._runner.world.device if tensor.is_meta else tensor.device
             probe = torch.empty(0, dtype=tensor.dtype, device=device)
             changed = fn(probe)

@@ -1,14 +1,14 @@
 """Steps of torch's optimizers on sharded parameters, equal to those on whole ones.
 
 The parameters and gradients of a compiled model are DTensors. An optimizer that treats each element
-by itself steps on the local shards: exact, and without DTensor's cost per operation. One that looks
-at a whole tensor (Adafactor's row means, Muon's orthogonal update) steps on one whole parameter at
-a time; LBFGS, which looks at all of them together, steps on all of them whole. The states that are
-left behind are DTensors placed as the parameter is, if they have its shape, so that
-`torch.distributed.checkpoint` saves them and loads them on another mesh.
+by itself steps on the local shards: exact, and without DTensor's cost per operation. One that needs
+whole tensors (Adafactor's row means, Muon's orthogonal update) steps on one whole parameter at a
+time. LBFGS, which needs all of them together, steps on all of them whole. States of a parameter's
+shape become DTensors placed as the parameter is, so that `torch.distributed.checkpoint` saves them
+and loads them on another mesh.
 
-States that were there before the parameter was stored so, and whole ones that were loaded, are cut
-as it is, with the values of rank 0.
+States from before the parameter was sharded, and whole ones that were loaded, are sharded as it is,
+with the values of rank 0.
 
 Hooks right before and after every `Optimizer.step` do this, for the optimizers of `torch.optim`,
 the Adafactor of transformers, and parameters of compiled models alone. Other optimizers see
@@ -55,7 +55,7 @@ _MARK = "_autopar_sharded"
 
 
 def mark(param: Tensor) -> None:
-    """`param` is one of a compiled model: what the hooks act on."""
+    """Mark `param` as a compiled model's: the hooks act on these."""
     vars(param)[_MARK] = True
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before))
@@ -96,7 +96,7 @@ def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _enter(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What stands in for the parameters is put in their place, also around a closure."""
+    """Replace parameters by their stand-ins for the step, also around a closure."""
     kind = type(optimizer)
     _adopt(optimizer)
     by_tensor = kind in BY_TENSOR or f"{kind.__module__}.{kind.__name__}" in BY_TENSOR_ELSEWHERE
@@ -140,7 +140,7 @@ def _save_whole(optimizer: Optimizer) -> None:
 
 
 def _follow(optimizer: Optimizer) -> None:
-    """States are in the memory of plain parameters, which may have been brought to the host."""
+    """Move states to the memory of plain parameters, which may have been moved to the host."""
     for param, state in optimizer.state.items():
         if not isinstance(param, DTensor) and _MARK in vars(param):
             for key, value in state.items():
@@ -150,7 +150,7 @@ def _follow(optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def _adopt(optimizer: Optimizer) -> None:
-    """States of a parameter's shape are stored as it is. A collective call where they were not."""
+    """Shard states of a parameter's shape as it is. A collective call if any were not."""
     for param, state in optimizer.state.items():
         if not isinstance(param, DTensor) or not _is_ours(param):
             continue
@@ -165,8 +165,8 @@ def _adopt(optimizer: Optimizer) -> None:
             elif value.device_mesh != mesh:
                 # Made before the parameter was sharded.
                 _check_values(optimizer, value)
-                piece = cut_shard(value.full_tensor(), mesh, placements).clone()
-                state[key] = _distributed(param, piece)
+                shard = cut_shard(value.full_tensor(), mesh, placements).clone()
+                state[key] = _distributed(param, shard)
 
 
 def _check_values(optimizer: Optimizer, state: Tensor) -> None:
@@ -195,8 +195,7 @@ class _Stepping:
     def around_closure(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a step, of which the optimizer is the first, with what `called` makes of
-        the closure."""
+        """The arguments of a step, the optimizer first, with the closure wrapped by `called`."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         return (args, kwargs) if closure is None else ((self.optimizer, self.called(closure)), {})
 
@@ -267,7 +266,7 @@ class _Stepping:
         return local
 
     def _stored(self, param: DTensor, plain: Tensor, value: Any) -> Any:
-        """A state as it is between steps."""
+        """A state in its form between steps."""
         if not isinstance(value, Tensor) or value.shape != plain.shape or value.dim() == 0:
             return value
         known = self.known.get(id(value))
@@ -313,5 +312,5 @@ class _ByTensor(_Stepping):
 
 
 def _distributed(param: DTensor, local: Tensor) -> DTensor:
-    """A piece as one of a DTensor that is stored as `param` is, in the same memory."""
+    """`local` as the shard of a DTensor that is stored as `param` is, in the same memory."""
     return dtensor_of(local.to(param.to_local().device), param, param.device_mesh, param.placements)

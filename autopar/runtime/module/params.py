@@ -1,11 +1,11 @@
 """The parameters of a compiled model: replicated DTensors first, their sharded selves once planned.
 
-A parameter keeps its name, its ties and its hooks. Whoever held it before it was a DTensor, such as
-an optimizer, then holds the DTensor (`identity`), which stays the same object when it is sharded
-(`torch.utils.swap_tensors`): optimizers may be made at any time. One whose values come
-from a checkpoint or an initialisation stays on the meta device until then, and never exists whole
-on a rank that stores a shard of it. In a world of one, parameters are plain tensors. Buffers stay
-plain, equal on all ranks.
+A parameter keeps its name, its ties and its hooks. References to the plain parameter, such as an
+optimizer's, are replaced by the DTensor (`identity`). That stays the same object when it is sharded
+(`torch.utils.swap_tensors`), so optimizers may be made at any time. A parameter with values from a
+checkpoint or an initialisation stays on the meta device until then. It never exists whole on a rank
+that stores a shard of it. In a world of one, parameters are plain tensors. Buffers stay plain,
+equal on all ranks.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ from autopar.runtime.program.sharded import whole_of
 from autopar.runtime.torch_private import hand_hooks
 
 _NAME = "_autopar_stored"
-"""Where a stored parameter has the name that it was stored under."""
+"""The attribute of a stored parameter that has the name it was stored under."""
 
 
 def check_model(model: nn.Module) -> None:
-    """AutoparError if a parameter cannot be handed out: lazy, distributed already, in the memory of
-    another one, or of a layout that programs do not take, as buffers must not be either."""
+    """AutoparError if a parameter cannot be sharded: it is lazy, distributed already, or in the
+    memory of another one. The same if a parameter or buffer has a layout that programs do not
+    take."""
     for name, param in model.named_parameters():
         if nn.parameter.is_lazy(param):
             raise AutoparError(
@@ -65,8 +66,8 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_memory(params: Mapping[str, nn.Parameter]) -> None:
-    """AutoparError if two of the plain parameters lie in the same memory, which is lost where each
-    is stored by itself."""
+    """AutoparError if two of the plain parameters share memory: sharded separately, they would
+    not."""
     spans = sorted(
         (param.data_ptr(), param.data_ptr() + param.nbytes, name)
         for name, param in params.items()
@@ -82,8 +83,8 @@ def check_memory(params: Mapping[str, nn.Parameter]) -> None:
 
 def replicate(model: nn.Module, world: World, sources: Sources) -> None:
     """Move the model to the device of `world`. With several ranks, make each parameter a replicated
-    DTensor with the values of rank 0, or without values if `sources` has them, and each buffer
-    equal to that of rank 0. With one, all have their values. A collective call.
+    DTensor with the values of rank 0, or without values if `sources` has them. Make each buffer
+    equal to that of rank 0. With one rank, all get their values. A collective call.
     """
     mesh = world.device_mesh
     if mesh is not None:
@@ -106,9 +107,9 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
 def added_params(
     model: nn.Module, world: World, places: Mapping[str, ParamPlace]
 ) -> dict[str, nn.Parameter]:
-    """The parameters, by name, that are not where the programs so far have them (`places`): those
-    that came to the model since, or took the place of others."""
-    found: dict[str, nn.Parameter] = {}
+    """The parameters, by name, that are not where the programs so far have them (`places`): they
+    were added to the model since, or replaced others."""
+    added: dict[str, nn.Parameter] = {}
     for name, param in model.named_parameters():
         if not isinstance(param, nn.Parameter):
             continue  # what a script has put there for a call
@@ -116,13 +117,13 @@ def added_params(
         if place is None and not places and world.device_mesh is not None:
             place = ParamPlace(world.device_mesh, (Replicate(),))
         if not isinstance(param, DTensor) or (param.device_mesh, param.placements) != place:
-            found[name] = param
-    return found
+            added[name] = param
+    return added
 
 
 def stored_name(name: str, param: Tensor) -> str:
-    """Under which name the first programs have a parameter, which may have got another one since,
-    as those that `torch.nn.utils.prune` changes."""
+    """The name of a parameter in the first programs. It may have another name by now, as after
+    `torch.nn.utils.prune`."""
     return vars(param).get(_NAME, name)
 
 
@@ -189,11 +190,11 @@ def shard_parameters(
     sources: Sources,
     params_on_host: Collection[str] = (),
 ) -> None:
-    """Store each replicated parameter at its place, by name, keeping its identity, and leave those
-    alone that are there; those that are `params_on_host` in the memory of the device's host. A rank
-    that is not of its mesh has nothing of it.
+    """Shard each replicated parameter to its place, by name; it stays the same object. Those that
+    are there already are left alone. `params_on_host` go to the memory of the device's host. A rank
+    outside of a parameter's mesh has nothing of it.
 
-    Every rank cuts its piece from the copy it holds, or gets it from `sources`: nothing is sent.
+    Every rank cuts its shard from the copy it holds, or gets it from `sources`: nothing is sent.
     """
     moves.begin()
     know_changes(place.mesh for place in places.values())
@@ -206,13 +207,13 @@ def shard_parameters(
             continue
         whole = param.to_local().detach()
         if not is_of(place.mesh):
-            piece = shard_elsewhere(whole, place.mesh.device_type)
+            shard = shard_elsewhere(whole, place.mesh.device_type)
         elif not whole.is_meta:
             # A copy, so that the whole can be freed.
-            piece = cut_shard(whole, *place).clone(memory_format=torch.contiguous_format)
+            shard = cut_shard(whole, *place).clone(memory_format=torch.contiguous_format)
         else:
-            piece = sources.read(name, local_slices(param.shape, *place)).to(place.mesh.device_type)
-        new = _parameter(_stored(name, piece, param, place, params_on_host), param)
+            shard = sources.read(name, local_slices(param.shape, *place)).to(place.mesh.device_type)
+        new = _parameter(_stored(name, shard, param, place, params_on_host), param)
         if isinstance(param.grad, DTensor):
             grad = cut_shard(param.grad.to_local(), *place)
             grad = grad.clone(memory_format=torch.contiguous_format)
@@ -238,7 +239,7 @@ def _stored(
     place: ParamPlace,
     params_on_host: Collection[str],
 ) -> DTensor:
-    """This rank's piece of a parameter, or of its gradient, as a DTensor."""
+    """This rank's shard of a parameter, or of its gradient, as a DTensor."""
     return dtensor_of(copy_on_host(shard) if name in params_on_host else shard, like, *place)
 
 
@@ -257,10 +258,10 @@ def check_ties(model: nn.Module, values: Mapping[str, Any]) -> None:
 
 
 def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` by name, for `load_state_dict`: of whole tensors, what this rank stores of them. A
-    parameter that has no values yet gets whole ones at once."""
+    """`values` by name, for `load_state_dict`: whole tensors as DTensors with this rank's shard. A
+    parameter without values gets memory for all of them at once."""
     params = dict(model.named_parameters(remove_duplicate=False))
-    found: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     for name, value in values.items():
         param = params.get(name)
         plain = isinstance(value, Tensor) and not isinstance(value, DTensor)
@@ -271,11 +272,11 @@ def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
                     data, param.device_mesh, param.placements, run_check=False
                 )
                 _swap(name, param, _parameter(whole, param))
-            piece = cut_shard(value, param.device_mesh, param.placements)
-            piece = piece.to(param.to_local().device)
-            value = dtensor_of(piece, param, param.device_mesh, param.placements)
-        found[name] = value
-    return found
+            shard = cut_shard(value, param.device_mesh, param.placements)
+            shard = shard.to(param.to_local().device)
+            value = dtensor_of(shard, param, param.device_mesh, param.placements)
+        stored[name] = value
+    return stored
 
 
 def _swap(name: str, param: Tensor, new: Tensor) -> None:
@@ -296,8 +297,8 @@ def _parameter(data: Tensor, like: Tensor) -> nn.Parameter:
 
 
 def buffer_places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
-    """Every place that holds a buffer, or a tensor that is a plain attribute and like one, with the
-    name there; one tensor may have several."""
+    """Every place that holds a buffer, or a tensor that is a plain attribute, with its name there.
+    A tensor may have several places."""
     return (
         (table, leaf, f"{path}.{leaf}" if path else leaf, buffer)
         for path, module in model.named_modules()

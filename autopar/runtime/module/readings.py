@@ -1,5 +1,5 @@
-"""What a script reads of DTensors, prints of them and writes to files: all of them. And what its
-metrics have seen."""
+"""Reading, printing and saving of DTensors: a script gets whole tensors. And the states of its
+metrics."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from autopar.runtime.program.reads_whole import storage_of_shard
 from autopar.runtime.program.sharded import whole_of
 from autopar.runtime.torch_private import flatten
 
-# Files that a script writes itself: they hold whole tensors of what ranks have in shards.
+# Files that a script writes itself: they hold whole tensors in place of shards.
 #
-# `torch.save` and `save_file` of safetensors, which peft and others save by, take the state dict of
-# a compiled model as that of a plain one. A collective call of all ranks, each of which writes.
-# Where all write to one path, as a script of one device does, what is there is at any time the file
-# of one of them: a rank that reads it while others write finds no part of one.
-# `tests/runtime/test_files.py` holds what is relied on of safetensors' internals.
+# `torch.save` and safetensors' `save_file`, by which peft and others save, take the state dict of a
+# compiled model as that of a plain one. It is a collective call of all ranks, each of which writes.
+# If all write to one path, as a script of one device does, the path always has the complete file of
+# one of them. So a rank that reads it while others write finds no partial file.
+# `tests/runtime/test_files.py` checks the internals of safetensors that this relies on.
 
 _WholeOf = Callable[[DTensor], Tensor | None]
-"""All of a DTensor, plain; None of one that is not the concern of autopar."""
+"""All of a DTensor, as a plain tensor; None for a DTensor that is not autopar's."""
 
 
 def write_whole(
     whole: _WholeOf, storage_of: Callable[[Tensor, DTensor], torch.UntypedStorage]
 ) -> None:
-    """From now on DTensors are `whole` in files, and those that `torch.save` writes to a path take
-    the place of another when they are complete. `storage_of` a piece is that of a DTensor."""
+    """From now on files have `whole` in place of a DTensor, and a file that `torch.save` writes to
+    a path replaces the previous one once it is complete. `storage_of` a shard stands for a
+    DTensor's storage."""
     take_over_pickling(whole, storage_of)
     torch.save = in_one_piece(torch.save)
     try:
@@ -55,8 +56,8 @@ def write_whole(
 
 
 def in_one_piece(save: Callable[..., None]) -> Callable[..., None]:
-    """`torch.save` that writes beside the path that it is given, under the same name (which is part
-    of what it writes), and puts that in the place of what was there."""
+    """`torch.save` that writes to a new directory beside its path and then replaces the file there.
+    The name stays, since it is part of the content."""
 
     @wraps(save)
     def save_beside(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +81,7 @@ def in_one_piece(save: Callable[..., None]) -> Callable[..., None]:
 
 
 _TAKERS = ("_flatten", "_flatten_as_ptr")
-"""What safetensors hands the tensors of a file to, in one release or another."""
+"""The functions to which safetensors passes the tensors of a file, in one release or another."""
 
 
 def _taking(plain: Callable[..., Any], whole: _WholeOf) -> Callable[..., Any]:
@@ -94,20 +95,20 @@ def _taking(plain: Callable[..., Any], whole: _WholeOf) -> Callable[..., Any]:
 
 
 def _entire(x: Any, whole: _WholeOf) -> Any:
-    found = whole(x) if isinstance(x, DTensor) else None
-    return x if found is None else found.detach().contiguous()
+    entire = whole(x) if isinstance(x, DTensor) else None
+    return x if entire is None else entire.detach().contiguous()
 
 
 def know_readings(is_ours: Callable[[Any], bool]) -> None:
-    """From now on DTensors that `is_ours` is true of are whole where a script looks. A collective
-    call of all ranks where they are in shards."""
+    """From now on a script reads DTensors that `is_ours` is true of as whole tensors: a collective
+    call of all ranks if they are in shards."""
 
     def whole(x: DTensor) -> Tensor | None:
         if not is_ours(x):
             return None
-        found = whole_of(x)
+        tensor = whole_of(x)
         is_param = isinstance(x, nn.Parameter)
-        return nn.Parameter(found.detach(), x.requires_grad) if is_param else found
+        return nn.Parameter(tensor.detach(), x.requires_grad) if is_param else tensor
 
     def storage_of(shard: Tensor, x: DTensor) -> torch.UntypedStorage:
         return storage_of_shard(shard, in_shards=is_ours(x) and is_in_shards(x))
@@ -118,14 +119,14 @@ def know_readings(is_ours: Callable[[Any], bool]) -> None:
 
 # Metrics of torchmetrics on ranks that have all seen the same rows.
 #
-# torchmetrics adds up, or joins, what ranks have seen, as each has other rows under
-# DistributedDataParallel. Of a compiled model with global inputs every rank has the outputs of the
-# whole batch: 12 rows on two ranks would count as 24. Where the states of a metric are the same on
-# all ranks they are those of all rows, and stay as they are.
+# torchmetrics adds up, or joins, the states of ranks, since each has other rows under
+# DistributedDataParallel. With global inputs, every rank of a compiled model has the outputs of the
+# whole batch: 12 rows on 2 ranks would count as 24. So states that are the same on all ranks are
+# those of all rows, and are not synchronised.
 
 
 def know_metrics() -> None:
-    """From now on metrics are as said above, if the script has imported torchmetrics."""
+    """From now on metrics behave as said above, if the script has imported torchmetrics."""
     if "torchmetrics" in sys.modules:
         _take_over_sync()
 
@@ -151,7 +152,7 @@ def _take_over_sync() -> None:
 
 
 def _are_equal(states: Any) -> bool:
-    """Whether all ranks have the same, or this one asks alone, who then goes by what it has."""
+    """Whether all ranks have the same states, or this rank calls alone, and so uses its own."""
     with jointly("torchmetrics.Metric.sync", ()) as joint:
         if not joint:
             return True

@@ -1,4 +1,4 @@
-"""Calls of a compiled model: the program for each, made where there is none yet."""
+"""Calls of a compiled model: each runs its program, which is made by the first such call."""
 
 from __future__ import annotations
 
@@ -47,22 +47,23 @@ from autopar.runtime.program.sharded import ShardedOutput, whole_of
 from autopar.runtime.program.widening import Ready, impossible, remember
 from autopar.runtime.torch_private import TreeSpec, flatten, is_forward_mode, unflatten
 
-# Results of a call to which each rank passed rows of its own: the rank's rows of them.
+# Results of a call to which each rank passed rows of its own: each rank gets its rows.
 #
-# What a script does with them is what it does under `DistributedDataParallel`: its labels are those
-# of the same rows, and its loss is one of them. The gradient is that of the mean of the ranks'
-# losses. What has no rows, such as a loss that the model computes, is that of the whole batch.
+# A script uses them as under `DistributedDataParallel`: its labels are for the same rows, and its
+# loss is that of these rows. The gradient is that of the mean of the ranks' losses. Results without
+# rows, such as a loss that the model computes, are those of the whole batch.
 
 
 def rows_of_rank(value: Tensor, world: World, dim: int, counts: tuple[int, ...] | None) -> Tensor:
-    """This rank's rows of a result whose `dim` has those of all ranks, which were handed so many
-    each; as many each for None. Of one that has more, such as a token of a row, as many of each."""
+    """This rank's rows of a result whose `dim` has the rows of all ranks. Ranks passed `counts`
+    rows each, or equally many for None. A result may have several per row, such as one per
+    token."""
     if world.size == 1:
         return value
     size = value.shape[dim]
-    handed = counts or (1,) * world.size
-    each = size // sum(handed)
-    return _Rows.apply(value, world, dim, tuple(each * count for count in handed))
+    shares = counts or (1,) * world.size
+    each = size // sum(shares)
+    return _Rows.apply(value, world, dim, tuple(each * count for count in shares))
 
 
 class _Rows(torch.autograd.Function):
@@ -86,7 +87,7 @@ class _Rows(torch.autograd.Function):
 
 
 def _is_by_rows(value: ShardedOutput, world: World, dim: int) -> bool:
-    """Whether the piece that this rank has of it are its rows."""
+    """Whether this rank's shard of it are its rows."""
     mesh, placements = value.device_mesh, value.placements
     in_order = mesh is not None and mesh.mesh.flatten().tolist() == list(range(world.size))
     is_even = value.shape[dim] % world.size == 0
@@ -98,10 +99,10 @@ _NUMBERS = count()
 
 
 class Build(Protocol):
-    """Makes a program for a call; an input of which ranks hold pieces is a meta tensor of the
-    whole's shape. The groups are those of the programs made before, whose mesh it must share; None
-    for the first, at which the model's parameters are to be sharded. `differentiable` are the
-    names of outputs that backwards have gone through."""
+    """Makes a program for a call; an input that is in shards is a meta tensor of the whole's shape.
+    The groups are those of earlier programs, whose mesh it must share. They are None for the first
+    program, for which the model's parameters are then sharded. `differentiable` are the names of
+    outputs that backwards have gone through."""
 
     def __call__(
         self,
@@ -119,7 +120,7 @@ class Build(Protocol):
 
 @dataclass
 class Runner:
-    """Calls the program made for a call's signature; has it made where there is none yet."""
+    """Runs the program for a call's signature, which is made by the first such call."""
 
     model: nn.Module
     world: World
@@ -134,7 +135,7 @@ class Runner:
     runs_plain: bool = False
     """A program is being made, for which the model itself runs."""
     with_values: bool = False
-    """Programs are made from the values of a batch, gathered where ranks hold pieces of it."""
+    """Programs are made from the values of a batch, gathered if it is in shards."""
 
     def __post_init__(self) -> None:
         kinds = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
@@ -155,7 +156,7 @@ class Runner:
 
     @property
     def results_in_order(self) -> Inputs:
-        """What ranks are handed of the inputs: unless said, all, and rows from accelerate."""
+        """How inputs are passed. The default is global, or local under accelerate."""
         return self.inputs or ("local" if self.terms else "global")
 
     def accept_accelerate(self) -> None:
@@ -173,22 +174,22 @@ class Runner:
         exact: bool = False,
     ) -> Any:
         self._leavings.enter()
-        leaves, made = self.prepare(args, kwargs, exact=exact)
-        executable = made.executable
-        step, params, others, random = ready = self._ready(made, leaves)
+        leaves, entry = self.prepare(args, kwargs, exact=exact)
+        executable = entry.executable
+        step, params, others, random = ready = self._ready(entry, leaves)
         past = None
         if step.cut and step.is_differentiated:
-            wider = self._leavings.rerun(executable.leavings, partial(self._wider, made, leaves))
+            wider = self._leavings.rerun(executable.leavings, partial(self._wider, entry, leaves))
             past = remember(ready, leaves, executable.names, wider)
         results: dict[str, Tensor] | None = None
         with suppress(RefrozenError), random.drawn_from() if random else nullcontext():
-            results = step(params, others, past, made.trained)
+            results = step(params, others, past, entry.trained)
         if results is None:
             return self._run(args, kwargs, lengths, exact=True)
         with torch.no_grad():
             for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
-                local(made.tensor(self.model, name.partition(":")[2])).copy_(results.pop(name))
-        remake(made.recreated)
+                local(entry.tensor(self.model, name.partition(":")[2])).copy_(results.pop(name))
+        remake(entry.recreated)
         if self._has_rows:
             for name, (dim, source) in executable.rows.items():
                 own = rows_of_rank(results[name], self.world, dim, leaves[source].counts)
@@ -201,12 +202,12 @@ class Runner:
 
     def _ready(self, entry: ProgramEntry, leaves: list[Any]) -> Ready:
         executable = entry.executable
-        # A tensor that is a plain attribute may lie elsewhere.
+        # A tensor that is a plain attribute may be on another device.
         others = {name: x.to(self.world.device) for name, x in entry.buffers.items()}
         for name in executable.step.forward_inputs:
             if name.startswith("input:"):
-                piece: InputShard = leaves[int(name.removeprefix("input:"))]
-                others[name] = piece.local if name in executable.sharded_inputs else piece.whole()
+                shard: InputShard = leaves[int(name.removeprefix("input:"))]
+                others[name] = shard.local if name in executable.sharded_inputs else shard.whole()
         random = self.terms.random(executable.random) if self.terms else executable.random
         params = entry.ready_params(self.world.device)
         if is_forward_mode():
@@ -214,42 +215,42 @@ class Runner:
         return Ready(executable.step, params, others, random)
 
     def _wider(self, entry: ProgramEntry, leaves: list[Any], outputs: frozenset[str]) -> Ready:
-        """A call that `entry` was run for, with a program that has gradients of `outputs`."""
+        """What to run for a call of `entry`, with a program that has gradients of `outputs`."""
         signature = self._signature(leaves, entry.executable.in_spec)
-        found = self._known(signature)
-        if found is None or found.executable.origin is not entry.executable.origin:
+        current = self._known(signature)
+        if current is None or current.executable.origin is not entry.executable.origin:
             raise impossible(outputs, "the model was changed since, as by train() or eval()")
-        names, cut = found.executable.names, found.executable.step.cut_positions
+        names, cut = current.executable.names, current.executable.step.cut_positions
         if any(names[position] in outputs for position in cut):
             self.differentiable |= outputs
-            self.entries[signature.inputs].remove(found)
-            found = self._new(leaves, signature, found)
-        return self._ready(found, leaves)
+            self.entries[signature.inputs].remove(current)
+            current = self._new(leaves, signature, current)
+        return self._ready(current, leaves)
 
     @property
     def programs(self) -> tuple[Executable, ...]:
         """The programs made so far, in their order."""
-        made = [each for same in self.entries.values() for each in same]
-        return tuple(each.executable for each in sorted(made, key=lambda each: each.number))
+        entries = [each for same in self.entries.values() for each in same]
+        return tuple(each.executable for each in sorted(entries, key=lambda each: each.number))
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False
     ) -> tuple[list[Any], ProgramEntry]:
         """The leaves of a call, and the program for it, made if there is none yet; `exact` as in
         `_known`."""
-        # The order of keywords means nothing, and must not make another program.
+        # The order of keywords must not make another program.
         kwargs = dict(sorted(kwargs.items()))
         leaves, spec = take_inputs(self.model, self.results_in_order, self.world, args, kwargs)
         signature = self._signature(leaves, spec)
-        found = self._known(signature, exact=exact)
+        entry = self._known(signature, exact=exact)
         own_rows = given_rows(leaves) if self._has_rows else None
-        counts = self._meet(found, leaves, signature, own_rows)
+        counts = self._meet(entry, leaves, signature, own_rows)
         if counts:
             leaves = put_together(leaves, self.world, counts)
             signature = self._signature(leaves, spec)
-            found = self._known(signature, exact=exact)
-            self._meet(found, leaves, signature)
-        return leaves, self._new(leaves, signature) if found is None else found
+            entry = self._known(signature, exact=exact)
+            self._meet(entry, leaves, signature)
+        return leaves, self._new(leaves, signature) if entry is None else entry
 
     def _meet(
         self,
@@ -278,27 +279,29 @@ class Runner:
         )
 
     def _known(self, signature: Signature, *, exact: bool = False) -> ProgramEntry | None:
-        """The program for a call, if the model is as it was when that was made. If not `exact`,
-        parameters may have been frozen since, which leaves results right."""
+        """The program for a call, if the model is as it was when that was made. Without `exact`,
+        parameters may have been frozen since: results stay right."""
         same = self.entries.setdefault(signature.inputs, [])
         suited = [each for each in same if each.signature == signature]
-        found = next((each for each in suited if not exact and each.guard.holds()), None)
-        if found is None:
-            kept = (p for p in suited if p.guard.holds_after_all(partial(p.is_stored, self.model)))
-            found = next(kept, None)
-            if found is not None:
-                found.collect(self.model)
-        if found is not None and found is not same[0]:
-            same.remove(found)
-            same.insert(0, found)
-        if found is None and len(suited) >= _MANY:
+        entry = next((each for each in suited if not exact and each.guard.holds()), None)
+        if entry is None:
+            entry = next(
+                (p for p in suited if p.guard.holds_after_all(partial(p.is_stored, self.model))),
+                None,
+            )
+            if entry is not None:
+                entry.collect(self.model)
+        if entry is not None and entry is not same[0]:
+            same.remove(entry)
+            same.insert(0, entry)
+        if entry is None and len(suited) >= _MANY:
             _tell_many(suited)
-        return found
+        return entry
 
     def _new(
         self, leaves: list[Any], signature: Signature, instead: ProgramEntry | None = None
     ) -> ProgramEntry:
-        """The program for a call, made, in the place of one that is dropped if that is given."""
+        """A new program for a call, which replaces `instead` if that is given."""
         stand_ins = [
             self._stand_in(leaf) if isinstance(leaf, InputShard) else leaf for leaf in leaves
         ]
@@ -313,9 +316,9 @@ class Runner:
             executable = replace(executable, origin=instead.executable.origin)
         self.groups = executable.groups
         number = next(_NUMBERS) if instead is None else instead.number
-        made = ProgramEntry.of(number, signature, self.model, executable)
-        self.entries[signature.inputs].insert(0, made)
-        return made
+        entry = ProgramEntry.of(number, signature, self.model, executable)
+        self.entries[signature.inputs].insert(0, entry)
+        return entry
 
     def _stand_in(self, shard: InputShard) -> Tensor:
         return shard.whole() if self.with_values else shard.stand_in()

@@ -1,8 +1,8 @@
 """Whole parameters for a while: for evaluation, generation, saving, and changes by hand.
 
-Inside, the places where the model holds its parameters hold plain, whole ones, and calls go to the
-plain model; the shards, which optimizers know, wait outside of it. They are gathered one parameter
-after the other, each over its own process groups.
+Inside, the model's modules hold plain, whole parameters, and calls go to the plain model. The
+shards, to which optimizers refer, are set aside meanwhile. They are gathered one parameter after
+the other, each over its own process groups.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from autopar.runtime.torch_private import flatten, map_tensors
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What calls go to meanwhile: the plain model, on ranks that have its parameters. All else is
-    asked of `runner`."""
+    """Runs calls meanwhile: the plain model, on ranks that have its parameters. All other
+    attributes are those of `runner`."""
 
     model: nn.Module
     runner: Any
@@ -58,7 +58,8 @@ class Whole:
 
 
 class _Held(NamedTuple):
-    """A parameter or buffer, its first name, and what modules hold it, under which name each."""
+    """A parameter or buffer, its first name, and the modules that hold it, with its name in
+    each."""
 
     name: str
     tensor: Tensor
@@ -66,12 +67,13 @@ class _Held(NamedTuple):
 
     @property
     def now(self) -> Any:
-        """What is in its place."""
+        """The tensor in its place now."""
         module, leaf = self.places[0]
         return getattr(module, leaf, None)
 
     def put(self, tensor: Tensor) -> None:
-        """As an assignment, by which modules that list their weights, as `nn.LSTM`, see it."""
+        """Assign it as an attribute, so that modules that list their weights, such as `nn.LSTM`,
+        notice."""
         for module, leaf in self.places:
             setattr(module, leaf, tensor)
 
@@ -80,13 +82,13 @@ class _Held(NamedTuple):
 def whole_parameters(
     model: nn.Module, world: World, rank: int | None, writeback: bool
 ) -> Generator[bool, None, None]:
-    """Inside, the parameters of `model` are plain and whole on `rank`, or on every rank for None;
-    given is whether they are so here. All ranks are to enter and to leave.
+    """Inside, the parameters of `model` are plain and whole on `rank`, or on every rank for None.
+    Yields whether they are so here. All ranks must enter and leave.
 
-    Afterwards all is as before, with the values that `rank` (of all ranks, rank 0) left in the
-    whole parameters and in buffers; without `writeback`, with the values from before. AutoparError
-    if a parameter has no values yet, if one was replaced or got a gradient inside, or if another
-    rank failed there; then nothing that was changed is kept.
+    Afterwards parameters are sharded as before. They and buffers have the values that `rank` (of
+    all ranks, rank 0) left in them, or without `writeback` the values from before. AutoparError if
+    a parameter has no values yet, if one was replaced or got a gradient inside, or if another rank
+    failed there; all changes are undone then.
     """
     if rank is not None and not 0 <= rank < world.size:
         raise AutoparError(f"unsharded(rank={rank}): there are ranks 0 to {world.size - 1}")
@@ -137,8 +139,9 @@ def generate_tokens(
     **kwargs: Any,
 ) -> Any:
     """`own(*args, **kwargs)`, the `generate` of a model of `transformers`, by every rank with whole
-    parameters, which it has inside `entire`. Of global inputs, which ranks are held to, all make
-    the same tokens, with the random numbers of rank 0's default generator. A collective call."""
+    parameters, which it has inside `entire`. Global inputs are checked to be equal. From these all
+    ranks generate the same tokens, with the random numbers of rank 0's default generator. A
+    collective call."""
     args, kwargs = _on_device(world, (args, kwargs))
     if inputs == "global" and world.pre_step_check is not None:
         values = digest_values(flatten((args, kwargs))[0])
@@ -150,14 +153,14 @@ def generate_tokens(
 
 def tensors_of(model: nn.Module, kind: str) -> Iterator[_Held]:
     """The `_parameters` or `_buffers` of all modules, each once."""
-    found: dict[int, _Held] = {}
+    by_id: dict[int, _Held] = {}
     for path, module in model.named_modules():
         table: dict[str, Any] = vars(module)[kind]
         for leaf, tensor in table.items():
             if tensor is not None:
                 name = f"{path}.{leaf}" if path else leaf
-                found.setdefault(id(tensor), _Held(name, tensor, [])).places.append((module, leaf))
-    yield from found.values()
+                by_id.setdefault(id(tensor), _Held(name, tensor, [])).places.append((module, leaf))
+    yield from by_id.values()
 
 
 @torch.no_grad()
@@ -167,7 +170,7 @@ def _gather(params: Sequence[_Held], whole: dict[str, Tensor], here: bool) -> No
         assert isinstance(param, DTensor)
         value = param.full_tensor()
         if here:
-            # Of one that every rank stores whole, it is the stored tensor itself.
+            # For a replicated parameter, it is the stored tensor itself.
             stored = param.to_local().untyped_storage().data_ptr()
             if value.untyped_storage().data_ptr() == stored:
                 value = value.clone()
@@ -176,7 +179,7 @@ def _gather(params: Sequence[_Held], whole: dict[str, Tensor], here: bool) -> No
 
 
 def _check(params: Sequence[_Held], buffers: Sequence[_Held], whole: Mapping[str, Tensor]) -> None:
-    """AutoparError if what is there now cannot take the place of what was there."""
+    """AutoparError if a tensor was replaced inside, or got a gradient."""
     for held in (*params, *buffers):
         now, given = held.now, whole.get(held.name, held.now)
         like = isinstance(now, Tensor) and (now.shape, now.dtype) == (
@@ -209,7 +212,7 @@ def _meet(world: World, *, failed: bool) -> None:
 def _take(
     params: Sequence[_Held], buffers: Sequence[_Held], values: dict[str, Any], source: int
 ) -> None:
-    """Store, on all ranks, the values that rank `source` has."""
+    """Store the values of rank `source` on all ranks."""
     for held in (*params, *buffers):
         tensor, value = held.tensor, values.pop(held.name, None)
         stored = tensor.to_local() if isinstance(tensor, DTensor) else tensor

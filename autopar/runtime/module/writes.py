@@ -35,7 +35,7 @@ from autopar.runtime.program.sharded import whole_of
 from autopar.runtime.program.sharded_ops import RESIZED, check_distributed_call
 from autopar.runtime.torch_private import flatten, in_backward, map_tensors, reshape_wrapper
 
-# Parameters, gradients and states that ranks hold shards of, and what ops find beside them.
+# Parameters, gradients and states in shards, and plain tensors in the same op.
 
 _meshes: set[DeviceMesh] = set()
 
@@ -46,12 +46,13 @@ def add_meshes(meshes: Iterable[DeviceMesh]) -> None:
 
 
 def is_ours(x: Any) -> bool:
-    """Whether it is such a DTensor, and has values."""
+    """Whether it is a DTensor on one of the meshes, and has values."""
     return isinstance(x, DTensor) and x.device_mesh in _meshes and not x.is_meta
 
 
 def is_stored(x: Any) -> bool:
-    """Whether it may be a parameter or a gradient, or a part of one: each rank has a rectangle."""
+    """Whether it may be a parameter or a gradient, or a part of one: each rank's shard is a
+    rectangle."""
     return is_ours(x) and all(type(p) in (Shard, Replicate) for p in x.placements)
 
 
@@ -68,14 +69,14 @@ def is_beside(x: Any, like: DTensor) -> bool:
 
 
 def is_simple(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an op is given DTensors of one mesh and form, and numbers, alone: it takes no time to
-    see."""
+    """Whether all arguments are DTensors of one mesh, placement and shape, or numbers. A fast
+    check."""
     first: DTensor | None = None
     for given in (args, kwargs.values()):
         for x in given:
             if type(x) is DTensor:
                 first = x if first is None else first
-                # What torch makes may be on a mesh that is only equal, which it has seen before.
+                # Torch's results may be on an equal mesh that is another object.
                 is_one = x.device_mesh is first.device_mesh or x.device_mesh == first.device_mesh
                 same = is_one and x.placements == first.placements
                 if x is not first and not (same and x.shape == first.shape):
@@ -89,7 +90,7 @@ _NUMBERS = frozenset({bool, float, int})
 
 
 def everywhere(whole: Tensor, mesh: DeviceMesh) -> Tensor:
-    """A whole tensor as a DTensor that is replicated."""
+    """A whole tensor as a replicated DTensor."""
     if whole.layout != torch.strided:
         return whole  # DTensor has no sparse ones
     whole = whole.resolve_conj().resolve_neg().contiguous()  # as the DTensor says of itself
@@ -98,20 +99,20 @@ def everywhere(whole: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def equal_everywhere(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """A plain tensor, which is the same on all ranks: that of rank 0, but in a loss and its
-    backward, where to send it would take too long, and where ranks have rows of their own."""
+    """A plain tensor, with the values of rank 0 on all ranks. In a loss and its backward sending
+    takes too long, and ranks with rows of their own have other values: there it is this rank's."""
     if torch.is_grad_enabled() or in_backward() or rows_differ or x.layout != torch.strided:
         return x.to(mesh.device_type).contiguous() if x.layout == torch.strided else x
     return values_of_rank_0(x, mesh)
 
 
 def values_of_rank_0(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """What rank 0 has in a plain tensor, on the devices of the mesh. A collective call."""
+    """Rank 0's values of a plain tensor, on the devices of the mesh. A collective call."""
     return of_rank_0(x.to(mesh.device_type))
 
 
 def replicated_beside(given: Any, like: DTensor) -> Any:
-    """Those tensors among the given that are not of the mesh of `like`, replicated there."""
+    """`given`, with tensors that are not on the mesh of `like` replicated there."""
     mesh = like.device_mesh
 
     def replicated(x: Tensor) -> Tensor:
@@ -131,8 +132,8 @@ _GIVEN_A_SHAPE = (
 
 
 def on_all_ranks(handler: Handler) -> Handler:
-    """`handler` of an op that may change tensors of which ranks hold shards: all ranks are to make
-    the call, but where one alone writes to a tensor of its own."""
+    """`handler` of an op that may change tensors in shards. All ranks must make the call, unless a
+    rank alone writes to a tensor of its own."""
 
     def handle(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         given = flatten((args, kwargs))[0]
@@ -146,9 +147,9 @@ def on_all_ranks(handler: Handler) -> Handler:
             if not joint:
                 args, kwargs = map_tensors(whole_alone, (args, kwargs))
                 return done(op(*args, **kwargs))
-            made = handler(plain, op, args, kwargs)
+            result = handler(plain, op, args, kwargs)
         count_changes(written)
-        return made
+        return result
 
     return handle
 
@@ -158,9 +159,9 @@ def written_by_element(
 ) -> Any:
     """An op that changes a tensor in place, element by element."""
     if is_simple(args, kwargs) and not is_thin(args[0]):
-        made = plain(*args, **kwargs)
+        result = plain(*args, **kwargs)
         count_changes(args[:1])
-        return made
+        return result
     return on_all_ranks(_written_by_element)(plain, op, args, kwargs)
 
 
@@ -176,7 +177,7 @@ def _written_by_element(
 
 
 def _goes_into(x: Any, like: DTensor) -> bool:
-    """Whether what is written to `like` may be made of the shards of `x`, if it has any."""
+    """Whether those shards of `like` can be computed from the shards of `x`, if it has any."""
     if not isinstance(x, DTensor) or x.device_mesh != like.device_mesh:
         return True
     is_alike = (x.shape, x.placements) == (like.shape, like.placements)
@@ -186,7 +187,7 @@ def _goes_into(x: Any, like: DTensor) -> bool:
 def _written_elsewhere(
     plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """An op that is given such DTensors, and writes to something else."""
+    """An op that reads such DTensors, and writes to something else."""
     if any(isinstance(x, DTensor) for x in written_by(op, args, kwargs)):
         return plain(*args, **kwargs)
     args, kwargs = map_tensors(lambda x: whole_of(x) if is_ours(x) else x, (args, kwargs))
@@ -194,17 +195,17 @@ def _written_elsewhere(
 
 
 def changed_shape(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An op that makes its argument a view of itself."""
+    """An op that makes its argument a view of itself in place, such as `squeeze_`."""
     x, view = args[0], as_view(op)
     if not is_ours(x):
         return plain(*args, **kwargs)
-    made = view(x, *args[1:], **kwargs)
-    if not isinstance(made, DTensor) and is_thin(x) and not is_of_some_ranks(x.device_mesh):
-        # A dim that goes was cut: all of it is on one rank.
-        made = everywhere(view(whole_of(x), *args[1:], **kwargs), x.device_mesh)
-    if isinstance(x, nn.Parameter) or not isinstance(made, DTensor):
+    viewed = view(x, *args[1:], **kwargs)
+    if not isinstance(viewed, DTensor) and is_thin(x) and not is_of_some_ranks(x.device_mesh):
+        # The op drops a sharded dim, all of which is on one rank.
+        viewed = everywhere(view(whole_of(x), *args[1:], **kwargs), x.device_mesh)
+    if isinstance(x, nn.Parameter) or not isinstance(viewed, DTensor):
         raise AutoparError(_GIVEN_A_SHAPE.format(op=op, view=view))
-    become(x, made)
+    become(x, viewed)
     reshape_wrapper(op, args, kwargs)
     return x
 
@@ -216,11 +217,11 @@ _FILLS = frozenset(
         "uniform",
     )
 )  # fmt: skip
-"""Ops that draw what they write, and read nothing that was there."""
+"""Ops that overwrite their argument with random numbers, and do not read it."""
 
 
 def drawn_whole(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Random numbers, drawn by every rank for whole tensors, of which it keeps what rank 0 drew."""
+    """Random numbers: every rank draws them for whole tensors, and takes its shard of rank 0's."""
     like = first_stored(flatten((args, kwargs))[0])
     if like is None:
         return plain(*args, **kwargs)
@@ -231,33 +232,33 @@ def drawn_whole(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[
             return whole_of(x).clone()
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=shard_of(x).device)
 
-    def kept(whole: Tensor) -> Tensor:
+    def sharded(whole: Tensor) -> Tensor:
         same = whole.shape == like.shape
         placements = like.placements if same else [Replicate()] * mesh.ndim
-        piece = cut_shard(values_of_rank_0(whole, mesh), mesh, placements).clone()
-        return dtensor_of(piece, whole, mesh, placements)
+        shard = cut_shard(values_of_rank_0(whole, mesh), mesh, placements).clone()
+        return dtensor_of(shard, whole, mesh, placements)
 
-    wholes, made = _on_wholes(op, args, kwargs, blank, mesh)
+    wholes, outputs = _on_wholes(op, args, kwargs, blank, mesh)
     for x, whole in wholes:
         shard_of(x).copy_(
             cut_shard(values_of_rank_0(whole, x.device_mesh), x.device_mesh, x.placements)
         )
     back = {id(whole): x for x, whole in wholes}
-    return map_tensors(lambda x: back[id(x)] if id(x) in back else kept(x), made)
+    return map_tensors(lambda x: back[id(x)] if id(x) in back else sharded(x), outputs)
 
 
 def computed_into(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an op writes into arguments, computed for whole tensors."""
+    """An op that writes into arguments, computed with whole tensors."""
     like = first_stored(written_by(op, args, kwargs))
     if like is None:
         return _written_elsewhere(plain, op, args, kwargs)
-    wholes, made = _on_wholes(op, args, kwargs, lambda x: whole_of(x).clone(), like.device_mesh)
+    wholes, outputs = _on_wholes(op, args, kwargs, lambda x: whole_of(x).clone(), like.device_mesh)
     for x, whole in wholes:
         if whole.shape != x.shape:
             raise AutoparError(RESIZED.format(now=tuple(whole.shape), was=tuple(x.shape)))
         shard_of(x).copy_(cut_shard(whole, x.device_mesh, x.placements))
     back = {id(whole): x for x, whole in wholes}
-    return map_tensors(lambda x: back.get(id(x), x), made)
+    return map_tensors(lambda x: back.get(id(x), x), outputs)
 
 
 def _on_wholes(
@@ -267,7 +268,7 @@ def _on_wholes(
     copied: Callable[[DTensor], Tensor],
     mesh: DeviceMesh,
 ) -> tuple[list[tuple[DTensor, Tensor]], Any]:
-    """What an op makes of whole tensors, and those it was given for what it writes to."""
+    """(pairs of a written DTensor and its whole copy, result) of an op on whole tensors."""
     written = list(written_by(op, args, kwargs))
     wholes = {id(x): (x, copied(x)) for x in written if isinstance(x, DTensor)}
     beside = {id(x) for x in written} - wholes.keys()
@@ -279,5 +280,5 @@ def _on_wholes(
             return x
         return whole_of(x) if isinstance(x, DTensor) else equal_everywhere(whole_of(x), mesh)
 
-    made = done(op(*map_tensors(entire, args), **map_tensors(entire, kwargs)))
-    return list(wholes.values()), made
+    outputs = done(op(*map_tensors(entire, args), **map_tensors(entire, kwargs)))
+    return list(wholes.values()), outputs

@@ -1,6 +1,6 @@
 """Attention as one op: `autopar::sdpa` and its backward, the same in a graph for every device.
 
-Queries are [B, Hq, S, D], keys [B, Hkv, T, D], values [B, Hkv, T, Dv]; Hq is a multiple of Hkv, and
+Queries are [B, Hq, S, D], keys [B, Hkv, T, D], values [B, Hkv, T, Dv]. Hq is a multiple of Hkv, and
 query head h reads key head h // (Hq // Hkv). A mask is bool (False: not attended to) or added to
 the scores, and broadcasts to [B, Hq, S, T]. `lse` [B, Hq, S] is the log of the sum of exponentials
 of each row of scores. A causal row s attends to columns 0..s. Results and gradients lie in memory
@@ -109,8 +109,8 @@ def sdpa_backward(
 
 
 def _flash_cpu(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Whether the CPU's fused kernel takes these. Under a mask it does not say what a row that
-    attends to nothing leaves in lse."""
+    """Whether the CPU's fused kernel takes these. Under a mask it does not define the lse of a row
+    that attends to nothing."""
     return (
         q.device.type == "cpu"
         and q.dtype in _FLASH_CPU
@@ -215,9 +215,9 @@ def backward_formulas(
     past: int | None,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values, under the same mask. Where there is one, all
-    columns of a row are here, and `lse` may have no room for the log of a sum: what is added to a
-    row of scores that attends to nothing may be -1e9."""
+    """The gradients of queries, keys and values, under the same mask. With a mask, all columns of a
+    row must be here. Then `lse` may be too imprecise for the log of a sum: the mask may add -1e9 to
+    all scores of a row."""
     dtype, factor, heads = q.dtype, _scale(scale, q.shape[-1]), k.shape[1]
     q, k, v, grad_out, out = _computed(q, k, v, grad_out, out)
     q, grad_out, out, lse = (x.unflatten(1, (heads, -1)) for x in (q, grad_out, out, lse))
@@ -244,7 +244,7 @@ def like_by_position(x: Tensor, last: int) -> Tensor:
 
 @sdpa.register_fake
 def empty_results(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Room for (attention, lse)."""
+    """An empty (attention, lse)."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return like_by_position(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=dtype)
 
@@ -253,7 +253,7 @@ def empty_results(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Te
 def empty_gradients(
     _grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the gradients of queries, keys and values."""
+    """Empty gradients of queries, keys and values."""
     return tuple(like_by_position(x, x.shape[-1]) for x in (q, k, v))  # pyright: ignore[reportReturnType]
 
 

@@ -1,10 +1,10 @@
-"""Causal attention of some rows with some columns: what a rank computes that has a piece of the
-sequence, `autopar::sdpa_shard` and its backward.
+"""Causal attention of some rows with some columns, for a rank that has a shard of the sequence:
+`autopar::sdpa_shard` and its backward.
 
-Tensors are those of `attention.sdpa`. Row s stands at position `first_query + s` of the sequence
-and attends to the columns, which begin at `first_key`, that stand no later. A row that attends to
-nothing leaves zeros, and -inf in lse. Columns that all rows attend to and the square behind them
-take the device's fused kernel each; what they give is merged by lse, after "FlashAttention"
+Tensors are those of `attention.sdpa`. Columns begin at position `first_key` of the sequence. Row s
+is at position `first_query + s` and attends to the columns up to there. A row that attends to
+nothing has zeros, and -inf in lse. Columns that all rows attend to and the square behind them use
+the device's fused kernel each. Their results are merged by lse, after "FlashAttention"
 (arXiv:2205.14135), and backward starts from the merged lse. Columns that no row attends to cost
 nothing.
 """

@@ -1,17 +1,17 @@
-"""The loss of a head with many classes, worked on in chunks of its rows: `autopar::linear_nll` and
+"""The loss of a head with many classes, computed in chunks of its rows: `autopar::linear_nll` and
 `autopar::scores_nll` with their backwards.
 
     scores = x @ w.T                       [N, V] of x [N, D] and w [V, D]
     rows   = logsumexp(scores)             [N]
     loss   = sum over n of rows[n] - scores[n, target[n]], but where target[n] is `ignored`
 
-`linear_nll` has the scores of one chunk at a time, and its backward makes them once more.
-`scores_nll` is given all scores, as where a script gets them, and makes copies of one chunk at a
-time. Neither ever has the gradient of all scores: backward goes on to those of x and w at once. Of
-w it is summed in float32, or in float64.
+`linear_nll` has the scores of one chunk at a time, and its backward recomputes them. `scores_nll`
+takes all scores, for scripts that read them, and copies one chunk at a time. Neither ever has the
+gradient of all scores: backward computes those of x and w from each chunk at once. The gradient of
+w is summed in float32, or in float64.
 
-Sums over a row are taken in float32 (of float64 in float64), from scores in the dtype of x. A
-target `ELSEWHERE` counts, and its class is another rank's: no score is its own.
+Sums over a row are taken in float32 (in float64 for float64), from scores in the dtype of x. A
+target `ELSEWHERE` is not ignored; its class, and so its score, is on another rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autopar.ir.passes.loss_chunks import chunk_rows
 from autopar.runtime.ops.operators import operator
 
 ELSEWHERE = -(2**63) + 1
-"""No target of a script: -1, say, is out of bounds here as it is for torch."""
+"""A number that no script uses as a target: -1, say, is out of bounds here as it is for torch."""
 
 
 def _spans(rows: int, chunks: int) -> Iterator[slice]:
@@ -42,14 +42,14 @@ def sums_dtype(x: Tensor) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Makes the scores of a chunk, or has those of all rows; `is_fresh` says that they are made,
-    and may be written over."""
+    """Computes the scores of a chunk, or slices those of all rows. If `is_fresh`, they were
+    computed here, and may be overwritten."""
 
     scores: Callable[[slice], Tensor]
     is_fresh: bool
 
     def less(self, scores: Tensor, by: Tensor) -> Tensor:
-        """`scores` less one value per row, in the dtype of that: in place if it may be."""
+        """`scores` minus one value per row, `by`, in its dtype: in place if allowed."""
         if scores.dtype == by.dtype:
             return scores.sub_(by) if self.is_fresh else scores - by
         if scores.device.type == "cpu":
@@ -58,8 +58,7 @@ class _Head:
         return scores - by
 
     def rows(self, target: Tensor, ignored: int, chunks: int) -> tuple[Tensor, Tensor]:
-        """Of each row the log of the sum of exponentials, and its target's score, 0 where it has
-        none."""
+        """(log of the sum of exponentials, score of the target or 0 if it has none) of each row."""
         parts = [self._rows(at, target[at], ignored) for at in _spans(len(target), chunks)]
         rows, own = (torch.cat(each) for each in zip(*parts, strict=True))
         return rows, own
@@ -90,12 +89,12 @@ class _Head:
         own = parts.gather(1, places).mul_(scale).sub_(taken).to(scores.dtype)
         if parts.dtype == scores.dtype:
             return parts.mul_(scale).scatter_(1, places, own)
-        found = scores if self.is_fresh else torch.empty_like(scores)
+        of_scores = scores if self.is_fresh else torch.empty_like(scores)
         if parts.device.type == "cpu":
-            found.copy_(parts.mul_(scale))
+            of_scores.copy_(parts.mul_(scale))
         else:
-            torch.mul(parts, scale, out=found)
-        return found.scatter_(1, places, own)
+            torch.mul(parts, scale, out=of_scores)
+        return of_scores.scatter_(1, places, own)
 
 
 def _linear(x: Tensor, w: Tensor) -> _Head:
@@ -137,7 +136,7 @@ def _backward(
 def linear_nll_rows(
     x: Tensor, w: Tensor, target: Tensor, ignored: int, chunks: int
 ) -> tuple[Tensor, Tensor]:
-    """Of each row what its loss is made of: see `_Head.rows`."""
+    """The two terms of each row's loss: see `_Head.rows`."""
     return _linear(x, w).rows(target, ignored, chunks)
 
 
@@ -176,7 +175,7 @@ def scores_nll_backward(
     scores: Tensor, x: Tensor, w: Tensor, target: Tensor, rows: Tensor, grad: Tensor,
     ignored: int, chunks: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of x and w, of which the scores are made."""
+    """The gradients of x and w, from which the scores were computed."""
     return _backward(_given(scores), x, w, target, rows, grad, ignored, chunks)
 
 

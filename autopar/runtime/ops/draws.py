@@ -1,12 +1,11 @@
 """Ops that draw random numbers, with the states of the generator that they draw from.
 
-Of each op of torch that draws from the default generator there may be two more, which are made when
-a graph needs them. `autopar::draw_native_dropout` draws as `native_dropout` does, and returns one
-tensor more: the state that it started from. `autopar::redraw_native_dropout` takes such a state
-before all else, draws from it, by the same kernel, the very same numbers, and leaves the generator
-as it found it.
+Each op of torch that draws from the default generator may have two variants, which are defined when
+a graph needs them. `autopar::draw_native_dropout` draws as `native_dropout` does, and also returns
+the state that it started from. `autopar::redraw_native_dropout` takes such a state as its first
+input. It draws the same numbers from it by the same kernel, and restores the generator.
 
-To draw and to read the state is one op, so that no compiler puts another draw between them.
+Drawing and reading the state are one op, so that no compiler puts another draw between them.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def drawing(op: Any) -> Any:
     def fake(*args: Any, **kwargs: Any) -> Any:
         return (*_several(op(*args, **kwargs)), _fake_state(_device(args, kwargs)))
 
-    given, made = signature_of(op)
-    schema = f"({given}) -> ({', '.join([*made, 'Tensor'])})"
+    given, result_types = signature_of(op)
+    schema = f"({given}) -> ({', '.join([*result_types, 'Tensor'])})"
     return _defined(f"draw_{_name(op)}", schema, run, fake, (torch.Tag.nondeterministic_seeded,))
 
 
@@ -54,8 +53,8 @@ def redrawing(op: Any) -> Any:
     def fake(_: Tensor, *args: Any, **kwargs: Any) -> Any:
         return op(*args, **kwargs)
 
-    given, made = signature_of(op)
-    returns = made[0] if len(made) == 1 else f"({', '.join(made)})"
+    given, result_types = signature_of(op)
+    returns = result_types[0] if len(result_types) == 1 else f"({', '.join(result_types)})"
     schema = f"({', '.join(filter(None, ('Tensor state', given)))}) -> {returns}"
     return _defined(f"redraw_{_name(op)}", schema, run, fake, ())
 
@@ -67,11 +66,11 @@ def _defined(
     fake: Callable[..., Any],
     tags: tuple[torch.Tag, ...],
 ) -> Any:
-    """The op `autopar::name`. What is drawn has no gradient, and no kernel is told apart by where
-    its tensors are: a GPU's state is on the host."""
-    made = Operator(f"{name}{schema}", run, tags)
-    made.register_fake(fake)
-    return made.op
+    """The op `autopar::name`. Draws have no gradient. Kernels are not chosen by the device of
+    tensors: a GPU's state is on the host."""
+    operator = Operator(f"{name}{schema}", run, tags)
+    operator.register_fake(fake)
+    return operator.op
 
 
 def _name(op: Any) -> str:
@@ -84,7 +83,7 @@ def _several(result: Any) -> tuple[Any, ...]:
 
 
 def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
-    """Where an op draws: where its tensors are, or where it is told to."""
+    """The device an op draws on: that of its tensors, or its `device` argument."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             return value.device

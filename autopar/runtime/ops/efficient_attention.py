@@ -1,11 +1,11 @@
 """Attention by the memory-efficient kernel of CUDA, which takes masks and float32 where
 FlashAttention takes neither. Shapes are those of `attention`, with as many key as query heads.
 
-Under a mask, `lse` is that of scores from which the largest that the mask adds to their row was
-taken, so that it has room for the log of a sum where all of a row is -1e9; the backward of the same
-mask reads it so. It is -inf in rows that attend to nothing. Where so much is added to all of a row
-that the products are lost in rounding, they are not added at all: such a row attends to all that it
-may alike, as in eager, and no gradient of keys comes from it.
+Under a mask, `lse` is that of scores minus the largest mask value of their row, as its backward
+expects. So it is precise enough for the log of a sum where all of a row is -1e9. It is -inf in rows
+that attend to nothing. If the mask adds so much to all of a row that the query-key products are
+lost in rounding, they are left out. Such a row attends alike to all columns that it may, as in
+eager, and contributes no gradient of keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALIGNED_BYTES = 16
 _LSE_BLOCK = 32
 """The kernel's rows of lse are filled up to a multiple of it."""
 _LOST = -(2.0**26)
-"""Float32 rounds what is added to it to multiples of 8."""
+"""Numbers added to it in float32 are rounded to multiples of 8."""
 
 
 def applies(q: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
@@ -94,7 +94,7 @@ def _without_lost_rows(q: Tensor, mask: Tensor) -> Tensor:
 
 
 def _bias(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """What is added to the scores [B, H, S, T], without an infinity, as the kernel asks for it."""
+    """The bias on scores [B, H, S, T], without infinities, as the kernel requires it."""
     lowest = torch.finfo(q.dtype).min
     if mask.dtype == torch.bool:
         bias = torch.zeros(mask.shape, dtype=q.dtype, device=mask.device)

@@ -1,17 +1,17 @@
 """A layer of experts as one op: `autopar::experts` and its backward, the same for every device.
 
-`x` [N, D] are tokens; each goes to the K experts that `chosen` [N, K] (int64) names, and comes back
-as the sum of what they make of it, by `weights` [N, K]:
+`x` [N, D] are tokens. Each goes to the K experts that `chosen` [N, K] (int64) names. The result is
+the sum of their outputs, weighted by `weights` [N, K]:
 
     y[n] = sum over k of weights[n, k] * expert(chosen[n, k], x[n])
     expert(e, x) = down[e] @ gate(up[e] @ x + up_bias[e])
 
-with `up` [E, G, I, D], `down` [E, D, I], `up_bias` [E, G, I] or None, and a gate as in `gates`: G
-is 2 where it has something to let through, otherwise 1. With `may_skip`, what is chosen may lie
-outside of 0..E-1 and adds nothing; without, the host need not ask how many rows there are.
+with `up` [E, G, I, D], `down` [E, D, I], `up_bias` [E, G, I] or None, and a gate as in `gates`. G
+is 2 for a gated product, otherwise 1. With `may_skip`, choices outside of 0..E-1 are allowed and
+add nothing. Without it, the host need not synchronise to get the number of rows.
 
 No token is dropped. A *slot* is one of the N * K choices; the rows of slots are sorted by expert.
-Backward computes up and the gate again: what they make, K * G * I values a token, is not kept.
+Backward recomputes up and the gate: their results, K * G * I values a token, are not saved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autopar.runtime.ops.gates import Gate
 from autopar.runtime.ops.operators import operator
 
 _ONES = 8
-"""Columns of ones that sum rows: whole 16 bytes in bfloat16, as the grouped kernel asks."""
+"""Columns of ones that sum rows: whole 16 bytes in bfloat16, as the grouped kernel requires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Feed:
     def backward(
         self, grad: Tensor, weights: Tensor, rows: Tensor, ends: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Where each row of the output is weighted by `weights` [R] and `grad` [R, D] is the
-        gradient of what is weighted: gradients of (rows, weights, up, down, up_bias)."""
+        """The gradients of (rows, weights, up, down, up_bias). `weights` [R] weight each row of the
+        output, and `grad` [R, D] is the gradient of the weighted rows."""
         hidden = self._hidden(rows, ends)
         active = self.gate(hidden)
         through = grouped_linear(grad, self.down.transpose(1, 2), ends)
@@ -86,11 +86,11 @@ class Feed:
 
     def _hidden(self, rows: Tensor, ends: Tensor) -> Tensor:
         """[R, G, I]."""
-        found = self._unflat(grouped_linear(rows, self._up(), ends))
+        hidden = self._unflat(grouped_linear(rows, self._up(), ends))
         if self.up_bias is None:
-            return found
+            return hidden
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        return found + self.up_bias.repeat_interleave(counts, 0, output_size=rows.shape[0])
+        return hidden + self.up_bias.repeat_interleave(counts, 0, output_size=rows.shape[0])
 
     def _up(self) -> Tensor:
         """`up` as [E, G * I, D] or, where it lies so in memory, [E, I * G, D]."""
@@ -125,8 +125,8 @@ def gather_rows(x: Tensor, slots: Tensor, choices: int) -> Tensor:
 def combine(rows: Tensor, slots: Tensor, chosen: Tensor, dtype: torch.dtype) -> Tensor:
     """[N, D] in `dtype`: the sum of the rows of every token, slots without a row being zero."""
     count = chosen.numel()
-    found = rows.new_empty if len(slots) == count else rows.new_zeros
-    placed = found(count, *rows.shape[1:])
+    allocate = rows.new_empty if len(slots) == count else rows.new_zeros
+    placed = allocate(count, *rows.shape[1:])
     placed[slots] = rows
     return placed.unflatten(0, chosen.shape).sum(1).to(dtype)
 
@@ -151,11 +151,11 @@ def experts_op(
     may_skip: bool,
 ) -> Tensor:
     """y [N, D] in the dtype of `x`."""
-    way = route(chosen, up.shape[0], may_skip=may_skip)
-    rows = gather_rows(x, way.slots, chosen.shape[1])
-    out = Feed(up, down, up_bias, Gate.parse(gate)).forward(rows, way.ends)
-    weighted = out * weights.flatten()[way.slots].unsqueeze(-1)
-    return combine(weighted, way.slots, chosen, x.dtype)
+    routing = route(chosen, up.shape[0], may_skip=may_skip)
+    rows = gather_rows(x, routing.slots, chosen.shape[1])
+    out = Feed(up, down, up_bias, Gate.parse(gate)).forward(rows, routing.ends)
+    weighted = out * weights.flatten()[routing.slots].unsqueeze(-1)
+    return combine(weighted, routing.slots, chosen, x.dtype)
 
 
 @operator(
@@ -174,18 +174,18 @@ def experts_backward(
     may_skip: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, weights, up, down and up_bias (empty where there is none)."""
-    way = route(chosen, up.shape[0], may_skip=may_skip)
-    rows, grads = (gather_rows(t, way.slots, chosen.shape[1]) for t in (x, grad))
+    routing = route(chosen, up.shape[0], may_skip=may_skip)
+    rows, grads = (gather_rows(t, routing.slots, chosen.shape[1]) for t in (x, grad))
     of_rows, of_weights, *rest = Feed(up, down, up_bias, Gate.parse(gate)).backward(
-        grads, weights.flatten()[way.slots], rows, way.ends
+        grads, weights.flatten()[routing.slots], rows, routing.ends
     )
-    of_x = combine(of_rows, way.slots, chosen, x.dtype)
-    return of_x, spread(of_weights, way.slots, chosen), *rest  # pyright: ignore[reportReturnType]
+    of_x = combine(of_rows, routing.slots, chosen, x.dtype)
+    return of_x, spread(of_weights, routing.slots, chosen), *rest  # pyright: ignore[reportReturnType]
 
 
 @experts_op.register_fake
 def empty_tokens(x: Tensor, *_rest: Any) -> Tensor:
-    """Room for y."""
+    """An empty y."""
     return x.new_empty(x.shape)
 
 
@@ -194,7 +194,7 @@ def empty_expert_gradients(
     _grad: Tensor, x: Tensor, _chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
     up_bias: Tensor | None, *_rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Room for the gradients of x, weights, up, down and up_bias."""
+    """Empty gradients of x, weights, up, down and up_bias."""
     count, gates, inner, width = up.shape
     of_up = (
         up.new_empty(count, inner, gates, width).transpose(1, 2)
@@ -212,8 +212,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    found = experts_backward(grad, *ctx.saved_tensors, ctx.gate, ctx.may_skip)
-    of_x, *others, of_bias = found
+    gradients = experts_backward(grad, *ctx.saved_tensors, ctx.gate, ctx.may_skip)
+    of_x, *others, of_bias = gradients
     bias = None if ctx.saved_tensors[-1] is None else of_bias
     return of_x, None, *others, bias, None, None
 
@@ -226,26 +226,26 @@ _ALIGNED_BYTES = 16
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """[R, O] of `rows` [R, C], each times its group's part of `weight` [E, O, C], transposed. Rows
-    that stand after the last end must not be there."""
+    """[R, O] of `rows` [R, C], each times its group's part of `weight` [E, O, C], transposed. There
+    must be no rows after the last end."""
     if _has_kernel(rows, weight):
         return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
-    found = rows.new_empty(rows.shape[0], weight.shape[1])
+    out = rows.new_empty(rows.shape[0], weight.shape[1])
     for group, (start, end) in enumerate(_spans(ends)):
         if end > start:
-            torch.mm(rows[start:end], weight[group].t(), out=found[start:end])
-    return found
+            torch.mm(rows[start:end], weight[group].t(), out=out[start:end])
+    return out
 
 
 def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """[E, O, C]: per group, `left` [R, O] transposed times `right` [R, C]."""
     if _has_kernel(left, right):
         return F.grouped_mm(left.t(), right, offs=ends)
-    found = left.new_zeros(ends.shape[0], left.shape[1], right.shape[1])
+    out = left.new_zeros(ends.shape[0], left.shape[1], right.shape[1])
     for group, (start, end) in enumerate(_spans(ends)):
         if end > start:
-            torch.mm(left[start:end].t(), right[start:end], out=found[group])
-    return found
+            torch.mm(left[start:end].t(), right[start:end], out=out[group])
+    return out
 
 
 def _spans(ends: Tensor) -> list[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """Experts and tokens sharded over one group of ranks: `autopar::experts_exchange` and its backward.
 
-A rank has N tokens of its own and E / ways of the experts, in order of rank. It sends each of its
-rows to the rank that has the expert, which computes on what it gets and sends the result back. How
-many rows that is depends on the data: ranks first tell one another how many rows they send to each
-expert. No row is dropped. Backward sends the rows again, with their gradients and weights.
+A rank has N tokens of its own and E / `num_ranks` of the experts, in order of rank. It sends each
+of its rows to the rank that has the expert, which computes the result and sends it back. The number
+of rows depends on the data: ranks first exchange how many rows they send to each expert. No row is
+dropped. Backward sends the rows again, with their gradients and weights.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, RaggedMessage, Rag
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """How rows go to the ranks of their experts: `sent[r]` of this rank's rows go to rank r,
-    `received[r]` come from it; row i of those sorted by expert is row `order[i]` of what comes."""
+    """How rows go to the ranks of their experts: `sent[r]` of this rank's rows go to rank r, and
+    `received[r]` rows come from it. Row i, sorted by expert, is row `order[i]` of the received
+    ones."""
 
     routing: Routing
     sent: Sequence[int]
@@ -43,7 +44,7 @@ class _Post:
     ends: Tensor
 
     def there(self, rows: Tensor) -> Generator[RaggedMessage, Tensor, Tensor]:
-        """This rank's rows in, rows for its experts out, sorted by expert."""
+        """Sends this rank's rows; returns the rows for its experts, sorted by expert."""
         return (yield RaggedMessage(rows, self.sent, self.received))[self.order]
 
     def back(self, rows: Tensor) -> Generator[RaggedMessage, Tensor, Tensor]:
@@ -54,15 +55,15 @@ class _Post:
 
 
 def _post(chosen: Tensor, here: int, num_ranks: int) -> Generator[RaggedMessage, Tensor, _Post]:
-    """Of `num_ranks` ranks with `here` experts each."""
-    way = route(chosen, here * num_ranks, may_skip=False)
-    counts = torch.diff(way.ends, prepend=way.ends.new_zeros(1))
+    """The routing among `num_ranks` ranks with `here` experts each."""
+    routing = route(chosen, here * num_ranks, may_skip=False)
+    counts = torch.diff(routing.ends, prepend=routing.ends.new_zeros(1))
     theirs = yield RaggedMessage(counts, [here] * num_ranks, [here] * num_ranks)
     sent, received = torch.stack((counts, theirs)).view(2, num_ranks, here).sum(-1).tolist()
     expert = torch.arange(here, device=chosen.device).repeat(num_ranks)
     of_row = expert.repeat_interleave(theirs, output_size=sum(received))
     ends = theirs.view(num_ranks, here).sum(0).cumsum(0).to(torch.int32)
-    return _Post(way, sent, received, torch.sort(of_row, stable=True)[1], ends)
+    return _Post(routing, sent, received, torch.sort(of_row, stable=True)[1], ends)
 
 
 def _forward(
@@ -109,8 +110,8 @@ def _unpacked(packed: Tensor, *like: Tensor) -> list[Tensor]:
     """The tensors in `packed`, in dtypes and widths like those of `like`."""
     widths = [prod(t.shape[1:]) * t.element_size() for t in like]
     return [
-        piece.contiguous().view(t.dtype).view(len(packed), *t.shape[1:])
-        for piece, t in zip(packed.split(widths, 1), like, strict=True)
+        columns.contiguous().view(t.dtype).view(len(packed), *t.shape[1:])
+        for columns, t in zip(packed.split(widths, 1), like, strict=True)
     ]
 
 

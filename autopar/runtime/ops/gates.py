@@ -1,9 +1,9 @@
-"""What experts do between their two projections, as text: an activation, and how it gates.
+"""The function of experts between their two projections, as text: an activation, and its gating.
 
-`hidden` is [R, G, I]. With G = 1 the activation is all: a = act(h0). With G = 2, h0 is the gate and
-h1 what it lets through: a = act(min(h0, limit)) * (clamp(h1, -limit, limit) + plus). The text is
-"silu", or with options "swish:1.702 limit=7.0 plus=1.0". Derivatives are written out: these run
-inside ops, where autograd does not look.
+`hidden` is [R, G, I]. With G = 1 it is the activation alone: a = act(h0). With G = 2, h0 is the
+gate and h1 its factor: a = act(min(h0, limit)) * (clamp(h1, -limit, limit) + plus). The text is
+"silu", or with options "swish:1.702 limit=7.0 plus=1.0". Derivatives are written out, since
+autograd does not record inside of ops.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """An activation, `limit` on what goes in (None: no limit), and what is added (`plus`) to what
-    the gate lets through."""
+    """An activation, the `limit` on its inputs (None: no limit), and `plus`, which is added to the
+    factor of the gate."""
 
     activation: str
     limit: float | None = None
@@ -63,7 +63,7 @@ class Gate:
         name, *options = text.split()
         try:
             given = {key: float(value) for key, value in (o.split("=") for o in options)}
-            found = Gate(name, **given)
+            gate = Gate(name, **given)
             _activation(name)
         except (TypeError, KeyError, ValueError):
             known = ", ".join(sorted(ACTIVATIONS))
@@ -71,7 +71,7 @@ class Gate:
                 f"no gate {text!r}: write one of {known}, swish:FACTOR, and if need be limit=X and "
                 "plus=X behind it"
             ) from None
-        return found
+        return gate
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[R, I] of `hidden` [R, G, I]."""

@@ -1,13 +1,12 @@
-"""Copies of a device's tensors in the memory of its host: `autopar::offload` begins one,
-`autopar::reload` begins to bring it back, and `autopar::arrived` is behind the end of either, for
-what the device does; `autopar::landed` for what the host does.
+"""Copies of a device's tensors in the memory of its host. `autopar::offload` begins one, and
+`autopar::reload` begins to copy it back. The device waits for the end of either at
+`autopar::arrived`, the host at `autopar::landed`.
 
-On a GPU both run on streams of their own beside the one that computes. A copy starts when that
-stream comes to where it was begun, as it must: what it reads was made before, and the memory it is
-brought into was used before. Both tensors are held here until `arrived`, or the copy is over. The
-host's memory is pinned, and is torch's to reuse once the last tensor in it is gone: a step takes
-what the step before it took. Elsewhere the host's memory is the device's, and copies are made at
-once.
+On a GPU both run on streams of their own beside the one that computes. A copy waits until the
+compute stream has reached the op that begins it: earlier ops write its source, and use the memory
+of its target. Both tensors are held here until `arrived`, or until the copy is over. The host's
+memory is pinned, and torch reuses it once its last tensor is freed: a step takes the memory of the
+step before it. On a CPU, host and device share memory, and copies are made at once.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from torch import Tensor
 
 from autopar.runtime.ops.operators import operator
 
-# Where a thread runs that has memory of the host pinned for a device.
+# The NUMA node of a thread that allocates pinned host memory for a device.
 #
-# On a machine of several NUMA nodes pages are those of the node that the thread runs on. Copies to
-# and from another node's go over the link between sockets, which is slower and shared.
+# On a machine with several NUMA nodes, pages are on the node that the thread runs on. Copies to and
+# from another node go over the link between sockets, which is slower and shared.
 
 SYSTEM = Path("/sys")
-"""Where Linux says which processors and devices are on which node."""
+"""Where Linux lists the processors and devices of each node."""
 
 
 @contextmanager
 def near_device(device: torch.device) -> Generator[None, None, None]:
-    """Inside, this thread runs on processors of the node that a CUDA `device` is on, as far as it
-    may; where nothing is known of nodes, where it did."""
+    """Inside, this thread runs on processors of the node of a CUDA `device`, as far as its affinity
+    allows. Without information on nodes, nothing changes."""
     before = os.sched_getaffinity(0) if device.type == "cuda" else frozenset[int]()
-    wanted = before & cpus_near(device) if before else before
-    if not wanted or wanted == before:
+    near = before & cpus_near(device) if before else before
+    if not near or near == before:
         yield
         return
-    os.sched_setaffinity(0, wanted)
+    os.sched_setaffinity(0, near)
     try:
         yield
     finally:
@@ -52,8 +51,8 @@ def near_device(device: torch.device) -> Generator[None, None, None]:
 @cache
 def cpus_near(device: torch.device) -> frozenset[int]:
     """The processors on the node of a CUDA `device`; none if that is not known."""
-    found = torch.cuda.get_device_properties(device)
-    place = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+    gpu = torch.cuda.get_device_properties(device)
+    place = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     try:
         node = int((SYSTEM / "bus/pci/devices" / place / "numa_node").read_text())
         # -1: the machine has one node.
@@ -71,12 +70,12 @@ def _range(text: str) -> range:
 
 _streams: dict[tuple[int, str], torch.cuda.Stream] = {}
 _under_way: dict[int, tuple[Any, Tensor, Tensor]] = {}
-"""The end of each copy that was begun on a GPU, and both tensors, by where its result lies."""
+"""The end event of each copy under way on a GPU, and both tensors, by the address of its result."""
 
 
 @operator("offload(Tensor x) -> Tensor")
 def offload(x: Tensor) -> Tensor:
-    """A copy of `x`, laid out as it is, in the host's memory; what is in it is not known before
+    """A copy of `x`, with its layout, in the host's memory; its values are not valid before
     `arrived`."""
     if not x.is_cuda:
         return x.clone()
@@ -90,7 +89,7 @@ def _(x: Tensor) -> Tensor:
 
 @operator("reload(Tensor x, Device device) -> Tensor")
 def reload(x: Tensor, device: torch.device) -> Tensor:
-    """A copy on `device` of what `offload` left; what is in it is not known before `arrived`."""
+    """A copy on `device` of the result of `offload`; its values are not valid before `arrived`."""
     if device.type != "cuda":
         return x.clone()
     return _begun(torch.empty_like(x, device=device), x, device, "reload")
@@ -103,7 +102,7 @@ def _(x: Tensor, device: torch.device) -> Tensor:
 
 @operator("arrived(Tensor(a!) copy) -> ()")
 def arrived(copy: Tensor) -> None:
-    """What computes goes on when all of `copy` is there."""
+    """The compute stream waits until `copy` is complete."""
     begun = _under_way.pop(copy.data_ptr(), None)
     if begun is not None:
         event, *both = begun
@@ -113,7 +112,7 @@ def arrived(copy: Tensor) -> None:
 
 @operator("landed(Tensor(a!) copy) -> ()")
 def landed(copy: Tensor) -> None:
-    """The host goes on when all of `copy` is there, which is in its memory."""
+    """The host waits until `copy`, in its memory, is complete."""
     begun = _under_way.pop(copy.data_ptr(), None)
     if begun is not None:
         begun[0].synchronize()
@@ -126,15 +125,13 @@ def _(copy: Tensor) -> None:
 
 
 def wait_for_loads(device: torch.device) -> None:
-    """The host goes on when all that was being copied to `device` is there, and may change what it
-    was copied from."""
+    """The host waits for all copies to `device`, and may change their sources afterwards."""
     if device.type == "cuda":
         _stream(device, "reload").synchronize()
 
 
 def copy_on_host(x: Tensor) -> Tensor:
-    """A copy of `x` in the host's memory, from which the device can be sent to; `x` itself where
-    that is the device's."""
+    """A copy of `x` in pinned host memory; `x` itself if it is on the CPU."""
     return room_for(x).copy_(x) if x.is_cuda else x
 
 
@@ -145,9 +142,9 @@ def room_for(x: Tensor) -> Tensor:
 
 
 def _begun(copy: Tensor, x: Tensor, device: torch.device, direction: str) -> Tensor:
-    """`copy`, into which `x` is on its way."""
+    """Begin to copy `x` into `copy`, which is returned."""
     stream = _stream(device, direction)
-    # Of a step that failed, nothing ever says that it arrived.
+    # A step that failed never runs `arrived` for its copies.
     for place in [place for place, (event, *_) in _under_way.items() if event.query()]:
         del _under_way[place]
     stream.wait_stream(torch.cuda.current_stream(device))

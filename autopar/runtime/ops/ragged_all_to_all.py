@@ -1,8 +1,9 @@
-"""Ops whose ranks send one another what depends on the data, written once for both ways to run.
+"""Ops whose ranks send one another numbers of rows that depend on the data, written once for one
+process per rank and for all ranks in one process.
 
-Such an op is a generator: it yields a `RaggedMessage`, an all-to-all of rows, and is sent what came
-from the peers, until it returns. `with_group` runs it on one rank of a process group; `together`
-runs those of all ranks of a group in one process.
+Such an op is a generator: it yields a `RaggedMessage`, an all-to-all of rows, and receives the rows
+from its peers, until it returns. `with_group` runs it on one rank of a process group; `together`
+runs it for all ranks of a group in one process.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ c10d = torch.ops._c10d_functional
 
 @dataclass(frozen=True, slots=True)
 class RaggedMessage:
-    """`rows`, of which `sent[r]` rows go to rank r of the group, in order; `received[r]` rows come
-    from it."""
+    """An all-to-all of `rows`: `sent[r]` of them go to rank r of the group, in order, and
+    `received[r]` rows come from it."""
 
     rows: Tensor
     sent: Sequence[int]
@@ -57,9 +58,9 @@ def together(programs: Sequence[RaggedSteps]) -> list[Any]:
 
 
 def exchanged(messages: Sequence[RaggedMessage]) -> list[Tensor]:
-    """What each rank gets, of the messages of all ranks of a group."""
-    pieces = [message.rows.split(list(message.sent)) for message in messages]
-    return [torch.cat([sent[rank] for sent in pieces]) for rank in range(len(messages))]
+    """The rows that each rank receives, from the messages of all ranks of a group."""
+    parts = [message.rows.split(list(message.sent)) for message in messages]
+    return [torch.cat([sent[rank] for sent in parts]) for rank in range(len(messages))]
 
 
 def _next(program: RaggedSteps, answer: Tensor | None) -> Any:

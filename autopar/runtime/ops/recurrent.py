@@ -1,12 +1,12 @@
 """A recurrent layer as one op: `autopar::recurrent` and its backward, the same for every device.
 
-`x` [T, N, I] is a sequence of T steps, `h` [D, N, P] and, of an LSTM, `c` [D, N, H] the states that
-each of D directions starts from (`c` is empty otherwise). `weights` are torch's, for each direction
-in turn: [G * H, I], [G * H, P], two biases if there are any, the projection if there is one. What
-comes out is y [T, N, D * P] and the last states.
+`x` [T, N, I] is a sequence of T steps. `h` [D, N, P] and, for an LSTM, `c` [D, N, H] are the
+initial states of each of D directions (`c` is empty otherwise). `weights` are torch's, one
+direction after the other: [G * H, I], [G * H, P], two biases if there are any, the projection if
+there is one. The results are y [T, N, D * P] and the last states.
 
-Each device's own kernel runs forward. Backward computes forward again and differentiates that, so
-that nothing but the op's inputs is kept.
+Each device's own kernel runs forward. Backward recomputes forward and differentiates that, so that
+only the op's inputs are saved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _computed(
     *,
     train: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, h, c) of one layer; `train` where cuDNN is to keep what its backward needs."""
+    """(y, h, c) of one layer; with `train`, cuDNN saves what its backward needs."""
     state: Any = [h, c] if kind == "lstm" else h
     both = h.shape[0] == 2
     y, last, *cell = RECURRENT_KINDS[kind](x, state, weights, biased, 1, 0.0, train, both, False)
@@ -76,10 +76,10 @@ def recurrent_backward(
     inputs = [tensor.detach().requires_grad_() for tensor in (x, h, c, *weights)]
     with differentiating():
         first, hidden, cell, *rest = inputs
-        made = _computed(kind, first, hidden, cell, rest, biased, train=True)
+        outputs = _computed(kind, first, hidden, cell, rest, biased, train=True)
     ends = 3 if kind == "lstm" else 2
     grads = torch.autograd.grad(
-        made[:ends], inputs, (grad_y, grad_h, grad_c)[:ends], allow_unused=True
+        outputs[:ends], inputs, (grad_y, grad_h, grad_c)[:ends], allow_unused=True
     )
     return [
         torch.zeros_like(x) if grad is None else grad.contiguous()
@@ -108,8 +108,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     x, h, c, *weights = ctx.saved_tensors
-    found = recurrent_backward(ctx.kind, *grads, x, h, c, weights, ctx.biased)
-    return None, *found[:3], found[3:], None
+    input_grads = recurrent_backward(ctx.kind, *grads, x, h, c, weights, ctx.biased)
+    return None, *input_grads[:3], input_grads[3:], None
 
 
 recurrent.register_autograd(_differentiate, setup_context=_save)

@@ -1,1 +1,1 @@
-"""The process among others: who they are, what they are handed, and that they do the same."""
+"""This process among the ranks: their groups, inputs, and checks that all do the same."""

@@ -1,12 +1,12 @@
-"""How ranks make sure that they are about to do the same thing, before their first collective.
+"""Ranks check that they are about to do the same thing, before their first collective.
 
-Everything goes through the c10d Store: plain keys, no pickle and no collective, so that a rank that
-went another way ends in an error on every rank instead of in a hang. Each rank posts its facts and
-counts itself in; the last to arrive reads them all and writes one verdict; everybody waits for that
-one key. A rank that fails says so, and the others stop with its words.
+Everything goes through the c10d Store: plain keys, no pickle and no collective. So a rank that does
+something else causes an error on every rank instead of a hang. Each rank posts its facts and counts
+itself in. The last to arrive reads them all and writes one verdict, for whose key all wait. A rank
+that fails posts its error, and the others raise that.
 
-A wait ends when the process group's timeout is up in which no rank was at work (`registry`), or
-when a rank that is waited for has ended. One of those that wait looks for that, and tells all.
+A wait ends when no rank was at work (`registry`) for the process group's timeout, or when an
+awaited rank has ended. One of the waiting ranks checks for that, and writes the verdict for all.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 20
 LOOK_S = 1.0
-"""How long a rank waits before it looks whether those that are missing can still come."""
+"""How long a rank waits before it checks whether missing ranks can still come."""
 _LINGER_S = 2.0
 _GRACE_S = 2.0
-"""How long the Store has for an answer when time is up."""
+"""How long the Store has for an answer once the time is up."""
 _LATER_S = 5.0
-"""How much later than the rank that looks the others do."""
+"""How much later than the checking rank the others check themselves."""
 
 _SHOWN_FACT = 160
 _AGREED = "agreed"
@@ -48,9 +48,9 @@ _SERIAL = itertools.count()
 
 
 class Agreement:
-    """One rank's end of the agreement of all ranks of `registry` about one thing. `name` tells it
-    from others over the same Store, and must be equal on all ranks; the Store's timeout is its
-    own."""
+    """One rank's end of the agreement of all ranks of `registry` about one thing. `name` separates
+    it from others over the same Store, and must be equal on all ranks. The Store's timeout
+    applies."""
 
     def __init__(self, store: BoundedStore, registry: RankRegistry, *, name: str) -> None:
         self._store, self._registry = store, registry
@@ -58,11 +58,11 @@ class Agreement:
         self._prefix = f"autopar/{name}"
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
-        """Return when every rank has come here with the same `facts`.
+        """Return once every rank is here with the same `facts`.
 
-        PlanMismatchError, on every rank, names the ranks that have other facts; RankError those
-        that have ended, or did not come in time. If a rank came with `fail`, every rank raises its
-        error.
+        PlanMismatchError, on every rank, names the ranks that have other facts. RankError names
+        those that have ended, or did not come in time. If a rank called `fail`, every rank raises
+        its error.
         """
         with self._explaining(f"the others to agree on {topic}"):
             verdict = self._post(topic, facts)
@@ -84,7 +84,7 @@ class Agreement:
             raise
 
     def share(self, topic: str, make: Callable[[], bytes]) -> bytes:
-        """What `make()` returns on rank 0, on every rank. If it raises there, all ranks raise; it
+        """The result of `make()` on rank 0, on every rank. If it raises there, all ranks raise. It
         may take longer than any timeout, as long as rank 0 answers meanwhile."""
         return self._send(topic, make) if self._rank == 0 else self._receive(topic)
 
@@ -131,7 +131,8 @@ class Agreement:
         self._linger(topic)
 
     def _linger(self, topic: str) -> None:
-        """Before an error is raised: it may end this process and, on rank 0, the Store with it."""
+        """Wait before an error is raised, which may end this process and, on rank 0, the Store with
+        it."""
         key = self._key(topic, "read")
         with suppress(RuntimeError):
             num_read = self._store.add(key, 1, _GRACE_S)
@@ -152,8 +153,8 @@ class Agreement:
         lacks: Callable[[int], bool],
         pack: Callable[[RankError], str],
     ) -> str:
-        """The value of `key`, for which ranks that it `lacks` are to come `to_do` something: if
-        they do not or cannot, their RankError, as it is packed."""
+        """The value of `key`, once the ranks that it `lacks` have come `to_do` something. If they
+        do not or cannot, it is their RankError, as `pack` writes it."""
         timeout_s = self._store.timeout_s
         until, work = time.monotonic() + timeout_s, -1
         while True:
@@ -173,8 +174,8 @@ class Agreement:
                 self._write(key, pack(RankError(_lost_text(missing or places, to_do, limit_s))))
 
     def _is_to_look(self, topic: str, key: str, *, is_late: bool) -> bool:
-        """Whether this rank is the one that looks who is missing; if that dies, each is in the
-        end."""
+        """Whether this rank checks who is missing. The first to ask does; if that rank dies, all do
+        in the end."""
         own = str(self._rank)
         looking = self._store.compare_set(self._key(topic, "looks"), "", own, _GRACE_S).decode()
         return looking == own or (is_late and not self._store.is_set(key, _LATER_S, _GRACE_S))
@@ -236,13 +237,13 @@ class SoleAgreement(Agreement):
     """That of a world of one rank, which agrees with itself."""
 
     def __init__(self) -> None:
-        """Nothing is to be known of others."""
+        """There are no other ranks."""
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
         """Return."""
 
     def fail(self, topic: str, error: BaseException) -> None:
-        """Nobody is to be told."""
+        """Nothing to post."""
 
     def share(self, topic: str, make: Callable[[], bytes]) -> bytes:
         """What `make()` returns."""
@@ -260,14 +261,15 @@ def at_line() -> str:
 
 
 def _lost_text(missing: Sequence[RankLocation], to_do: str, timeout_s: float | None) -> str:
-    """Who does not come `to_do` something, and where they are; `timeout_s` if that is up."""
-    who, told = ranks_text([place.rank for place in missing if place.rank >= 0]), guilty(missing)
+    """The message on ranks that do not come `to_do` something, and where they are; with `timeout_s`
+    if that is up."""
+    who, reason = ranks_text([place.rank for place in missing if place.rank >= 0]), guilty(missing)
     line = script_line(of_stack(sys._getframe()))
     others = f" (who has come waits at {line})" if line else ""
     if timeout_s is None:
-        return f"{who} cannot come {to_do}: {told}{others}"
+        return f"{who} cannot come {to_do}: {reason}{others}"
     return (
-        f"{who} did not come {to_do} within {timeout_s:g} s: {told}{others}; every rank must run "
+        f"{who} did not come {to_do} within {timeout_s:g} s: {reason}{others}; every rank must run "
         "the same script and make the same calls"
     )
 
@@ -319,7 +321,8 @@ def _show(fact: str | None) -> str:
 
 
 def make_agreement(world: World) -> Agreement:
-    """A new agreement of all ranks, which make as many; a world of one agrees with itself."""
+    """A new agreement of all ranks, which must make equally many; a world of one agrees with
+    itself."""
     if world.store is None or world.pre_step_check is None:
         return SoleAgreement()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -1,14 +1,14 @@
-"""What one rank does alone, as scripts do: `if rank == 0: print(w.norm())`.
+"""Ops that one rank runs alone, as in `if rank == 0: print(w.norm())`.
 
-Tensors in shards are read by collectives, for which all ranks come. Before that, they tell each
-other what they are about to read. If it is the same, they read it together. If others do something
-else, a rank reads alone: it asks their threads for their pieces (`reading`), and computes from
-whole tensors. That is exact for parameters, gradients, states of optimizers and outputs, and for
-what was made of these (`origins`). For other tensors, and where a rank alone would change what all
-have, it is an error with the line.
+Tensors in shards are read by collectives, in which all ranks take part. Before that, ranks compare
+what they are about to read. If it is the same, they read it together. If others do something else,
+a rank reads alone: it requests the shards from their threads (`reading`), and computes from whole
+tensors. That is exact for parameters, gradients, states of optimizers and outputs, and for tensors
+computed from these (`origins`). For other tensors, or if a rank alone would change a shared tensor,
+it is an error with the line.
 
-A place of the script where all ranks have read together a few times is trusted: they go on without
-asking, and compare at the next call how often they have been there.
+A place of the script where all ranks have read together a few times is trusted. There they go on
+without a check, and compare at the next call how often they have been there.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _BACKWARD = (
 
 @dataclass
 class _Here:
-    """What this process knows of reading, beside others and alone."""
+    """This process's state of joint and lone reads."""
 
     pre_step_check: PreStepCheck
     reader: Reader
     thread: int
-    """That which calls models. Others, such as a logger's, read alone."""
+    """The id of the thread that calls models. Others, such as a logger's, read alone."""
     joint: Counter[int] = field(default_factory=Counter)
     trusted: dict[int, int] = field(default_factory=dict)
     """Digests of the places where all ranks read together, by place."""
@@ -80,7 +80,7 @@ _here: list[_Here] = []
 
 
 class _Inside(threading.local):
-    """Whether this thread is inside of what all ranks do, or of what this one does alone."""
+    """Whether this thread is inside of an op of all ranks (True), or of this one alone (False)."""
 
     joint: bool | None = None
 
@@ -89,7 +89,7 @@ _inside = _Inside()
 
 
 def know_ranks(world: World, model: nn.Module) -> None:
-    """From now on ranks of `world` may read of `model` alone. A collective call."""
+    """From now on single ranks of `world` may read tensors of `model`. A collective call."""
     reader = start_reading(world)
     assert world.pre_step_check is not None
     if not _here or _here[-1].pre_step_check is not world.pre_step_check:
@@ -99,13 +99,14 @@ def know_ranks(world: World, model: nn.Module) -> None:
 
 
 def know_model(model: nn.Module) -> None:
-    """From now on ranks may read of `model` alone, too."""
+    """From now on single ranks may read tensors of `model`, too."""
     if _here and all(known() is not model for known in _here[-1].reader.models):
         _here[-1].reader.models.append(ref(model))
 
 
 def step_together(optimizer: Optimizer) -> None:
-    """All ranks are at a step of `optimizer`, whose states they may read alone from now on."""
+    """Check that all ranks are at a step of `optimizer`, whose states single ranks may read from
+    now on."""
     if not _here:
         return
     reader = _here[-1].reader
@@ -117,14 +118,14 @@ def step_together(optimizer: Optimizer) -> None:
 
 
 def know_output(output: Any) -> None:
-    """From now on ranks may read this one in shards alone."""
+    """From now on single ranks may read this output in shards."""
     if _here:
         _here[-1].reader.add_output(output)
 
 
 def keep_readable(model: nn.Module, outputs: Iterable[Any]) -> None:
-    """Others may read of `model`, and until its next call of its `outputs`, though the script may
-    have ended a function, and let go of them here. Models are kept until another is compiled."""
+    """Hold `model`, and until its next call its `outputs`, for other ranks to read, even if the
+    script has released them here. Models are held until another is compiled."""
     if _here:
         _here[-1].thread = threading.get_ident()
         kept = _here[-1].reader.retained
@@ -134,9 +135,9 @@ def keep_readable(model: nn.Module, outputs: Iterable[Any]) -> None:
 
 @contextmanager
 def jointly(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[bool]:
-    """Inside, all ranks do `op` with the tensors among `given`, some of which are in shards; or
-    this rank does alone, of what `whole_alone` gives, where it yields False. AutoparError where it
-    cannot, or does not just read them."""
+    """Inside, all ranks do `op` with the tensors among `given`, some of which are in shards. Or it
+    yields False, and this rank alone does it with the tensors of `whole_alone`. AutoparError if
+    this rank alone cannot read them, or would change them."""
     before = _inside.joint
     if before is None:
         _inside.joint = not _here or _come(_here[-1], op, given, reads=reads)
@@ -150,23 +151,24 @@ def jointly(op: Any, given: Sequence[Any], *, reads: bool = True) -> Generator[b
 
 
 def compare_beside(where: str, given: Iterable[Any]) -> None:
-    """Ranks that are handed the same batch are to have the same in what is plain of this."""
+    """Check, at the next comparison, that plain tensors among `given` are equal on ranks with the
+    same batch."""
     if _here:
         _here[-1].pre_step_check.beside.add(where, given)
 
 
 def is_differentiated(given: Iterable[Any]) -> bool:
-    """Whether autograd records what is made of these."""
+    """Whether autograd records ops on these."""
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
 
 
 def whole_alone(x: Tensor) -> Tensor:
-    """All of a tensor, plain, without the others' taking part; a plain one is itself."""
+    """All of a tensor, plain, without a collective; a plain one is itself."""
     return x if type(x) is Tensor else recomputed(source_of(x), _whole)
 
 
 def is_in_shards(x: Any) -> bool:
-    """Whether a tensor is one of which ranks hold shards, or some ranks nothing."""
+    """Whether ranks hold shards of a tensor, or some ranks hold nothing of it."""
     if isinstance(x, DTensor):
         return is_of_some_ranks(x.device_mesh) or not all(p.is_replicate() for p in x.placements)
     return getattr(x, "in_shards", False)
@@ -177,13 +179,13 @@ def _whole(x: Tensor | None) -> Tensor:
     if not is_in_shards(x):
         return shard_of(x) if isinstance(x, DTensor) else getattr(x, "shard", x)
     reader = _here[-1].reader
-    found = reader.whole(reader.name_of(x), x)
-    return found.to(shard_of(x).device if isinstance(x, DTensor) else x.device)
+    whole = reader.whole(reader.name_of(x), x)
+    return whole.to(shard_of(x).device if isinstance(x, DTensor) else x.device)
 
 
 def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
-    """Whether all ranks are here."""
-    site, spot = _place_of(op)
+    """Whether all ranks are here for `op`."""
+    site, location = _place_of(op)
     if site in here.trusted:
         here.pre_step_check.read_unasked(here.trusted[site])
         return True
@@ -194,35 +196,35 @@ def _come(here: _Here, op: Any, given: Sequence[Any], *, reads: bool) -> bool:
     is_apart = is_elsewhere or not dist.is_initialized()
     if can_alone and (is_apart or site in here.alone):
         return False
-    line = f"{Path(spot[0].co_filename).name}:{spot[1]}" if spot else ""
-    found = (
+    line = f"{Path(location[0].co_filename).name}:{location[1]}" if location else ""
+    answer = (
         here.pre_step_check.reads(_digest(op, texts, line), can_alone=can_alone)
         if not is_apart
         else ALONE
     )
-    if found == ALL:
+    if answer == ALL:
         here.joint[site] += 1
         if here.joint[site] == _TRUSTED:
             here.trusted[site] = _digest(op, (), line)
         return True
     if not can_alone:
         text = _BACKWARD if in_backward() else _UNKNOWN if reads else _CHANGES
-        told = f", at {line} in {spot[0].co_name}" if spot else ""
-        raise AutoparError(text.format(op=op, rank=here.pre_step_check.rank, line=told))
-    if found == ALONE:
+        where = f", at {line} in {location[0].co_name}" if location else ""
+        raise AutoparError(text.format(op=op, rank=here.pre_step_check.rank, line=where))
+    if answer == ALONE:
         here.alone.add(site)
     return False
 
 
 def _text(source: Leaf | Origin, reader: Reader) -> str:
-    """The same text on all ranks for tensors that are made alike; with a `?` if one is not known,
-    or is gone."""
+    """A text that is the same on all ranks for tensors computed alike; with a `?` if one is not
+    known, or is gone."""
     if isinstance(source, Leaf):
-        found = source.now()
-        if found is None:
+        tensor = source.now()
+        if tensor is None:
             return "?"
-        kind = f"{str(found.dtype)[6:]}{list(found.shape)}"
-        return (reader.name_of(found) or f"?{kind}") if is_in_shards(found) else kind
+        kind = f"{str(tensor.dtype)[6:]}{list(tensor.shape)}"
+        return (reader.name_of(tensor) or f"?{kind}") if is_in_shards(tensor) else kind
     given = (*source.args, *source.kwargs.values())
     texts = (
         _text(x, reader)
@@ -243,14 +245,14 @@ def _place_of(op: Any) -> tuple[int, tuple[CodeType, int] | None]:
     """A number for the place of the script where `op` is called, in this process alone, and the
     innermost line of the script there."""
     frame: FrameType | None = sys._getframe(1)
-    key, spot = hash((id(op), 0)), None
+    key, location = hash((id(op), 0)), None
     while frame is not None:
         code = frame.f_code
         key = hash((key, id(code), frame.f_lasti))
-        if spot is None and _is_of_script(code):
-            spot = code, frame.f_lineno
+        if location is None and _is_of_script(code):
+            location = code, frame.f_lineno
         frame = frame.f_back
-    return key, spot
+    return key, location
 
 
 _is_of_script = cache(is_of_script)

@@ -1,10 +1,9 @@
-"""What a script has beside a compiled model's tensors: labels, noise, weights of losses.
+"""Plain tensors that a script uses with a compiled model's: labels, noise, weights of losses.
 
-Where ranks are handed the same batch, plain tensors that enter a loss outside of the model, and the
-gradients that come back from it, are to be the same on every rank. What each rank has is summed up
-in two numbers, which the ranks compare where they meet next: before the optimizer's step, or at the
-next call. Integers are to be equal. Floating point numbers may differ as much as where kernels add
-up in another order.
+With global inputs, plain tensors that enter a loss outside of the model must be the same on every
+rank, and so must the gradients from that loss. Each rank sums them up in two numbers. Ranks compare
+these at the next pre-step check: before the optimizer's step, or at the next call. Integers must be
+equal. Floating point numbers may differ as much as kernels that add up in another order make them.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from autopar.runtime.process.origins import numbers_in
 
 _PLAIN = (Tensor, nn.Parameter)
 SUM_TOLERANCE = 1e-3
-"""How far sums of floating point numbers may be from each other: values may differ by so much of
-them, if all do by random. Those of 16 bits count a tenth: their last digit alone is as much, and
+"""The largest difference of sums of floating point numbers: the relative difference of the values,
+if it is random. Differences in 16 bits count a tenth: their last digit alone is that much, and
 kernels that add up in another order change it."""
 
 rows_differ: list[bool] = []
@@ -36,12 +35,12 @@ def know_rows_differ() -> None:
 
 
 _DIGITS = (1 << 40) - 1
-"""Those of a digest that are kept: as many can be added up exactly in float64."""
+"""The bits of a digest that are compared: sums of these are exact in float64."""
 
 
 class _Met(NamedTuple):
-    """A tensor: where and of which kind it was, and its sums: of floating point numbers, and a
-    digest of integers. One of the two is zero."""
+    """A tensor: where it was used, its dtype and shape, and its sums, of floating point numbers and
+    of a digest of integers. One of the two is zero."""
 
     where: str
     kind: tuple[torch.dtype, torch.Size] | None
@@ -49,8 +48,8 @@ class _Met(NamedTuple):
 
 
 class Beside:
-    """What this rank had beside, since that was `taken` last. Of what a GPU computes it is told at
-    the time after."""
+    """The plain tensors of this rank since sums were last `taken`. The sums of a GPU are read one
+    time later."""
 
     def __init__(self) -> None:
         self._met: list[_Met] = []
@@ -60,8 +59,8 @@ class Beside:
         self._waits: tuple[list[_Met], tuple[float, float]] = [], (0.0, 0.0)
 
     def add(self, where: str, given: Iterable[Any]) -> None:
-        """Count in those tensors among the given that are plain, and have values, and the numbers
-        that went into the others."""
+        """Add the plain tensors among `given` that have values, and the numbers that the others
+        were computed from."""
         if rows_differ:
             return
         for x in given:
@@ -75,8 +74,8 @@ class Beside:
                 self._met.append(_Met(where, None, (total, 0.0)))
 
     def taken(self, *, at_call: bool = True) -> tuple[float, float]:
-        """The sums of all. Those of a GPU are taken `at_call` alone: to take them in each step too
-        would be to wait there for what the step computes."""
+        """The sums of all tensors. A GPU's are taken `at_call` alone: taking them in each optimizer
+        step would wait for the device."""
         is_late = self._late is not None or any(isinstance(m.sums, Tensor) for m in self._met)
         if (not self._met and self._late is None) or (is_late and not at_call):
             self._compared = []
@@ -96,8 +95,8 @@ class Beside:
         return waited[0] + floats, waited[1] + digests
 
     def describe(self) -> dict[str, str]:
-        """What was taken, in words."""
-        found: dict[str, str] = {}
+        """The tensors whose sums were taken last, in words."""
+        texts: dict[str, str] = {}
         times: Counter[str] = Counter()
         for where, kind, sums in self._compared:
             what = "a number" if kind is None else f"{str(kind[0])[6:]}{list(kind[1])}"
@@ -105,12 +104,12 @@ class Beside:
             times[name] += 1
             name = name if times[name] == 1 else f"{name} ({times[name]})"
             floats, digest = sums.tolist() if isinstance(sums, Tensor) else sums
-            found[name] = f"sum {floats:.9g}" if floats else f"digest {digest:.0f}"
-        return found
+            texts[name] = f"sum {floats:.9g}" if floats else f"digest {digest:.0f}"
+        return texts
 
 
 def differ(floats: Sequence[float], digests: Sequence[float]) -> bool:
-    """Whether what ranks have taken is not the same."""
+    """Whether the sums of ranks differ."""
     is_near = max(floats) - min(floats) <= SUM_TOLERANCE
     return not is_near or any(each != digests[0] for each in digests)
 
@@ -143,12 +142,12 @@ def _sum_of_one(number: float) -> float:
 
 
 def _of_floats(x: Tensor) -> tuple[Tensor, Tensor]:
-    """How long it is as a vector, and in which direction: each changes by one where values are
-    others. Of numbers that are not finite there is a digest alone."""
+    """Its length as a vector, and its direction, as one number: each changes by about 1 if values
+    are others. For numbers that are not finite there is a digest alone."""
     length = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
-    found = (signed_sum(x) / length + length.log()).double() * (0.1 if x.itemsize == 2 else 1)
+    value = (signed_sum(x) / length + length.log()).double() * (0.1 if x.itemsize == 2 else 1)
     is_finite = length.isfinite()
-    return torch.where(is_finite & (length > 0), found, 0.0), (~is_finite).double()
+    return torch.where(is_finite & (length > 0), value, 0.0), (~is_finite).double()
 
 
 def _of_integers(x: Tensor) -> tuple[Tensor, Tensor]:

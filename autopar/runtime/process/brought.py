@@ -1,5 +1,5 @@
-"""What ranks bring when they meet: a row of numbers each, and what differs among the rows, in
-words."""
+"""The numbers that ranks compare in the pre-step check: a row each, and what differs among the
+rows, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from autopar.runtime.process.moves import moves
 NEW = -1
 """The number of a program that is to be made."""
 READ, STEP, ROWS = -2, -3, -4
-"""What else ranks come for: to read a tensor of which each has a piece, to step, to tell rows."""
+"""The other occasions of a check: reading a tensor in shards, an optimizer step, exchanging numbers
+of rows."""
 OPTIMIZER_STEP = "step of an optimizer"
 _CALL = "a call of a compiled model"
 _DOES = {NEW: _CALL, STEP: f"a {OPTIMIZER_STEP}", ROWS: _CALL}
@@ -50,13 +51,13 @@ BESIDE = (
 _CALLS, _READS, _SEED = slice(0, 3), 4, 5
 _FACTS = ("program", "gradients", "batch", "changes of parameters in place", "reads", "seed")
 _PLACE, _FLOATS, _DIGESTS, _COUNT = range(len(_FACTS), len(_FACTS) + 4)
-"""What may differ: how far random numbers have come, and how many calls there were. Sums of what
-is beside are compared as such."""
+"""Columns that may differ: how far random numbers have come, and the number of calls. Sums of plain
+tensors are compared with a tolerance."""
 _WIDTH = _COUNT + 1
 
 
 class Brought:
-    """The rows of all ranks, as they are gathered: `mine` into `rows`."""
+    """The rows of all ranks: `mine` is gathered into `rows`."""
 
     def __init__(self, size: int) -> None:
         rows = torch.zeros((size, _WIDTH), dtype=torch.int64, device="cpu")
@@ -68,8 +69,8 @@ class Brought:
         self, brought: Sequence[int], reads: int, drawn: tuple[int, int],
         beside: tuple[float, float], calls: int,
     ) -> None:  # fmt: skip
-        """What this rank is here for (three numbers, or fewer), a digest of its `reads`, its seed
-        and how much it has `drawn` since, the sums of what it had `beside`, and its `calls`."""
+        """Fill this rank's row: its occasion (3 numbers, or fewer), a digest of its `reads`, (seed,
+        digest of draws since), the sums of `beside`, and its `calls`."""
         seed, place = drawn
         self._own[:] = 0
         self._own[: len(brought)] = brought
@@ -78,28 +79,28 @@ class Brought:
 
     @property
     def is_read(self) -> bool:
-        """Whether a rank is here to read."""
+        """Whether any rank is here to read."""
         return bool((self._all[:, 0] == READ).any())
 
     @property
     def calls(self) -> int:
-        """As many as the rank has made that made most."""
+        """The largest number of calls of a rank."""
         return int(self._all[:, _COUNT].max())
 
     @property
     def doing(self) -> str | None:
-        """What this rank is here for, where others are for something else."""
+        """This rank's occasion, in words, if others have another one."""
         kinds = self._all[:, 0].clip(max=NEW)
         return _DOES[min(int(self._own[0]), NEW)] if (kinds != kinds[0]).any() else None
 
     @property
     def has_read_alike(self) -> bool:
-        """Whether all ranks bring the reads that this one does."""
+        """Whether all ranks have the reads that this one has."""
         return bool((self._all[:, _READS] == self._own[_READS]).all())
 
     @property
     def is_beside_other(self) -> bool:
-        """Whether ranks had other values beside."""
+        """Whether plain tensors differ between ranks."""
         sums = self._all.view(np.float64)
         return differ(sums[:, _FLOATS].tolist(), sums[:, _DIGESTS].tolist())
 
@@ -119,7 +120,7 @@ class Brought:
         return ALL_CALL if others[_CALLS].any() else SEEDED if others[_SEED] else APART
 
     def named(self, facts: Mapping[str, str]) -> dict[str, str]:
-        """`facts`, and what this rank brought, in words."""
+        """`facts`, and this rank's row, in words."""
         brought = map(str, self._own[: len(_FACTS)])
         named: dict[str, str] = dict(zip(_FACTS, brought, strict=True))
         named[BATCH] = named.pop("batch")
@@ -131,12 +132,12 @@ class Brought:
 
 
 _MOST = 16
-"""How many tensors of a call are compared; of more, ranks have as many rows each."""
+"""With more tensors than this in a call, all ranks must have equally many rows."""
 
 
 def row_shapes(tensors: Sequence[Tensor]) -> list[int]:
-    """What ranks compare of the tensors of which each has rows of its own, `_MOST + 1` numbers:
-    what must be equal, as one, and how many rows each has."""
+    """The numbers that ranks compare of local inputs, `_MOST + 1` of them: a digest of all that
+    must be equal, and each tensor's number of rows."""
     rest = [(str(x.dtype), x.shape[1:]) for x in tensors]
     counts = [x.shape[0] for x in tensors]
     if len(counts) > _MOST:

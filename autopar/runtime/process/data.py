@@ -13,8 +13,8 @@ from autopar.runtime.process.world import place_of_process
 
 
 class LocalBatches(Sampler[list[int]]):
-    """Of each batch of indices of `batches`, the piece of `rank`: the k-th of `world_size` equal
-    ones for rank k. AutoparError, while iterating, at a batch that cannot be divided."""
+    """The local batches of `rank`: of each batch of indices in `batches`, the k-th of `world_size`
+    equal parts for rank k. AutoparError, while iterating, for a batch that cannot be divided."""
 
     def __init__(self, batches: Iterable[list[int]], rank: int, world_size: int) -> None:
         self.batches = batches
@@ -70,8 +70,8 @@ def dataloader(
     """A `DataLoader` of this rank's rows of global batches of `batch_size`, for a model compiled
     with `inputs="local"`.
 
-    The ranks' pieces, one after the other, are the batches that one process would load: with
-    `shuffle`, in an order that `seed` decides. A `sampler` of one's own must give the same indices
+    The local batches of all ranks, one after the other, are the batch that one process would load;
+    with `shuffle`, in an order that `seed` decides. A custom `sampler` must give the same indices
     on every rank. `options` are those of `DataLoader`.
 
     AutoparError if the ranks cannot divide the batches evenly, the last one included, or if the

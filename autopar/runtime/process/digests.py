@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 BATCH = "batch (all ranks must be handed the same global one)"
-"""What ranks say of the digest of their inputs."""
+"""The name of the digest of inputs, in errors."""
 
 
 def param_types(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -24,8 +24,8 @@ def param_types(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def digest_params(model: nn.Module) -> str:
-    """How many numbers the parameters have, and a hash of names, shapes, dtypes, ties and of which
-    are trained; not of values."""
+    """The number of elements of all parameters, and a hash of names, shapes, dtypes, ties and of
+    which are trained; not of values."""
     lines = [
         f"{name} {param.dtype} {list(param.shape)} {param.requires_grad}"
         for name, param in model.named_parameters()
@@ -61,14 +61,14 @@ def _runs(flags: Iterable[bool]) -> str:
 
 
 class Late:
-    """Numbers that a device computes, told at the next call: to wait for the device at every call
+    """Numbers that a device computes, read one call later: waiting for the device at every call
     takes too long."""
 
     def __init__(self) -> None:
         self._before: tuple[Tensor, torch.cuda.Event] | None = None
 
     def __call__(self, values: Tensor) -> Tensor | None:
-        """What was given at the call before, on the host."""
+        """The values of the previous call, on the host; None at the first."""
         before = self._before
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
@@ -82,8 +82,7 @@ class Late:
 
 
 class BatchDigest:
-    """A number that stands for the values of a call's tensors: on a GPU, of those of the call
-    before."""
+    """A digest of the values of a call's tensors, as a number; on a GPU, of the previous call's."""
 
     def __init__(self) -> None:
         self._late = Late()
@@ -123,7 +122,7 @@ def bits_digest(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The bits of a tensor as integers of 64 bits, and those that are left over."""
+    """The bits of a tensor as integers of 64 bits, and the smaller ones that are left over."""
     flat = tensor.detach().reshape(-1).contiguous()
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
@@ -149,8 +148,8 @@ def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
 def _weights(device: torch.device) -> Tensor:
     """Random odd numbers, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
-    made = torch.randint(-(2**62), 2**62, (_ROW,), generator=generator, device="cpu")
-    return (2 * made + 1).to(device)
+    numbers = torch.randint(-(2**62), 2**62, (_ROW,), generator=generator, device="cpu")
+    return (2 * numbers + 1).to(device)
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Which ranks share a machine, as the ranks themselves say and as their launcher does.
+"""Which ranks share a machine, by the ranks' own hosts and by their launcher.
 
-A mesh takes the ranks of a node one after the other. Each rank says where it runs; what a launcher
-says is held against that (docs/training.md, "Which ranks share a machine").
+A mesh takes the ranks of a node one after the other. Each rank reports its host; the launcher's
+figures are checked against that (docs/training.md, "Which ranks share a machine").
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SLURM_TASKS = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 
 class RankHost(msgspec.Struct, frozen=True):
-    """Where rank `rank` runs: its process, told from a later one of its number by when it was
-    `started` and by the `pid_namespace`; its `host` as NCCL tells hosts apart (name and kernel, or
-    NCCL_HOSTID); and how many ranks torchrun says are on its node."""
+    """Where rank `rank` runs. `started` and `pid_namespace` tell its process from a later one with
+    the same `pid`. `host` identifies hosts as NCCL does (name and kernel, or NCCL_HOSTID).
+    `local_size` is torchrun's number of ranks on the node."""
 
     rank: int
     name: str
@@ -65,34 +65,34 @@ def this_host(rank: int) -> RankHost:
 
 
 def process_state(process: RankHost) -> str:
-    """ "gone" or "stopped" if that can be seen from this machine; else nothing."""
+    """ "gone" or "stopped" if that can be seen from this machine; else empty."""
     here = this_host(process.rank)
     if not process.started or (here.kernel, here.pid_namespace) != (
         process.kernel,
         process.pid_namespace,
     ):
         return ""
-    found = _stat(process.pid)
-    if found is None or found[1] != process.started or found[0] in "ZX":
+    stat = _stat(process.pid)
+    if stat is None or stat[1] != process.started or stat[0] in "ZX":
         return "gone"
-    return "stopped" if found[0] in "Tt" else ""
+    return "stopped" if stat[0] in "Tt" else ""
 
 
 def ranks_per_node(hosts: Sequence[RankHost]) -> int:
     """How many ranks each node has, of ranks in order.
 
-    What torchrun says (LOCAL_WORLD_SIZE) is taken where ranks that it puts on a node share a
-    kernel; where it says nothing, a node is a host. ClusterError if nodes have unequal numbers of
-    ranks, if ranks of a host do not follow each other, or if torchrun's word cannot be.
+    torchrun's LOCAL_WORLD_SIZE is used if the ranks that it puts on a node share a kernel; without
+    it, a node is a host. ClusterError if nodes have unequal numbers of ranks, if ranks of a host do
+    not follow each other, or if LOCAL_WORLD_SIZE cannot be right.
     """
-    said = {each.local_size for each in hosts}
-    size = next(iter(said))
-    if len(said) > 1 and None not in said:
+    local_sizes = {each.local_size for each in hosts}
+    size = next(iter(local_sizes))
+    if len(local_sizes) > 1 and None not in local_sizes:
         raise ClusterError(
             f"nodes have unequal numbers of ranks: LOCAL_WORLD_SIZE is {_local_sizes(hosts)} "
             f"({_hosts_text(hosts)}): {_EQUAL}"
         )
-    if len(said) > 1 or size is None:
+    if len(local_sizes) > 1 or size is None:
         return _by_hosts(hosts)
     if size < 1 or len(hosts) % size:
         raise ClusterError(
@@ -112,8 +112,8 @@ def ranks_per_node(hosts: Sequence[RankHost]) -> int:
 
 
 def check_blocks(hosts: Sequence[RankHost], size: int, cluster: str) -> None:
-    """ClusterError if ranks, `size` of which follow each other on each node of `cluster`, lie
-    across the hosts. A node may be a part of a host, or several whole ones."""
+    """ClusterError if nodes of `cluster`, which have `size` consecutive ranks each, lie across
+    hosts. A node may be a part of a host, or several whole ones."""
     blocks = [frozenset(range(first, first + size)) for first in range(0, len(hosts), size)]
     for ranks in _by_host(hosts).values():
         here = frozenset(ranks)
@@ -126,13 +126,13 @@ def check_blocks(hosts: Sequence[RankHost], size: int, cluster: str) -> None:
 
 
 def local_size_from(environment: Mapping[str, str], world_size: int) -> int | None:
-    """How many ranks are on each node, as the launcher says; None if it says nothing, or speaks of
-    another number of ranks. ClusterError if it says that nodes have unequal numbers."""
-    said = _number(environment, "LOCAL_WORLD_SIZE")
-    if said is None and world_size in {_number(environment, name) for name in _SIZES}:
-        said = next(filter(None, (_number(environment, name) for name in _LOCAL_SIZES)), None)
-    if said is not None:
-        return said
+    """How many ranks are on each node, by the launcher; None if it gives no number, or is about
+    another number of ranks. ClusterError if nodes have unequal numbers."""
+    local_size = _number(environment, "LOCAL_WORLD_SIZE")
+    if local_size is None and world_size in {_number(environment, name) for name in _SIZES}:
+        local_size = next(filter(None, (_number(environment, name) for name in _LOCAL_SIZES)), None)
+    if local_size is not None:
+        return local_size
     if _number(environment, "SLURM_NTASKS") != world_size:
         return None
     for name in _SLURM_TASKS:
@@ -147,16 +147,17 @@ def local_size_from(environment: Mapping[str, str], world_size: int) -> int | No
 
 
 def local_rank(environment: Mapping[str, str], rank: int, num_devices: int) -> int:
-    """Which of its node's ranks this is, and so its device. torchrun's word is taken as it is; by
-    other launchers, which may show each rank its own devices alone, it is below `num_devices`."""
-    said = _number(environment, "LOCAL_RANK")
-    if said is not None:
-        return said
+    """The number of this rank on its node, and so its device. torchrun's is used as it is. That of
+    other launchers, which may show each rank its own devices alone, is taken modulo
+    `num_devices`."""
+    own_rank = _number(environment, "LOCAL_RANK")
+    if own_rank is not None:
+        return own_rank
     if _number(environment, "SLURM_PROCID") == rank:
-        said = _number(environment, "SLURM_LOCALID")
+        own_rank = _number(environment, "SLURM_LOCALID")
     names = (_number(environment, name) for name in _LOCAL_RANKS)
-    found = next((each for each in (said, *names) if each is not None), rank)
-    return found % num_devices
+    number = next((each for each in (own_rank, *names) if each is not None), rank)
+    return number % num_devices
 
 
 _EQUAL = (
@@ -186,13 +187,13 @@ def _by_host(hosts: Sequence[RankHost]) -> dict[str, list[int]]:
 
 def _hosts_text(hosts: Sequence[RankHost]) -> str:
     """`a has 3 ranks (0, 1, 2), b has 1 rank (3)`."""
-    found = [
+    texts = [
         f"{hosts[ranks[0]].name} has {len(ranks)} rank{'s' if len(ranks) > 1 else ''} "
         f"({listed(ranks, _SHOWN_RANKS)})"
         for ranks in _by_host(hosts).values()
     ]
-    more = len(found) - _SHOWN_HOSTS
-    return ", ".join(found[:_SHOWN_HOSTS]) + (f", and {more} more hosts" if more > 0 else "")
+    more = len(texts) - _SHOWN_HOSTS
+    return ", ".join(texts[:_SHOWN_HOSTS]) + (f", and {more} more hosts" if more > 0 else "")
 
 
 def _local_sizes(hosts: Sequence[RankHost]) -> str:
@@ -225,13 +226,13 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """(state, when it was started) of a process; None if there is none, or nothing tells."""
+    """(state, start time) of a process; None if there is none, or if that is not known."""
     fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (fields[0], fields[19]) if len(fields) > 19 else None
 
 
 def text_of(path: str) -> str:
-    """What a file says; nothing if it cannot be read."""
+    """The text of a file; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

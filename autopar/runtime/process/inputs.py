@@ -1,4 +1,4 @@
-"""The inputs of a call: tensors that every rank has all of, pieces of a global batch, DTensors."""
+"""The inputs of a call: whole tensors on every rank, shards of a global batch, DTensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS = ("global", "local")
 
 
 class Sharded(Protocol):
-    """A tensor of its own shape that ranks hold pieces of: a DTensor, or what a model returned."""
+    """A tensor in shards that has the shape of the whole: a DTensor, or a model's output."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -41,9 +41,9 @@ class Sharded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InputShard:
-    """A tensor of which this rank holds `local`. Where that is not all of it, `source` is the
-    whole as a DTensor or an output, and `input_sharding` says which piece, if that can be said.
-    Where each rank was handed rows of its own, `counts` says how many each."""
+    """A tensor of which this rank holds `local`. If that is not all of it, `source` is the whole as
+    a DTensor or an output, and `input_sharding` is the sharding, if it is known. If ranks were
+    passed rows of their own, `counts` is how many each."""
 
     local: Tensor
     source: Sharded | None = None
@@ -56,20 +56,20 @@ class InputShard:
         return self.local.shape if self.source is None else self.source.shape
 
     def whole(self) -> Tensor:
-        """All of the tensor, on every rank. A collective call if they hold pieces."""
+        """All of the tensor, on every rank. A collective call if it is in shards."""
         return self.local if self.source is None else self.source.full_tensor()
 
     def stand_in(self) -> Tensor:
-        """A tensor to trace with, of the shape of the whole; without values if there are pieces."""
+        """A tensor to trace with, of the shape of the whole; without values if it is in shards."""
         if self.source is None:
             return self.local
         empty = torch.empty(self.shape, dtype=self.local.dtype, device="meta")
         return empty.requires_grad_(self.source.requires_grad)
 
     def describe(self) -> str:
-        """`float32[8, 16]`, and what ranks are handed of it."""
+        """`float32[8, 16]`, and its input sharding."""
         dtype = str(self.local.dtype).removeprefix("torch.")
-        # One that is to have a gradient is refused as it is traced.
+        # An input that requires a gradient is refused in tracing.
         graded = "with gradient" if self.local.requires_grad and torch.is_grad_enabled() else ""
         return " ".join(f"{dtype}{list(self.shape)} {self.input_sharding or ''} {graded}".split())
 
@@ -104,17 +104,17 @@ def take_inputs(
         is_local: Iterable[bool] = repeat(inputs == "local", len(leaves))
     else:
         is_local = _which_are_local(inputs, _names(model), args, kwargs)
-    found = [
+    input_leaves = [
         _take(leaf, local, world) if isinstance(leaf, Tensor) else leaf
         for leaf, local in zip(leaves, is_local, strict=True)
     ]
-    return found, spec
+    return input_leaves, spec
 
 
 def _which_are_local(
     inputs: Mapping[str, str], names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[bool]:
-    """Whether each leaf of (args, kwargs) is one that ranks are handed rows of."""
+    """Whether each leaf of (args, kwargs) is a local input, of which ranks pass rows."""
     for position, value in [*enumerate(args), *kwargs.items()]:
         known = isinstance(position, int) and position < len(names)
         kind = inputs.get(names[position] if known else str(position), "global")
@@ -122,40 +122,40 @@ def _which_are_local(
 
 
 def given_rows(leaves: Sequence[Any]) -> list[Tensor]:
-    """The tensors of a call of which this rank was handed rows of its own."""
+    """The local inputs of a call: this rank's own rows."""
     return [
         leaf.local for leaf in leaves if isinstance(leaf, InputShard) and leaf.counts is not None
     ]
 
 
 def put_together(leaves: Sequence[Any], world: World, counts: Sequence[Sequence[int]]) -> list[Any]:
-    """The leaves of a call with the tensors of `given_rows` as pieces of what all ranks were given
-    of each: `counts` of rows, per rank. A collective call."""
+    """The leaves of a call, with the tensors of `given_rows` as shards of the rows of all ranks.
+    `counts` has the rows of each tensor, per rank. A collective call."""
     given = iter(counts)
 
     def together(leaf: Any) -> Any:
         if not isinstance(leaf, InputShard) or leaf.counts is None:
             return leaf
-        found = tuple(next(given))
-        if len(set(found)) == 1:
+        rank_counts = tuple(next(given))
+        if len(set(rank_counts)) == 1:
             return leaf
-        whole = gather_own_rows(leaf.local, found)
+        whole = gather_own_rows(leaf.local, rank_counts)
         if whole.shape[0] % world.size:
-            return InputShard(whole, None, leaf.input_sharding, found)
-        return _rows(whole.chunk(world.size)[world.rank].clone(), world, found)
+            return InputShard(whole, None, leaf.input_sharding, rank_counts)
+        return _rows(whole.chunk(world.size)[world.rank].clone(), world, rank_counts)
 
     return [together(leaf) for leaf in leaves]
 
 
 def _rows(local: Tensor, world: World, counts: tuple[int, ...]) -> InputShard:
-    """As many rows as every rank has, `counts` of which it was handed."""
+    """A shard with equally many rows on every rank; ranks were passed `counts` rows."""
     assert world.device_mesh is not None
     source = DTensor.from_local(local, world.device_mesh, [Shard(0)], run_check=False)
     return InputShard(local, source, InputSharding(Sharding((S(0),)), (world.size,)), counts)
 
 
-# A batch that ranks have unevenly, such as the last one of a loader, is put together on all of
-# them: its rows in order of rank, as where there are as many on each.
+# An uneven batch, such as the last one of a loader, is gathered on all ranks, with its rows in
+# order of rank.
 
 
 def gather_own_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -171,7 +171,7 @@ def gather_own_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def same_everywhere(leaves: Sequence[Any]) -> list[Tensor]:
-    """The tensors of a call that every rank is handed all of."""
+    """The global inputs of a call: tensors that every rank has whole."""
     return [leaf.local for leaf in leaves if isinstance(leaf, InputShard) and leaf.source is None]
 
 
@@ -182,9 +182,9 @@ def _take(leaf: Tensor, is_local: bool, world: World) -> InputShard:
         return InputShard(leaf, cast("Sharded", leaf))
     leaf = when_arrived(leaf)
     if leaf.is_conj() or leaf.is_neg():
-        # A flag of a view, and not there in its bytes.
+        # The conjugate and negative flags of a view are not in its bytes.
         leaf = leaf.resolve_conj().resolve_neg()
-    # A copy for the CPU is read at once; pinned memory is the script's to write to after the call.
+    # A copy to the CPU is read at once; the script may write to pinned memory after the call.
     is_awaited = world.device.type == "cpu" or leaf.is_pinned()
     local = leaf.to(world.device, non_blocking=not is_awaited)
     if world.device_mesh is None or not is_local or local.dim() == 0:
@@ -199,7 +199,7 @@ def _of_dtensor(leaf: DTensor, world: World) -> InputShard:
 
 
 def _input_sharding(leaf: DTensor, world: World) -> InputSharding | None:
-    """How a DTensor lies on the ranks, if they are counted as its mesh does."""
+    """The sharding of a DTensor, if its mesh has the ranks in order."""
     mesh: DeviceMesh = leaf.device_mesh
     if mesh.mesh.flatten().tolist() != list(range(world.size)):
         return None

@@ -1,8 +1,8 @@
 """Which tensors a program can take: plain ones, with a place in memory for each element.
 
 Sparse, nested, quantized and MKL-DNN tensors have no such place, and a tensor class with ops of its
-own (`__torch_dispatch__`) computes what a program does not see. Each is refused by the name of the
-argument, parameter or buffer, with what to write instead.
+own (`__torch_dispatch__`) computes results that a program does not see. Each is refused by the name
+of the argument, parameter or buffer, with what to write instead.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def check_arguments(
     *,
     with_values: bool,
 ) -> None:
-    """AutoparError, which names the argument, if a tensor among the `leaves` of a call is none that
-    programs take, or none to run them `with_values` on."""
+    """AutoparError, which names the argument, if programs do not take a tensor among the `leaves`
+    of a call, or if it has no values though `with_values` asks for them."""
 
     def is_taken(x: Any) -> bool:
         if not isinstance(x, Tensor):
@@ -55,13 +55,13 @@ def check_arguments(
 
 
 def is_sharded_tensor(tensor: Tensor) -> bool:
-    """Whether ranks hold pieces of it, or it is on its way from them: a program takes those."""
+    """Whether it is in shards, or the result of a collective under way: a program takes those."""
     return hasattr(tensor, "full_tensor") or is_under_way(tensor)
 
 
 def check_states(model: nn.Module) -> None:
-    """AutoparError, which names it, if a parameter, a buffer or a tensor that is an attribute of a
-    module is none that programs take."""
+    """AutoparError, which names it, if programs do not take a parameter, a buffer or a tensor
+    attribute of a module."""
     for name, kind, tensor in _states(model):
         is_known = is_sharded_tensor(tensor) or not has_own_ops(tensor)
         if not is_plain(tensor) or not is_known:
@@ -70,8 +70,7 @@ def check_states(model: nn.Module) -> None:
 
 
 def sparse_remedy(dense: str, parts: str) -> str:
-    """What to write instead of a sparse tensor: `dense`, or else `parts` and what is made of
-    them."""
+    """What to write instead of a sparse tensor: `dense`, or else `parts` and a matmul with them."""
     return (
         f"Where the dense tensor fits in memory, {dense}. Else {parts}, and write the product with "
         "a dense w of f columns as "
@@ -100,7 +99,7 @@ def _states(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _what(x: Tensor, parts: str = _GIVE_PARTS) -> str:
-    """What `x` is, and what to do, as programs cannot take it; `{do}` and `{it}` are left open."""
+    """What `x` is, and what to do, if programs cannot take it; `{do}` and `{it}` are left open."""
     if x.is_nested:
         kind = "jagged" if x.layout == torch.jagged else "strided"
         return (
@@ -134,7 +133,7 @@ def _what(x: Tensor, parts: str = _GIVE_PARTS) -> str:
 
 
 def _argument(model: nn.Module, path: tuple[Any, ...]) -> str:
-    """What the user calls an argument, with the way to a tensor in it: `batch['adjacency']`."""
+    """The user's name of an argument, with the path to a tensor in it: `batch['adjacency']`."""
     is_keyword, first, *rest = (step for step in path)
     where = "".join(map(str, rest))
     if str(is_keyword) == "[1]":

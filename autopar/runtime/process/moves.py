@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Moves:
-    """How often parameters, gradients or states changed on this rank: odd while they do."""
+    """Counts changes of parameters, gradients or states on this rank: odd during a change."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -35,24 +35,24 @@ class Moves:
         self.has_stepped = True
 
     def backward(self) -> None:
-        """Gradients come, once for each program that ran."""
+        """Gradients have been computed, once for each program that ran."""
         self.once()
         self.has_stepped = False
 
     def once(self) -> None:
-        """There was one, unless it is a part of one that goes on."""
+        """Count a change, unless it is part of one that is going on."""
         if not self.are_going_on:
             self.count += 2
 
     def mark(self) -> None:
-        """What others may read here is what the device has by now been told to make."""
+        """Other ranks read the values that the device has been queued to compute by now."""
         if torch.cuda.is_initialized():
             self._done = torch.cuda.Event()
             self._done.record()
 
     def copy(self, shard: Tensor) -> Tensor:
-        """`shard` as it is since the last move, on the CPU: on a stream of its own, since the
-        default one may wait for the very rank that reads."""
+        """`shard` with the values of the last change, copied to the CPU. Uses a stream of its own,
+        since the default one may wait for the rank that reads."""
         if not shard.is_cuda:
             return shard.contiguous().clone()
         stream = torch.cuda.Stream(shard.device)

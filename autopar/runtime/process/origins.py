@@ -1,8 +1,9 @@
-"""Of which parameters, gradients, states and outputs a tensor in shards was made, and by what.
+"""From which parameters, gradients, states and outputs a tensor in shards was computed, and by
+which ops.
 
-What one rank computes alone it can compute of whole tensors, if it has these. Of a tensor that a
-script has made of others, as `w.detach()` or `p.grad.abs()`, other ranks may have none: it is made
-again. So each is noted with the op that made it, as long as all of that is as it was.
+A rank alone computes from whole tensors, which it gets from the others. They may not have a tensor
+that a script has computed, as `w.detach()` or `p.grad.abs()`: it is recomputed. So each is noted
+with its op and inputs, which hold as long as none of them has changed.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ _MOST_OPS = 16
 
 
 class Leaf(NamedTuple):
-    """A tensor that is known as such; nothing is kept for being noted."""
+    """A tensor that all ranks know; the note does not keep it alive."""
 
     tensor: ReferenceType[Tensor]
     version: tuple[int, int]
 
     def now(self) -> Tensor | None:
         """The tensor, if it is there and as it was."""
-        found = self.tensor()
-        return found if found is not None and _version(found) == self.version else None
+        tensor = self.tensor()
+        return tensor if tensor is not None and _version(tensor) == self.version else None
 
 
 class Origin(NamedTuple):
-    """What a tensor was made by: an op, with a Leaf or an Origin for each tensor it was given."""
+    """How a tensor was computed: an op, with a Leaf or an Origin for each input tensor."""
 
     op: Any
     args: tuple[Any, ...]
@@ -48,7 +49,7 @@ class _Noted(NamedTuple):
     version: tuple[int, int]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Of no use in another process, nor with a copy: None there."""
+        """Notes do not hold in another process or for a copy: None there."""
         return type(None), ()
 
 
@@ -64,9 +65,9 @@ def note(
     view: bool,
     is_here: bool = False,
 ) -> None:
-    """Note that `result`, if it is a tensor, is what `op` makes. In a backward nobody reads alone.
-    What `is_here`, all of it, need not be recomputed: it does not refer to what it was made of,
-    which may be a parameter that is yet to be sharded."""
+    """Note that `result`, if it is a tensor, is that of `op`. In a backward no rank reads alone. A
+    result that `is_here`, whole, need not be recomputed: its note has no inputs, which may be
+    parameters that are yet to be sharded."""
     if in_backward() or not isinstance(result, Tensor) or "out" in kwargs:
         return
     depth = 1
@@ -82,12 +83,12 @@ def note(
         return
     named = dict(zip(kwargs, sources[len(args) :], strict=True))
     origin = Origin(op, tuple(sources[: len(args)]), named, view, depth)
-    # A view counts what is written to what it is a view of, from when autograd has seen it.
+    # The version of a view also counts writes to its base, once autograd has seen it.
     vars(result)[_ORIGIN] = _Noted(origin, _version(args[0] if view else result))
 
 
 def source_of(x: Tensor) -> Leaf | Origin:
-    """How a tensor is noted: by what it was made of, or as it is."""
+    """The note of a tensor: how it was computed, or the tensor itself."""
     noted: _Noted | None = vars(x).get(_ORIGIN)
     if noted is not None and noted.version == _version(x) and _is_there(noted.origin):
         return noted.origin
@@ -95,8 +96,8 @@ def source_of(x: Tensor) -> Leaf | Origin:
 
 
 def _is_there(source: Any) -> bool:
-    """Whether all is there that it can be made of again. What autograd leaves as a gradient is made
-    of what is gone, and known itself."""
+    """Whether all tensors exist that it can be recomputed from. A gradient comes from tensors that
+    are gone; it is a known tensor itself."""
     if isinstance(source, Leaf):
         return source.now() is not None
     given = (*source.args, *source.kwargs.values())
@@ -104,12 +105,13 @@ def _is_there(source: Any) -> bool:
 
 
 def _version(x: Tensor) -> tuple[int, int]:
-    """How often it was written to, where that is counted, and any parameter was."""
+    """(how often the tensor was written to, if that is counted; how often any parameter
+    changed)."""
     return -1 if x.is_inference() else x._version, moves.count
 
 
 def is_fresh(x: Tensor) -> bool:
-    """Whether a tensor is known to have memory of its own, and not that of a parameter."""
+    """Whether a tensor is known not to share memory with a parameter."""
     noted: _Noted | None = vars(x).get(_ORIGIN)
     source: Any = None if noted is None else noted.origin
     while isinstance(source, Origin) and source.is_view:
@@ -118,8 +120,8 @@ def is_fresh(x: Tensor) -> bool:
 
 
 def recomputed(source: Leaf | Origin, whole: Callable[[Tensor | None], Any]) -> Any:
-    """The tensor, plain and whole, of those that are known, which `whole` gives; None stands for
-    one that is gone, or was changed."""
+    """The tensor, plain and whole, recomputed from known ones, which `whole` gives. `whole` gets
+    None for a tensor that is gone, or was changed."""
     if isinstance(source, Leaf):
         return whole(source.now())
 
@@ -131,24 +133,24 @@ def recomputed(source: Leaf | Origin, whole: Callable[[Tensor | None], Any]) -> 
 
 
 def numbers_in(x: Any) -> list[float]:
-    """The numbers that went into what a tensor was made of, where that is noted."""
+    """The numbers from which a tensor was computed, if that is noted."""
     noted: _Noted | None = vars(x).get(_ORIGIN) if isinstance(x, Tensor) else None
     waiting: list[Any] = [] if noted is None else [noted.origin]
     seen: set[int] = set()
-    found: list[float] = []
+    numbers: list[float] = []
     while waiting:
         source = waiting.pop()
         if type(source) in (int, float):
-            found.append(float(source))
+            numbers.append(float(source))
         elif isinstance(source, Origin) and id(source) not in seen:
             seen.add(id(source))
             waiting += [*source.args, *source.kwargs.values()]
-    return found
+    return numbers
 
 
 def count_changes(written: Iterable[Tensor]) -> None:
-    """A script is about to write to these. Gradients that autograd adds, and what optimizers do,
-    are no changes of its own."""
+    """A script is about to write to these. Gradients that autograd adds, and optimizer steps, do
+    not count."""
     if not (in_backward() or moves.are_going_on or all(map(is_fresh, written))):
         moves.once()
         moves.in_place += 1

@@ -1,7 +1,8 @@
-"""The process group of all ranks that autopar's collectives go over, and tensors over it as bytes.
+"""The process group of autopar's own collectives, over all ranks, and tensors sent over it as
+bytes.
 
-The default one belongs to the script, which may use it at the same time from another thread, as
-`dcp.async_save` does: collectives of two threads on one group meet each other's.
+The default group belongs to the script, which may use it at the same time from another thread, as
+`dcp.async_save` does. Collectives of two threads on one group would be matched with each other.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from autopar.runtime.dtensor_private import redistribute_as_bytes
 from autopar.runtime.torch_private import take_over_collective, timeout_of_world
 
 _own: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-"""By the default process group that they were made beside."""
+"""By the default process group at the time."""
 
 
 def own_group() -> dist.ProcessGroup | None:
-    """That of all ranks; None, which is the default one, where none was made."""
+    """autopar's group of all ranks; None, for the default group, if none was made."""
     world = dist.group.WORLD
     return None if world is None else _own.get(world)
 
 
 def make_own_group() -> None:
-    """Make one like the default process group. A collective call."""
-    world, made = dist.group.WORLD, dist.new_group(timeout=timeout_of_world())
-    assert world is not None and isinstance(made, dist.ProcessGroup)
-    _own[world] = made
+    """Make a group like the default process group. A collective call."""
+    world, group = dist.group.WORLD, dist.new_group(timeout=timeout_of_world())
+    assert world is not None and isinstance(group, dist.ProcessGroup)
+    _own[world] = group
 
 
 def mesh_of(kind: str, ranks: torch.Tensor, names: tuple[str, ...]) -> DeviceMesh:
@@ -46,7 +47,8 @@ def mesh_of(kind: str, ranks: torch.Tensor, names: tuple[str, ...]) -> DeviceMes
 # Tensors of any dtype between ranks, where nothing is computed of them: as bytes.
 #
 # gloo knows no int16, no unsigned integers but uint8, and no floats of 8 bits or less ("Invalid
-# scalar type"); NCCL lacks some of these as well. What is only moved need not be known to them.
+# scalar type"); NCCL lacks some of these as well. For data that is only moved, the dtype does not
+# matter.
 
 _UNKNOWN_TO_GLOO = frozenset(
     {
@@ -76,8 +78,8 @@ def _moved(plain: Any, x: Tensor, *args: Any) -> Tensor:
 
 
 def bytes_behind(x: Tensor) -> Tensor:
-    """`x`, contiguous, with a dim for the bytes of an element, behind those that are cut or
-    joined."""
+    """`x`, contiguous, with a last dim for the bytes of an element; collectives cut or join the
+    others."""
     return x.unsqueeze(-1).view(torch.uint8)
 
 

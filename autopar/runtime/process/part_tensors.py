@@ -1,9 +1,9 @@
 """DTensors of some ranks, in a script that all ranks run: the parameters of a pipeline's stages.
 
-To torch, a rank that is not of a DTensor's mesh has nothing of it, and `full_tensor()` gives it
-nothing. A script would go on there with a norm of zero, or save an empty tensor. So what is on the
-mesh of a stage becomes replicated on all ranks, where a script or torch replicates it, and the norm
-of gradients on several meshes is that of all of them.
+In torch, a rank outside of a DTensor's mesh has nothing of it, and `full_tensor()` returns an empty
+tensor there. A script would go on with a norm of zero, or save an empty tensor. So a tensor on the
+mesh of a stage becomes replicated on all ranks, where a script or torch replicates it. The norm of
+gradients on several meshes is that of all of them.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from autopar.runtime.process.proven import adds_up, is_any_uneven
 from autopar.runtime.torch_private import map_tensors
 
 _known: dict[DeviceMesh, DeviceMesh] = {}
-"""Meshes of some ranks, with that of all."""
+"""The mesh of all ranks, by meshes of some ranks."""
 
 
 def know(meshes: Iterable[DeviceMesh], world: DeviceMesh) -> None:
-    """From now on DTensors on those of `meshes` that have some of all ranks, which are those of
-    `world`, behave as said above."""
+    """From now on DTensors on those of `meshes` that have fewer ranks than `world` behave as said
+    above."""
     if not _known:
         take_over_whole_tensors(_replicated, _total_norm, _is_known)
     _known.update((mesh, world) for mesh in meshes if mesh.size() < world.size())
 
 
 def is_of_some_ranks(mesh: DeviceMesh) -> bool:
-    """Whether it is one of those known, which have some of all ranks."""
+    """Whether it is a known mesh of some ranks."""
     return mesh in _known
 
 
 def mesh_of_all(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh of all ranks, for one known that has some of them; any other is itself."""
+    """The mesh of all ranks, for a known mesh of some ranks; `mesh` itself otherwise."""
     return _known.get(mesh, mesh)
 
 
@@ -65,13 +65,13 @@ def _is_known(tensor: Tensor) -> bool:
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
 _NORMS = torch.ops.aten._foreach_norm.Scalar
 _NUMBER = "aten::_local_scalar_dense"
-_FOUND_INF = "aten::_amp_foreach_non_finite_check_and_unscale_"
+_UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
 
 @cache
 def know_numbers() -> None:
-    """From now on the number in a DTensor is that of the whole one, not of a rank's term of it, and
-    an op on lists may be given tensors of several meshes, and plain ones."""
+    """From now on `item()` of a DTensor is the whole value, not a rank's partial term. Ops on lists
+    take tensors on several meshes, and plain ones."""
     take_over_ops(_handler_of, set())
 
 
@@ -79,7 +79,7 @@ def _handler_of(op: Any) -> Handler | None:
     name: str = op.name()
     if name.startswith(_ON_LISTS):
         return _by_mesh
-    return {_FOUND_INF: _found_inf, _NUMBER: _number}.get(name)
+    return {_UNSCALE: _unscale, _NUMBER: _number}.get(name)
 
 
 def _number(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -95,12 +95,12 @@ def _places_by_mesh(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 
 def _by_mesh(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An op on lists of tensors, on those of each mesh: torch would look at the first one's. That
-    it changes DTensors is counted in their versions, as autograd counts it of other tensors."""
+    """An op on lists of tensors, run for each mesh: torch would use the first tensor's. The
+    versions of DTensors that it changes are incremented, as autograd does for other tensors."""
     tensors: Sequence[Tensor] = args[0]
     if op is _NORMS and not adds_up(op, args) and is_any_uneven(tensors):
         return [torch.linalg.vector_norm(x, *args[1:], **kwargs) for x in tensors]
-    made: list[Any] = [None] * len(tensors)
+    results: list[Any] = [None] * len(tensors)
     for places in _places_by_mesh(tensors):
         given: Sequence[Any] = [
             [each[k] for k in places]
@@ -111,39 +111,39 @@ def _by_mesh(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str
         if not isinstance(tensors[places[0]], DTensor):
             given = map_tensors(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, given)
         for place, result in zip(places, plain(*given, **kwargs) or (), strict=False):
-            made[place] = result
+            results[place] = result
     changed = {id(x): x for x in written_by(op, args, kwargs) if isinstance(x, DTensor)}
     if changed:
         count_changes(changed.values())
         torch.autograd.graph.increment_version(list(changed.values()))
-    return None if all(each is None for each in made) else made
+    return None if all(each is None for each in results) else results
 
 
-def _found_inf(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """What scaled gradients of any rank have is found on all."""
-    tensors, found, scale = args
+def _unscale(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """An infinity or NaN in any rank's scaled gradients counts on all ranks."""
+    tensors, has_inf, scale = args
     for places in _places_by_mesh(tensors):
-        own = torch.zeros_like(found)
+        own = torch.zeros_like(has_inf)
         plain([tensors[k] for k in places], own, scale, **kwargs)
-        found.copy_(torch.maximum(found, own))
+        has_inf.copy_(torch.maximum(has_inf, own))
     if any(isinstance(x, DTensor) for x in tensors):
-        # torch looks at how the first gradient is stored: of one that ranks have whole, each has
-        # found what its shards of the others have.
-        everywhere = found.full_tensor() if isinstance(found, DTensor) else found.clone()
+        # torch goes by the placements of the first gradient: if that is replicated, each rank has
+        # only checked its own shards of the others.
+        everywhere = has_inf.full_tensor() if isinstance(has_inf, DTensor) else has_inf.clone()
         dist.all_reduce(everywhere, dist.ReduceOp.MAX, group=own_group())
-        found.copy_(everywhere)
+        has_inf.copy_(everywhere)
 
 
 def of_rank_0(x: Tensor) -> Tensor:
-    """What rank 0 has, where each rank has a plain tensor of that shape. A collective call of
-    all."""
+    """Rank 0's values of a plain tensor, which has the same shape on all ranks. A collective call
+    of all."""
     x = x.clone(memory_format=torch.contiguous_format)
     broadcast(x)
     return x
 
 
 def shard_of_rank_0(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
-    """What this rank has, as a DTensor, of `whole` as rank 0 has it. A collective call of all."""
+    """This rank's shard of rank 0's `whole`. A collective call of all."""
     if not is_of_some_ranks(mesh):
         cut = distribute_tensor(bytes_behind(whole.contiguous()), mesh, placements)
         return unpacked(cut.to_local(), whole.dtype)
@@ -179,9 +179,9 @@ class _Everywhere(torch.autograd.Function):
 
 
 def _total_norm(norm: Callable[..., Tensor], tensors: Sequence[Tensor], norm_type: float) -> Tensor:
-    """The norm of what is on each mesh, put together; a plain tensor, equal on all ranks."""
+    """The norm over the tensors of all meshes; a plain tensor, equal on all ranks."""
     by_mesh = (norm([tensors[k] for k in places], norm_type) for places in _places_by_mesh(tensors))
-    found = [each.full_tensor() if isinstance(each, DTensor) else each for each in by_mesh]
-    norms = torch.stack([each.to(found[0].device) for each in found])
-    # The "norm" of order 0 counts: what is counted on one mesh is a number already.
+    mesh_norms = [each.full_tensor() if isinstance(each, DTensor) else each for each in by_mesh]
+    norms = torch.stack([each.to(mesh_norms[0].device) for each in mesh_norms])
+    # The "norm" of order 0 is a count, and the counts of meshes add up.
     return torch.linalg.vector_norm(norms, norm_type) if norm_type else norms.sum()

@@ -1,13 +1,13 @@
-"""What all ranks do together at the start of each call of a compiled model: they meet.
+"""The check of all ranks at the start of each call of a compiled model.
 
-Each brings a few numbers: which program is to run, whether for gradients, and a digest of the
+Each rank sends a few numbers: which program is to run, whether for gradients, and a digest of the
 inputs that must be the same everywhere. They are gathered over a process group of their own, on the
-host, before anything of the call is sent: a rank that was handed another batch, takes another
-program or does not come is told before it can make a loss wrong or hang.
+host, before the call sends anything. So a rank with another batch or program, or one that does not
+come, is an error, not a wrong loss or a hang.
 
-A rank that waits asks where the others are (`roll`). It gives up when those that have not come can
-never come, since they have ended or stand still in other collectives; others may be slow, and have
-the process group's timeout. What fails within a step is told in the same words.
+A waiting rank asks where the others are (`rank_registry`). It gives up if missing ranks can never
+come, since they have ended or are stuck in other collectives. Slow ranks have the process group's
+timeout. Errors within a step have the same messages.
 """
 
 from __future__ import annotations
@@ -48,25 +48,24 @@ from autopar.runtime.process.stack_lines import of_error, waiting_collective
 from autopar.runtime.process.waits import BoundedStore, SilenceError, in_time
 
 PATIENCE_S = 1.0
-"""How long a rank waits before it asks where the others are, and then again and again."""
+"""The interval at which a waiting rank asks where the others are."""
 SURE_S = 3.0
-"""How long ranks stand still in other collectives before they are held to be stuck there."""
+"""How long ranks wait in other collectives before they count as stuck there."""
 _READ_PATIENCE_S, _READ_SURE_S = 0.3, 0.5
-"""The same for a rank that may as well read alone."""
+"""The same for a rank that can also read alone."""
 ALL, ALONE, FIRST = range(3)
-"""Who reads: all ranks together, or each alone, or this one alone before it is with the others."""
+"""Who reads: all ranks together, each rank alone, or this one alone before it joins the others."""
 _GAVE_UP, _CAME = "alone", "all"
 _FACTOR, _MODULUS = 1_000_003, (1 << 61) - 1
 SLACK_S = 5.0
-"""How much longer than torch's own timeout, whose words say more, a wait for torch may take."""
+"""How much longer than torch's own timeout a wait for torch may take: torch's message says more."""
 _Answer = TypeVar("_Answer")
 _Graph = Callable[[list[Any]], Sequence[Any]]
 
 
 class PreStepCheck:
-    """One rank's end of the meetings of all ranks. `group` is a process group of gloo for this
-    alone, `device` that on which it trains, and `name` tells what they write to the Store from that
-    of others."""
+    """One rank's end of the checks of all ranks. `group` is a gloo process group for this alone,
+    `device` the rank's training device, and `name` the prefix of their keys in the Store."""
 
     def __init__(
         self, group: dist.ProcessGroup, store: BoundedStore, registry: RankRegistry,
@@ -82,24 +81,24 @@ class PreStepCheck:
         self._has_begun = False
         self._num_gathered = 0
         self._left: list[Any] = []
-        """What this rank has brought to a read and did not wait for."""
+        """Gathers for reads that this rank did not wait for."""
         self._others_wait = False
-        """Whether the others stand still until this rank does something with them."""
+        """Whether the others wait until this rank joins them."""
         self.beside = Beside()
         self._drawing = Drawing(device)
         self._draws_alike = False
         """Whether all ranks have begun to draw from where rank 0 was."""
         self._reads = 0
-        """A digest of the reads since the call before, in which all ranks took part unasked."""
+        """A digest of the unchecked reads of all ranks since the previous call."""
 
     @property
     def has_parted(self) -> bool:
-        """Whether ranks have waited for each other in vain."""
+        """Whether a wait for another rank has failed."""
         return self._parted is not None
 
     def exchange(self, numbers: Sequence[int]) -> Tensor:
-        """What each rank brings to the call that `meet` starts, a row per rank: as many numbers
-        on all of them. RankError as from `meet`."""
+        """The `numbers` of each rank for the call that `meet` starts, a row per rank, equally many
+        on all. RankError as from `meet`."""
         self._has_begun = False  # A call before may have failed on its way to meet.
         self._begin()
         with self.registry.during("start"):
@@ -107,16 +106,16 @@ class PreStepCheck:
             return self._gather(numbers)
 
     def step(self) -> None:
-        """Return when all ranks are at a step of an optimizer. PlanMismatchError or RankError where
-        they are not: parameters change by it, and those of one rank alone must not."""
+        """Return once all ranks are at a step of an optimizer. PlanMismatchError or RankError if
+        they are not: a step changes parameters, and one rank's alone must not change."""
         self._check()
         with self.registry.during(OPTIMIZER_STEP):
             self._arrive(OPTIMIZER_STEP, STEP)
 
     def reads(self, what: int, *, can_alone: bool) -> int:
-        """ALL if all ranks are here to read the same, of which `what` is a digest. ALONE where any
-        is at something else, or stands still in a collective of the script's own. Where ranks are
-        to read this and that, the fewest that can read alone are the FIRST to do so."""
+        """ALL if all ranks are here to read the same, of which `what` is a digest. ALONE if any
+        does something else, or waits in a collective of the script's own. If ranks are to read
+        different things, the smallest group that can read alone is FIRST."""
         while self._parted is None and not (can_alone and self._others_wait):
             rows = self._rows_of_reading(what, can_alone=can_alone)
             if rows is None or any(row[0] != READ for row in rows):
@@ -134,7 +133,7 @@ class PreStepCheck:
         return ALONE
 
     def _rows_of_reading(self, what: int, *, can_alone: bool) -> list[list[int]] | None:
-        """What each rank brings; None if any cannot be waited for."""
+        """The row of each rank; None if any rank cannot come."""
         brought = Brought(self.size)
         brought.mine[:3] = torch.tensor([READ, what, can_alone], device="cpu")
         self._num_gathered += 1
@@ -151,8 +150,7 @@ class PreStepCheck:
         return None
 
     def read_unasked(self, what: int) -> None:
-        """All ranks are held to take part in a read: where they meet again it is seen whether they
-        did."""
+        """Assume that all ranks take part in a read; the next check compares whether they did."""
         self._others_wait = False
         self._reads = (self._reads * _FACTOR + what) % _MODULUS
 
@@ -174,12 +172,12 @@ class PreStepCheck:
                 return False
 
     def _first_answer(self, answer: str) -> str:
-        """What the first of all ranks has said of the row that was brought last."""
+        """The answer of the first rank that gave one on the last gather."""
         key = f"autopar/{self._name}/read/{self._num_gathered}"
         return self.store.compare_set(key, "", answer).decode()
 
     def _arrive(self, phase: str, *brought: int, drawn: tuple[int, int] = (0, 0)) -> None:
-        """Bring a row, and have those of all others, once those that read alone have gone on."""
+        """Gather the rows of all ranks, once ranks that read alone have gone on."""
         self._others_wait = False
         own, beside = self._brought, self.beside.taken(at_call=phase != OPTIMIZER_STEP)
         while True:
@@ -188,11 +186,11 @@ class PreStepCheck:
             self._wait(self._group.allgather([own.rows], [own.mine]), phase)
             if not own.is_read:
                 break
-        # Those that were elsewhere when a call failed have not counted it.
+        # Ranks that were elsewhere when a call failed have not counted it.
         self.registry.calls = own.calls
         if own.doing:
             self._compare("what comes next", {"next": f"{own.doing}{at_line()}"}, APART)
-        # Those that differ are told where they are compared, at a call.
+        # Differing reads are reported at the next call, which compares them.
         if own.has_read_alike:
             self._reads = 0
         if own.is_beside_other:
@@ -213,19 +211,18 @@ class PreStepCheck:
         *,
         draws_alike: bool = False,
     ) -> list[list[int]]:
-        """Return when all ranks are here with the same. `program` is the number of what they made
-        together, or `NEW`, `batch` the inputs of which every rank has all, `facts` what else to
-        compare where something differs.
+        """Return once all ranks are here with the same. `program` is the number of the program, or
+        `NEW`; `batch` are the global inputs; `facts` are compared too if something differs.
 
-        Of `own_rows` ranks may have other numbers, as where one needs a program that another does
-        not, or all need one: then it returns how many each rank has, per tensor, and they are to
-        put them together and to meet again without.
+        Ranks may have different numbers of `own_rows`. If a program differs or must be made, it
+        returns each rank's number of rows, per tensor. Ranks must then gather the rows and call
+        `meet` again without.
 
-        Where ranks are to draw alike, they go on from where rank 0 is: what a rank has drawn alone
-        is as if it had not been.
+        With `draws_alike`, all ranks go on from rank 0's random state: draws of a single rank are
+        undone.
 
-        PlanMismatchError, on every rank, names those that differ and in what; RankError those that
-        cannot come.
+        PlanMismatchError, on every rank, names the ranks that differ, and in what; RankError names
+        those that cannot come.
         """
         self._begin()
         self._has_begun = False
@@ -250,7 +247,7 @@ class PreStepCheck:
         return []
 
     def draw_alike(self) -> None:
-        """From now on all ranks draw random numbers from where rank 0 is. A collective call."""
+        """From now on all ranks draw random numbers from rank 0's state. A collective call."""
         with self.registry.during("start"):
             self._arrive("start", ROWS)
             self._take_states()
@@ -287,7 +284,7 @@ class PreStepCheck:
     @contextmanager
     def awaiting(self, phase: str, what: str) -> Generator[None]:
         """Inside, this rank is in `phase` of the call and waits for `what`: if a rank is lost, the
-        error says so, and where the others are."""
+        error says where the others are."""
 
         def lost(_: RuntimeError) -> RankError:
             where = f"the {phase} of call {self.registry.calls}, for {what}"
@@ -298,7 +295,7 @@ class PreStepCheck:
 
     @contextmanager
     def working(self, phase: str) -> Generator[None]:
-        """Inside, this rank is at work in `phase`, for which others wait as long as it takes: if a
+        """Inside, this rank is at work in `phase`, for which others wait without a limit. If a
         collective fails, the error says which it was, and where the other ranks are."""
         with (
             self.registry.during(phase),
@@ -310,8 +307,8 @@ class PreStepCheck:
     def within(
         self, what: str, function: Callable[..., _Answer], *args: Any, **kwargs: Any
     ) -> _Answer:
-        """What `function`, in which ranks wait for each other, returns: SilenceError if that takes
-        longer than the process group's timeout. `what` it is for, to be told."""
+        """The result of `function`, in which ranks wait for each other. SilenceError, for `what`,
+        if that takes longer than the process group's timeout."""
         limit_s = self.store.timeout_s + SLACK_S
         with self.registry.during(self.registry.phase, waits_in=what):
             return in_time(limit_s, what, function, *args, **kwargs)
@@ -319,7 +316,7 @@ class PreStepCheck:
     def _explained(
         self, error: RuntimeError, phase: str, gm: fx.GraphModule | None = None
     ) -> RankError:
-        """What to say of a peer that is lost, as `error` has it."""
+        """The error for a lost peer, by which `error` was raised."""
         waited = (
             error.awaited
             if isinstance(error, SilenceError)
@@ -361,15 +358,15 @@ class PreStepCheck:
         return f"call {self.registry.calls} of a compiled model"
 
     def _lost(self, where: str, places: Sequence[RankLocation], hint: str = "") -> RankError:
-        """What to tell of a wait in vain; from now on the ranks have parted."""
-        # gloo cannot take back what is under way, and a group that is freed waits for it, which
-        # would hold up the end of the process for as long as the group's timeout says.
+        """The error of a failed wait; from now on `has_parted` is true."""
+        # gloo cannot cancel a collective, and a freed group waits for it. That would delay the end
+        # of the process by the group's timeout.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._parted = RankError(f"rank {self.rank} waited in {where}, and {guilty(places)}{hint}")
         return self._parted
 
     def _compare(self, topic: str, facts: Mapping[str, str], remedy: str) -> None:
-        """All ranks know that something differs: what it is, in words."""
+        """Raise the error that says what differs, once all ranks know that something does."""
         agreement = Agreement(self.store, self.registry, name=f"{self._name}/{self._num_gathered}")
         try:
             agreement.agree(topic, facts)
@@ -389,6 +386,6 @@ def _losses_are(rank_error: Callable[[RuntimeError], RankError]) -> Generator[No
 
 
 def _same(some: Sequence[RankLocation], others: Sequence[RankLocation]) -> bool:
-    """Whether ranks stand where they stood when the roll was called before."""
+    """Whether ranks are where they were at the previous call of the rank registry."""
     before, after = ([msgspec.structs.replace(p, number=0) for p in ps] for ps in (some, others))
     return before == after

@@ -1,9 +1,9 @@
-"""Which ops on tensors in shards DTensor does as on the whole tensors.
+"""Ops on tensors in shards for which DTensor gives the result of whole tensors.
 
-DTensor computes what there is of a result from each shard, and reduces that over ranks. That is not
-always what the op makes of the whole: it takes a running sum of each shard by itself, a mean of
-means, or fails on the ranks that have nothing. So only what stands here is computed on shards, and
-all else on whole tensors. `tests/edge` holds each line against torch's op database.
+DTensor computes a partial result from each shard, and reduces these over ranks. That is not always
+the result of the whole tensor. It takes a running sum of each shard by itself, a mean of means, or
+fails on ranks that have nothing. So only the ops listed here are computed on shards, and all others
+on whole tensors. `tests/edge` checks each line with torch's op database.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _BY_ELEMENT = frozenset(
         aten.zeros_like.default,
     }
 )  # fmt: skip
-"""Ops beside those that torch calls pointwise. It does so of losses, which are means as well."""
+"""Elementwise ops that torch does not tag as pointwise. It tags losses so, which are means as
+well."""
 
 _MATMULS = frozenset(
     {
@@ -56,20 +57,20 @@ _SUMS = frozenset({aten._to_copy.default, aten.sum.default, aten.sum.dim_IntList
 
 @cache
 def is_by_element(op: Any) -> bool:
-    """Whether it makes each element of what stands in its place, as DTensor has it."""
+    """Whether an op is elementwise, and DTensor has it."""
     known = (is_pointwise(op) and "loss" not in op.name()) or op in _BY_ELEMENT
     return known and has_strategy(op) and gives_tensors(op)
 
 
 @cache
 def takes_replicated(op: Any) -> bool:
-    """Whether DTensor does it right with replicated tensors beside."""
+    """Whether DTensor is right for an op on tensors in shards and replicated ones."""
     return is_by_element(op) or op in _MATMULS
 
 
 def is_proven(op: Any, args: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Whether DTensor makes of shards what `op` makes of the whole tensors; `given` are the leaves
-    of the arguments. No tensor of no elements is worth it: views of them have no shape."""
+    """Whether DTensor gives on shards the result of `op` on whole tensors; `given` are the leaves
+    of the arguments. False for tensors without elements: views of them have no shape."""
     tensors = [x for x in given if isinstance(x, Tensor)]
     if any(not x.numel() or x.layout != torch.strided for x in tensors):
         return False
@@ -87,16 +88,16 @@ def is_proven(op: Any, args: Sequence[Any], given: Sequence[Any]) -> bool:
 
 
 def for_shards(op: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments as DTensor does an op right with: it gathers by a dim that is counted from the
-    last one as if it were another (torch 2.13)."""
+    """The arguments with which DTensor is right: it takes a negative dim of these ops for another
+    one (torch 2.13)."""
     if op in _OF_A_DIM and args[1] < 0:
         return (args[0], args[1] + max(1, args[0].dim()), *args[2:])
     return args
 
 
 def _is_beside(x: Tensor, dim: int, index: Tensor) -> bool:
-    """Whether each index stands beside the row that it picks from. There may be fewer than rows:
-    DTensor cuts both by that dim, and a rank has others' (torch 2.13)."""
+    """Whether each index of a gather is aligned with the row that it reads. There may be fewer
+    indices than rows: DTensor would shard both by that dim, and misalign them (torch 2.13)."""
     if x.dim() != index.dim():
         return False
     dims = [d for d in range(x.dim()) if d != dim % x.dim()]
@@ -104,12 +105,12 @@ def _is_beside(x: Tensor, dim: int, index: Tensor) -> bool:
 
 
 def reduces_all(args: Sequence[Any]) -> bool:
-    """Whether an op is given no dims, which are all of them: DTensor would reduce none."""
+    """Whether an op gets an empty list of dims, which means all: DTensor would reduce none."""
     return any(isinstance(x, (list, tuple)) and not x for x in args)
 
 
 def is_any_uneven(given: Iterable[Any]) -> bool:
-    """Whether some rank may have less than another of one of the DTensors among `given`."""
+    """Whether any DTensor among `given` is sharded unevenly."""
     return any(
         size % number
         for x in given
@@ -119,7 +120,8 @@ def is_any_uneven(given: Iterable[Any]) -> bool:
 
 
 def is_thin(x: DTensor) -> bool:
-    """Whether a dim is cut by more ranks than it has elements: DTensor writes to none such."""
+    """Whether a dim is sharded over more ranks than it has elements: DTensor cannot write to
+    these."""
     return any(size < number for size, number in zip(x.shape, _ranks_by_dim(x), strict=True))
 
 
@@ -132,7 +134,7 @@ def _ranks_by_dim(x: DTensor) -> list[int]:
 
 
 def adds_up(op: Any, args: Sequence[Any]) -> bool:
-    """Whether what an op makes of an empty piece is there, and adds nothing to what it makes of the
+    """Whether an op's result on an empty shard exists, and adds nothing to the results of the
     others."""
     if op in (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar):
         return 0 < (args[1] if len(args) > 1 else 2) < inf
@@ -140,8 +142,8 @@ def adds_up(op: Any, args: Sequence[Any]) -> bool:
 
 
 def added_up(x: Tensor) -> Tensor:
-    """A result that is not partial: DTensor refuses, or takes for whole, much that one would do
-    with a part."""
+    """A result without partial placements: DTensor refuses many ops on these, or takes them for
+    whole."""
     if isinstance(x, DTensor) and any(p.is_partial() for p in x.placements):
         whole = [Replicate() if p.is_partial() else p for p in x.placements]
         return x.redistribute(placements=whole)
@@ -150,15 +152,15 @@ def added_up(x: Tensor) -> Tensor:
 
 # Ops that torch composes of others in a way that is only right for tensors with memory.
 #
-# torch looks where a result lies, or reads numbers from memory, before any tensor class sees an op.
-# With tensors in shards `matrix_rank` would leave what is given as `out=` as it was, `matmul`
-# copies a result of another shape, and `tensor_split` finds no memory to read. Here each is
-# composed of ops that tensor classes do see, for all tensors alike.
+# torch looks at the memory of a result, or reads numbers from memory, before any tensor class sees
+# an op. With tensors in shards `matrix_rank` would not write to `out=`, `matmul` copies a result of
+# another shape, and `tensor_split` finds no memory to read. Here each is composed of ops that
+# tensor classes do see, for all tensors alike.
 
 
 @cache
 def know_composites() -> None:
-    """From now on these ops are what they should be for any tensor."""
+    """From now on these ops are right for any tensor."""
     compose("matmul.out", _into(aten.matmul.default))
     rank = aten.linalg_matrix_rank
     for name, op in (
@@ -172,13 +174,13 @@ def know_composites() -> None:
 
 
 def _into(op: Any) -> Any:
-    """`op` with `out=`: what it makes, copied."""
+    """`op` with `out=`, into which its result is copied."""
 
     def run(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
-        made = op(*args, **kwargs)
-        if out.shape != made.shape:
-            out.resize_(made.shape)
-        return out.copy_(made)
+        result = op(*args, **kwargs)
+        if out.shape != result.shape:
+            out.resize_(result.shape)
+        return out.copy_(result)
 
     return run
 

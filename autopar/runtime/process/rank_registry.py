@@ -1,10 +1,9 @@
-"""Where each rank is, for when one waits for others in vain.
+"""Where each rank is, for errors of ranks that wait for others.
 
-Nothing is sent while all goes well: a thread of each rank looks a few times a second whether the
-roll is called, over a connection to the Store that is its own, and answers with the line its main
-thread is at. A rank that ends leaves word of it, and of the error it ended with. A rank at work on
-what others wait for, such as a plan, counts up meanwhile, so that they know it from one that is
-lost.
+Nothing is sent while all goes well. A thread of each rank, with its own connection to the Store,
+checks a few times a second whether a rank asks. It answers with the line of its main thread. A rank
+that ends posts that, and its error. A rank at work for others, such as on a plan, increments a
+counter meanwhile, which distinguishes it from a lost one.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _SHOWN = 4
 
 
 class RankLocation(msgspec.Struct, frozen=True):
-    """Where rank `rank` is: how many calls of compiled models it has made, what of a call it is in
-    ("forward", or nothing), its line of the script, and the collective it waits in. `ended` says
-    why it ended; it did `because_of` others if that was because they did. Of one that does
-    not answer, `who` says more than its number, and `seen` what can be seen of it from here."""
+    """Where rank `rank` is: its number of calls of compiled models, its phase of a call ("forward",
+    or empty), its line of the script, and the collective it waits in. `ended` says why it ended,
+    and `because_of_others` that it did since others had. For a rank that does not answer, `who`
+    describes it, and `seen` is what this machine shows of it."""
 
     rank: int
     number: int = 0
@@ -74,8 +73,8 @@ class RankLocation(msgspec.Struct, frozen=True):
 
 
 class RankRegistry:
-    """One rank's part in calling the roll; `store` is a connection of its own, which `keeper` has
-    at its other end."""
+    """One rank's end of the registry; `store` is a connection of its own to the Store of
+    `keeper`."""
 
     def __init__(self, store: BoundedStore, rank: int, size: int, *, keeper: StoreKeeper) -> None:
         self.calls = 0
@@ -86,7 +85,7 @@ class RankRegistry:
         self._waits_in = ""
         self._works = 0
         self._here: set[int] = set()
-        """The ranks that have come to the roll, as far as is known."""
+        """The ranks known to have joined the registry."""
         self._store, self.rank, self.size = store, rank, size
         self._keeper = keeper
         self._keys = [f"place/{other}" for other in range(size)]
@@ -102,8 +101,8 @@ class RankRegistry:
     def during(
         self, phase: str, gm: fx.GraphModule | None = None, waits_in: str = ""
     ) -> Generator[None]:
-        """Inside, this rank is in `phase` of the call, and runs `gm`, or waits in what is no
-        collective."""
+        """Inside, this rank is in `phase` of the call, and runs `gm`, or waits in `waits_in`, which
+        is no collective."""
         before = self.phase, self._gm, self._waits_in
         self.phase, self._gm, self._waits_in = phase, gm, waits_in
         self._thread_id = threading.get_ident()
@@ -114,7 +113,7 @@ class RankRegistry:
 
     @contextmanager
     def working(self) -> Generator[None]:
-        """Inside, this rank is at work on what others wait for, unless it waits itself."""
+        """Inside, this rank works while others wait, unless it waits itself."""
         self._works += 1
         self._thread_id = threading.get_ident()
         try:
@@ -127,20 +126,20 @@ class RankRegistry:
         return self._store.add("work", 0, timeout_s)
 
     def all_hosts(self) -> list[RankHost]:
-        """Those of all ranks, which have all come."""
+        """The hosts of all ranks, which have all joined."""
         raw = self._store.multi_get([f"host/{rank}" for rank in range(self.size)])
         return [msgspec.json.decode(item, type=RankHost) for item in raw]
 
     def call(self) -> list[RankLocation]:
-        """Where the other ranks are, by rank. If the Store is silent or gone, what can be told of
-        its keeper alone."""
+        """Where the other ranks are, by rank. If the Store is silent or gone, where its keeper is,
+        alone."""
         try:
-            roll = self._store.add("called", 1, ANSWER_S)
-            self._post(self.here(roll))
+            number = self._store.add("called", 1, ANSWER_S)
+            self._post(self.here(number))
             deadline = time.monotonic() + ANSWER_S
             while True:
                 places = self._places()
-                silent = [p for p in places if p.number < roll and not p.ended]
+                silent = [p for p in places if p.number < number and not p.ended]
                 if not any(map(self._may_answer, silent)) or time.monotonic() > deadline:
                     break
                 time.sleep(0.05)
@@ -148,7 +147,9 @@ class RankRegistry:
             return [self._keeper_place(is_gone=False)]
         except RuntimeError:
             return [self._keeper_place(is_gone=True)]
-        answered = [p if p.ended or p.number >= roll else self._unanswered(p.rank) for p in places]
+        answered = [
+            p if p.ended or p.number >= number else self._unanswered(p.rank) for p in places
+        ]
         return [p for p in answered if p.rank != self.rank]
 
     def _may_answer(self, place: RankLocation) -> bool:
@@ -185,7 +186,7 @@ class RankRegistry:
         return RankLocation(self.rank, number, self.calls, self.phase, line, waits_in)
 
     def close(self) -> None:
-        """Leave word that this process ends, and how; later calls do nothing."""
+        """Post that this process ends, and why; later calls do nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -195,25 +196,25 @@ class RankRegistry:
             self._explain(error)
             self._post(_farewell(self.rank, self.calls, error))
             if self._keeper.rank == self.rank:
-                # Who still waits for word of others asks this process for it; who does not is told
-                # to ask no more, since torch prints pages about a Store that is gone.
+                # Ranks that wait for others still ask this process. The rest must stop asking,
+                # since torch prints pages about a Store that is gone.
                 if error is not None:
                     self._linger()
                 self._store.add("called", _CLOSED)
                 time.sleep(PERIOD_S)
 
     def _explain(self, error: BaseException | None) -> None:
-        """In a word, why a collective failed that is not the compiled model's own."""
+        """Print why a collective failed that is not the compiled model's own."""
         if error is None or not is_lost_peer(error):
             return
         frames = of_error(error)
         waited = waiting_collective(frames) or "a collective"
         phase = " of the optimizer" if in_optimizer(frames) else ""
-        told = guilty(self.call())
+        reason = guilty(self.call())
         line = script_line(frames)
         sys.stderr.write(
             f"autopar: rank {self.rank} waited in {waited}{phase} after call {self.calls}, at "
-            f"{line}, and {told}\n"
+            f"{line}, and {reason}\n"
         )
 
     def _linger(self) -> None:
@@ -226,8 +227,8 @@ class RankRegistry:
             if rank not in self._here and self._store.check([self._keys[rank]], ANSWER_S):
                 self._here.add(rank)
         raw = self._store.multi_get([self._keys[rank] for rank in sorted(self._here)], ANSWER_S)
-        found = {p.rank: p for p in (msgspec.json.decode(r, type=RankLocation) for r in raw)}
-        return [found.get(rank, RankLocation(rank)) for rank in range(self.size)]
+        by_rank = {p.rank: p for p in (msgspec.json.decode(r, type=RankLocation) for r in raw)}
+        return [by_rank.get(rank, RankLocation(rank)) for rank in range(self.size)]
 
     def _post(self, place: RankLocation) -> None:
         self._store.set(self._keys[self.rank], msgspec.json.encode(place).decode(), ANSWER_S)
@@ -251,16 +252,16 @@ class RankRegistry:
 
 
 def guilty(places: Sequence[RankLocation]) -> str:
-    """Of all other ranks, those that the wait is due to, and where they are."""
+    """The ranks that cause the wait, and where they are, as text."""
     signs: tuple[Callable[[RankLocation], bool], ...] = (
         lambda p: not p.because_of_others and (bool(p.ended) or not p.number),
         lambda p: bool(p.ended),
         lambda p: not p.waits_in,
         lambda _: True,
     )
-    found = next(found for sign in signs if (found := [p for p in places if sign(p)]))
-    more = f", as are {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(map(str, found[:_SHOWN])) + more
+    suspects = next(filter(None, ([p for p in places if sign(p)] for sign in signs)))
+    more = f", as are {len(suspects) - _SHOWN} more" if len(suspects) > _SHOWN else ""
+    return ", ".join(map(str, suspects[:_SHOWN])) + more
 
 
 def _farewell(rank: int, calls: int, error: BaseException | None) -> RankLocation:
@@ -296,14 +297,14 @@ _STOPPED = "is stopped, by a signal or a debugger"
 
 
 class StoreKeeper(NamedTuple):
-    """Who keeps the Store: rank 0, or a process beside the ranks, or nobody, where it is a file."""
+    """Who keeps the Store: rank 0, a process beside the ranks, or nobody, if it is a file."""
 
     name: str
     rank: int | None = None
 
 
 def keeper_of(store: Store) -> StoreKeeper:
-    """Who keeps `store`, as torch's rendezvous has it."""
+    """Who keeps `store`, by torch's rendezvous."""
     port = port_of(store)
     if port is None:
         return StoreKeeper("")

@@ -1,12 +1,11 @@
-"""Whole tensors for one rank alone: the others' pieces, without their taking part.
+"""Whole tensors for one rank alone, from the shards of the others, without a collective.
 
-Scripts for one device and for DDP print, log and save on one rank: what they read must not need a
-collective. Each rank answers requests for its pieces from a thread, over sockets whose addresses
-are in the c10d Store. A piece is read in one state: `moves` counts the times that parameters,
-gradients and states changed; a rank that has gone on, past what the reader wants, says so, and the
-reader raises.
+Scripts for one device and for DDP print, log and save on one rank: their reads must not need a
+collective. A thread of each rank answers requests for its shards, over sockets whose addresses are
+in the c10d Store. All shards are read in one state: `moves` counts the changes of parameters,
+gradients and states. If a rank has gone past the requested state, the reader raises.
 
-Ranks that end wait until nobody reads any more. No wait is longer than the process group's timeout.
+A rank that ends waits until no other reads. No wait is longer than the process group's timeout.
 """
 
 from __future__ import annotations
@@ -67,12 +66,12 @@ class Reader:
         self.outputs: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self.num_outputs = 0
         self.saves = False
-        """Whether what single ranks save is to be whole without their asking."""
+        """Whether single ranks save whole tensors by default."""
         self.retained: dict[int, Any] = {}
-        """Models and optimizers that ran, and outputs of the call before, though the script may
-        have let go of them here: others may not be as far."""
+        """Models and optimizers that ran, and outputs of the previous call. The script may have
+        released them here while other ranks still read them."""
         self._patience_s = min(_PATIENCE_S, self.store.timeout_s / 2)
-        """How long a rank that is asked waits until it is at the same step: less than who asks."""
+        """How long an asked rank waits until it is at the same step: less than the asking one."""
         self._peers: dict[int, Connection] = {}
         self._last_s = 0.0
         if world.rank == 0:
@@ -85,14 +84,14 @@ class Reader:
         atexit.register(self._leave)
 
     def add_output(self, output: Any) -> None:
-        """An output in shards, of which every rank has one at this place of the script."""
+        """Register an output in shards: every rank does so at this place of the script."""
         output.number = self.num_outputs
         self.outputs[self.num_outputs] = output
         self.num_outputs += 1
 
     def name_of(self, tensor: Any) -> str:
-        """Under which name all ranks find a tensor; empty if they may not, as gradients after an
-        optimizer's step, which ranks that have gone on drop."""
+        """The name by which all ranks find a tensor. Empty if they may not have it, such as
+        gradients after an optimizer's step, which ranks further on may drop."""
         if not isinstance(tensor, DTensor):
             number = getattr(tensor, "number", None)
             return f"{_OUTPUT}{number}" if number in self.outputs else ""
@@ -104,8 +103,8 @@ class Reader:
 
     def _known(self) -> Iterator[tuple[str, Any]]:
         for k, model in enumerate(self.models):
-            found = model()
-            for path, param in found.named_parameters() if found is not None else ():
+            module = model()
+            for path, param in module.named_parameters() if module is not None else ():
                 yield f"{k}.{path}", param
                 if param.grad is not None and not moves.has_stepped:
                     yield f"{_GRAD}{k}.{path}", param.grad
@@ -119,21 +118,21 @@ class Reader:
             )
 
     def _tensor_named(self, name: str, count: int) -> Any:
-        """The tensor of this rank that `name_of` gave this name on another; None if it is not there
-        yet. AutoparError if it is no more."""
+        """This rank's tensor of a name that `name_of` gave on another; None if it does not exist
+        yet. AutoparError if it is gone."""
         if name.startswith(_OUTPUT):
             number = int(name.removeprefix(_OUTPUT))
-            found, is_past = self.outputs.get(number), number < self.num_outputs
+            tensor, is_past = self.outputs.get(number), number < self.num_outputs
         else:
-            found = next((x for known, x in self._known() if known == name), None)
+            tensor = next((x for known, x in self._known() if known == name), None)
             is_past = moves.count >= count
-        if found is None and is_past:
+        if tensor is None and is_past:
             raise AutoparError(f"it has no {name} any more{_AT_THE_SAME}")
-        return found
+        return tensor
 
     def whole(self, name: str, tensor: Any) -> Tensor:
-        """All of `tensor`, which has this name, on the CPU. AutoparError if another rank's piece is
-        of another state by now."""
+        """All of `tensor`, which has this name, on the CPU. AutoparError if another rank's shard
+        has changed by now."""
         if isinstance(tensor, DTensor) and tensor.is_meta:
             raise AutoparError(
                 f"{name} has no values before the model's first call, or model.prepare(...)"
@@ -143,8 +142,8 @@ class Reader:
             if rank == self.world.rank:
                 out[_place(tensor)] = _shard(tensor).detach().cpu()
             else:
-                place, piece = self._ask(rank, [name, _version(name, tensor)])
-                out[place] = piece
+                place, shard = self._ask(rank, [name, _version(name, tensor)])
+                out[place] = shard
         return out
 
     def _ask(self, rank: int, request: list[Any]) -> tuple[tuple[slice, ...], Tensor]:
@@ -194,7 +193,7 @@ class Reader:
             threading.Thread(target=self._welcome, args=(peer,), daemon=True).start()
 
     def _welcome(self, peer: Connection) -> None:
-        """Serve who knows the secret. A stranger who says nothing keeps nobody else waiting."""
+        """Serve a peer that knows the secret. A silent stranger does not block the others."""
         try:
             deliver_challenge(peer, self._secret)
             answer_challenge(peer, self._secret)
@@ -207,19 +206,19 @@ class Reader:
     def _serve(self, peer: Connection) -> None:
         while True:
             try:
-                name, wanted = json.loads(peer.recv_bytes())
+                name, positions = json.loads(peer.recv_bytes())
             except (EOFError, OSError):
                 return
             self._last_s = time.monotonic()
             try:
-                tensor, piece = self._answer(name, wanted)
+                tensor, shard = self._answer(name, positions)
             except Exception as error:
                 peer.send_bytes(json.dumps({"error": str(error)}).encode())
                 continue
             place = [[part.start, part.stop] for part in _place(tensor)]
-            dtype = str(piece.dtype).removeprefix("torch.")
+            dtype = str(shard.dtype).removeprefix("torch.")
             peer.send_bytes(json.dumps({"place": place, "dtype": dtype}).encode())
-            peer.send_bytes(piece.flatten().view(torch.uint8).numpy().tobytes())
+            peer.send_bytes(shard.flatten().view(torch.uint8).numpy().tobytes())
             self._last_s = time.monotonic()
 
     def _answer(self, name: str, positions: list[int]) -> tuple[Any, Tensor]:
@@ -232,16 +231,16 @@ class Reader:
         else:
             raise AutoparError(f"it has not come to where {name} is there{_AT_THE_SAME}")
         if _version(name, tensor) == positions:
-            piece = moves.copy(_shard(tensor).detach())
+            shard = moves.copy(_shard(tensor).detach())
             if _version(name, tensor) == positions:
-                return tensor, piece
+                return tensor, shard
         now, then = (".".join(map(str, each)) for each in (_version(name, tensor), positions))
         raise AutoparError(
             f"it is at change {now} of {name}, where {then} was wanted{_AT_THE_SAME}"
         )
 
     def _leave(self) -> None:
-        """Wait for those who may still want to read, unless this process ends by an error."""
+        """Wait for ranks that may still read, unless this process ends by an error."""
         check = self.world.pre_step_check
         if getattr(sys, "last_value", None) is not None or (check and check.has_parted):
             return
@@ -258,7 +257,7 @@ class Reader:
                 time.sleep(0.02)
                 left = self.store.add(f"{_KEY}/left", 0)
                 if check and time.monotonic() > look_s:
-                    # Others may have ended otherwise than by leaving.
+                    # Others may have ended without leaving.
                     left += sum(bool(place.ended) for place in check.registry.call())
                     look_s = time.monotonic() + _LOOK_S
         except RuntimeError:
@@ -281,7 +280,7 @@ def running() -> Reader | None:
 
 
 def _send_at_once(peer: Connection) -> None:
-    """What is short is sent without waiting for more: an answer is two messages."""
+    """Send short messages without delay: an answer is two messages."""
     with socket.socket(fileno=os.dup(peer.fileno())) as other:
         other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -293,8 +292,8 @@ def _states(optimizer: Optimizer) -> Iterator[Mapping[str, Any]]:
 
 
 def _version(name: str, tensor: Any) -> list[int]:
-    """How often a tensor of this name was changed. What autograd adds to a gradient outside of a
-    program is counted by the gradient alone."""
+    """How often a tensor of this name was changed. Only a gradient's own version counts what
+    autograd adds to it outside of a program."""
     if not isinstance(tensor, DTensor):
         return [tensor.writes]
     return [moves.count, tensor._version] if name.startswith(_GRAD) else [moves.count]
@@ -309,7 +308,7 @@ def _place(tensor: Any) -> tuple[slice, ...]:
 
 
 def _holders(tensor: Any) -> list[int]:
-    """The ranks that have the tensor between them, those nearest this one if it is one of them."""
+    """Ranks that together have the whole tensor, as near this one as possible."""
     mesh = tensor.device_mesh
     here = mesh.get_coordinate() or [0] * mesh.ndim
     index = tuple(

@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 FOR = "for"
-"""Where the meta of a collective's node says which tensor it brings where."""
+"""The key in the meta of a collective's node for the tensor it sends."""
 AXIS = "axis"
-"""Where the meta of a collective's node has the mesh axis, once a process group stands for it."""
+"""The key in the meta of a collective's node for its mesh axis, once bound to a process group."""
 
 _SENDS = re.compile(r"(\w+)\b[^=]*= .*_c10d_functional\.(\w+?)_?\.default\(")
 _TORCH = str(Path(torch.__file__).parent)
@@ -29,12 +29,13 @@ _STORAGES = frozenset(
         f"{_OURS}/runtime/module/readings.py", f"{_OURS}/runtime/program/reads_whole.py",
     }
 )  # fmt: skip
-"""Where one kind of storage is made of another."""
+"""Files that convert one kind of storage into another."""
 _WRAPPERS = frozenset({"wrapper", "__call__"})
 
 
 def script_line(frames: list[tuple[CodeType, int]]) -> str:
-    """`train.py:57 in main`, of the innermost of `frames`, outermost first, that is the user's."""
+    """`train.py:57 in main`, for the user's innermost frame of `frames`, which are outermost
+    first."""
     ours = ((code, line) for code, line in reversed(frames) if is_of_script(code))
     return next((f"{Path(c.co_filename).name}:{line} in {c.co_name}" for c, line in ours), "")
 
@@ -46,7 +47,7 @@ def is_of_script(code: CodeType) -> bool:
 
 
 def is_read_by_script() -> bool:
-    """Whether the user's code calls who asks, and no library, or torch itself."""
+    """Whether the caller was called by the user's code, not by a library or torch."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _STORAGES:
         frame = frame.f_back
@@ -71,19 +72,19 @@ def of_error(error: BaseException) -> list[tuple[CodeType, int]]:
 
 
 def waiting_collective(frames: list[tuple[CodeType, int]], gm: fx.GraphModule | None = None) -> str:
-    """Which collective the innermost frames are in: one of the local graph `gm`, with its mesh axis
-    and the tensor it is for, or one of torch.distributed; empty if they are in none."""
-    found = ""
+    """The collective that the innermost frames are in: one of the local graph `gm`, with its mesh
+    axis and tensor, or one of torch.distributed. Empty if they are in none."""
+    collective = ""
     for code, line in frames:
         name = code.co_filename
         sends = _SENDS.search(linecache.getline(name, line)) if _is_written(name) else None
         if sends is not None:
             return _described(sends[1], sends[2], gm)
         if not name.startswith(_TORCH):
-            found = ""
-        elif not found and name.startswith(f"{_TORCH}/distributed") and _is_named(code):
-            found = code.co_name
-    return found
+            collective = ""
+        elif not collective and name.startswith(f"{_TORCH}/distributed") and _is_named(code):
+            collective = code.co_name
+    return collective
 
 
 def in_optimizer(frames: list[tuple[CodeType, int]]) -> bool:

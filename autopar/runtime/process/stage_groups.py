@@ -1,5 +1,5 @@
-"""The process groups of a pipeline: of each stage's mesh, of the copies of tied weights, and of the
-pairs of ranks that send each other something."""
+"""The process groups of a pipeline: of each stage's mesh, of the copies of tied weights, and of
+pairs of ranks that send messages."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _SERIAL = itertools.count()
 
 
 class PairChannels:
-    """Ways from one rank to another, one for each direction: what two ranks send each other at the
-    same time does not wait for each other. All pipelines of a process share them, one step after
-    the other."""
+    """Channels from one rank to another, one for each direction, so that two ranks can send each
+    other messages at the same time. All pipelines of a process share them, one step after the
+    other."""
 
     def __init__(self, world: World) -> None:
         assert world.store is not None and world.pre_step_check is not None
@@ -50,8 +50,8 @@ class PairChannels:
         self._is_broken = False
 
     def open(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Make what is not there yet of the ways from the first rank of each pair to the second,
-        this rank being one of them. A collective call of the two: all ranks open theirs."""
+        """Open missing channels from the first rank of each pair to the second, of which this rank
+        is one. A collective call of the two: all ranks open theirs."""
         for source, target in sorted(set(pairs) - self._channels.keys()):
             self._pre_step_check.within(
                 f"messages from rank {source} to rank {target}", self._open, source, target
@@ -61,22 +61,22 @@ class PairChannels:
         store = PrefixStore(f"{source}/{target}", self._store)
         place = int(self._rank == target)
         self._channels[source, target] = backend_of_two(store, place, self._device)
-        # A way connects at its first message, for which one rank waits for the other.
+        # A channel connects at its first message, for which one rank waits for the other.
         first = torch.zeros(1, device=self._device)
         (self.receive(source, first) if place else self.send(target, first)).wait()
 
     def send(self, target: int, tensor: Tensor) -> Any:
-        """Hand `tensor`, contiguous and left as it is until then, to a rank; to be waited for."""
+        """Send `tensor`, contiguous, to a rank; to be waited for. It must not change until then."""
         self._check()
         return self._channels[self._rank, target].send([as_bytes(tensor)], 1, 0)
 
     def receive(self, source: int, tensor: Tensor) -> Any:
-        """Have `tensor`, contiguous, filled by a rank; to be waited for."""
+        """Receive `tensor`, contiguous, from a rank; to be waited for."""
         self._check()
         return self._channels[source, self._rank].recv([as_bytes(tensor)], 0, 0)
 
     def break_off(self) -> None:
-        """A step has failed: what is under way is lost, and nothing can follow it."""
+        """A step has failed: messages under way are lost, and none can follow them."""
         self._is_broken = True
 
     def _check(self) -> None:
@@ -88,8 +88,8 @@ class PairChannels:
 
 
 _channels: WeakKeyDictionary[dist.ProcessGroup, PairChannels] = WeakKeyDictionary()
-"""By the default process group that they were made beside, with which they end: a way that is
-closed while others send may take the process down with it."""
+"""By the default process group, with which they end: closing a channel while others send may crash
+the process."""
 
 
 def channels_of(world: World) -> PairChannels:
@@ -103,9 +103,9 @@ def channels_of(world: World) -> PairChannels:
 
 @dataclass(frozen=True, slots=True)
 class StageGroups:
-    """Those of the stages, by number; stages on the same ranks have the same. `copies` has the mesh
-    of a parameter that several ranks of the pipeline hold, by their first ranks; `storage` says of
-    each parameter which they are, and how they store it."""
+    """The groups of stages, by number; stages on the same ranks share theirs. `storage` has the
+    first ranks of the stages that hold each parameter, and its sharding there. For parameters of
+    several stages, `copies` has the mesh, by these first ranks."""
 
     stages: tuple[Groups, ...]
     first_ranks: tuple[int, ...]
@@ -122,24 +122,24 @@ class StageGroups:
 
 
 def storage_in_stages(stages: Sequence[Stage]) -> dict[str, tuple[tuple[int, ...], Sharding]]:
-    """Of each parameter the first ranks of the stages that have it, and how they store it.
-    PlanError if they do so in several ways, or some on the host and some on the device."""
+    """For each parameter, the first ranks of the stages that have it, and its sharding. PlanError
+    if stages store it differently, or some on the host and some on the device."""
     ranks: dict[str, set[int]] = {}
-    found: dict[str, ParamChoice] = {}
+    choices: dict[str, ParamChoice] = {}
     for stage in stages:
         for name, param in stage.params.items():
             if param.residency == "external":
                 continue
             ranks.setdefault(name, set()).add(stage.first_rank)
             choice = param.choice
-            known = found.setdefault(name, choice)
+            known = choices.setdefault(name, choice)
             if (known.storage, known.num_on_host) != (choice.storage, choice.num_on_host):
                 raise PlanError(
                     f"parameter {name} is tied across stages, which store it as "
                     f"{_described(known)} and as {_described(choice)}: its copies must be "
                     "stored alike; plan again"
                 )
-    return {name: (tuple(sorted(ranks[name])), each.storage) for name, each in found.items()}
+    return {name: (tuple(sorted(ranks[name])), each.storage) for name, each in choices.items()}
 
 
 def _described(choice: ParamChoice) -> str:
@@ -176,14 +176,14 @@ def _mesh_of_copies(
     extra = next(name for k in range(len(taken) + 1) if (name := COPY_AXIS + "s" * k) not in taken)
     names = (*reversed(mesh.names), extra)
     assert world.pre_step_check is not None
-    made = world.pre_step_check.within(
+    device_mesh = world.pre_step_check.within(
         "the process groups of tied weights",
         DeviceMesh,
         world.device.type,
         ordered,
         mesh_dim_names=names,
     )
-    if is_of(made):
+    if is_of(device_mesh):
         for name in names:
-            limit_waiting(made.get_group(name))
-    return made
+            limit_waiting(device_mesh.get_group(name))
+    return device_mesh

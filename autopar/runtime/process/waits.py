@@ -1,9 +1,8 @@
-"""Waits that end: for a function on a thread of its own, and for answers of the c10d Store.
+"""Waits with a limit: for a function on a thread of its own, and for answers of the c10d Store.
 
-The keeper of a TCPStore may stand still: stopped by a signal or a debugger, or on a machine that is
-lost. Its clients then wait for an answer without end, in `set`, `add` and `check` too, in C++ where
-neither a timeout nor Ctrl-C reaches them. Here it is always a thread that waits for the Store, and
-the rank waits for the thread.
+The keeper of a TCPStore may hang: stopped by a signal or a debugger, or on a machine that is lost.
+Its clients then wait forever, also in `set`, `add` and `check`, in C++ where neither a timeout nor
+Ctrl-C reaches them. Here a thread waits for the Store, and the rank waits for the thread.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def in_time(
 ) -> _Answer:
     """`function(*args, **kwargs)`, on a thread of its own with this one's CUDA device.
 
-    SilenceError after `timeout_s`: the thread is left to itself, and does not hold up the end of
-    the process. Where the function raises, its error.
+    SilenceError after `timeout_s`: the thread is abandoned, and does not delay the end of the
+    process. If the function raises, its error.
     """
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
@@ -53,9 +52,9 @@ def in_time(
 
 
 class BoundedStore:
-    """A connection to a c10d Store, whose answers are waited for `timeout_s` at most, or as long as
-    a call says. SilenceError after that; what was asked may still be done later, in order. Where
-    the Store is gone, torch's RuntimeError."""
+    """A connection to a c10d Store. An answer may take `timeout_s`, or the timeout of a call.
+    SilenceError after that; the request may still be done later, in order. If the Store is gone,
+    torch's RuntimeError."""
 
     def __init__(self, store: Store, timeout_s: float) -> None:
         self.store, self.timeout_s = store, timeout_s
@@ -91,7 +90,7 @@ class BoundedStore:
 
     def is_set(self, key: str, within_s: float, timeout_s: float | None = None) -> bool:
         """Whether `key` is there within `within_s`, of which each answer may take `timeout_s`."""
-        # `Store.wait` prints lines about each wait that is in vain.
+        # `Store.wait` prints lines about each wait that fails.
         until, nap_s = time.monotonic() + within_s, 0.002
         while not self.check([key], timeout_s):
             left_s = until - time.monotonic()

@@ -1,13 +1,12 @@
 """Which processes there are, which device this one runs on, and the groups of a mesh.
 
-The device of a run: that of the cluster or plan if one is given; else CUDA if the model lies there,
-or if there is a CUDA device at all (a model that was left on the CPU is moved, so that one script
-serves every machine; `cluster="1xcpu"` keeps it on the CPU); else the CPU. Under torchrun each
-process takes the device of its LOCAL_RANK. A process group that exists already is used as it is:
-one without NCCL runs on the CPU.
+The device of a run is that of the cluster or plan if one is given. Otherwise it is CUDA if there is
+a CUDA device, and else the CPU. A model on the CPU is moved, so that one script serves every
+machine; `cluster="1xcpu"` keeps it on the CPU. Under torchrun each process takes the device of its
+LOCAL_RANK. A process group that exists already is used as it is: one without NCCL runs on the CPU.
 
-Which ranks share a node is learned from the ranks as they meet for the first time (`hosts`); who
-only looks takes the launcher's word.
+Ranks exchange which of them share a node as they join (`hosts`). `look`, which does not join, uses
+the launcher's figures.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ class World:
     device_mesh: DeviceMesh | None = None
     """All ranks in one axis; None for a world of one."""
     pre_step_check: PreStepCheck | None = None
-    """Where all ranks come at the start of each call; None for a world of one."""
+    """The check of all ranks at the start of each call; None for a world of one."""
 
     @property
     def cluster(self) -> str:
-        """The devices at hand as `cluster.parsing.parse_cluster` reads them: `4xcpu`, `2x8xH100`.
-        ClusterError if the device is none that autopar knows, or nodes are not known."""
+        """The devices of all ranks as `cluster.parsing.parse_cluster` reads them: `4xcpu`,
+        `2x8xH100`. ClusterError if autopar does not know the device, or nodes are not known."""
         preset, local_size = self.preset, self.local_size
         if local_size is None:
             raise ClusterError(
@@ -92,16 +91,16 @@ class World:
 
     @property
     def preset(self) -> str:
-        """What `cluster.devices` has of this rank's device. ClusterError if it has nothing."""
+        """The preset of this rank's device in `cluster.devices`. ClusterError if there is none."""
         return "cpu" if self.device.type == "cpu" else _cuda_preset(self.device)
 
     @property
     def local_size(self) -> int | None:
-        """How many ranks share a node: as learned, if they have met, or as the launcher says; None
-        if nothing does. ClusterError if they are no nodes of equal size."""
+        """How many ranks share a node, by the ranks' hosts once they have joined, or by the
+        launcher; None if neither is known. ClusterError if nodes differ in size."""
         group = dist.group.WORLD if dist.is_initialized() else None
-        if group is not None and group in _meetings:
-            return ranks_per_node(_meetings[group].registry.hosts)
+        if group is not None and group in _pre_step_checks:
+            return ranks_per_node(_pre_step_checks[group].registry.hosts)
         return local_size_from(os.environ, self.size) if self.size > 1 else 1
 
     def check_nodes(self, cluster: Cluster) -> None:
@@ -130,9 +129,9 @@ def place_of_process() -> tuple[int, int]:
 
 
 def look(model_device: torch.device, kind: str | None = None) -> World:
-    """The world as the environment tells it, without joining it.
+    """The world by the environment, without joining it.
 
-    `kind` is "cpu" or "cuda" if a cluster or a plan says so. ClusterError if there is no such
+    `kind` is "cpu" or "cuda" if a cluster or a plan names it. ClusterError if there is no such
     device here.
     """
     rank, size = place_of_process()
@@ -162,7 +161,7 @@ def join(model_device: torch.device, kind: str | None = None) -> World:
 
 
 _SERIAL = itertools.count()
-_meetings: WeakKeyDictionary[dist.ProcessGroup, PreStepCheck] = WeakKeyDictionary()
+_pre_step_checks: WeakKeyDictionary[dist.ProcessGroup, PreStepCheck] = WeakKeyDictionary()
 """By the default process group that they were made for."""
 
 
@@ -170,38 +169,38 @@ def _pre_step_check(world: World) -> PreStepCheck:
     """That of the default process group. A collective call."""
     group = dist.group.WORLD
     assert group is not None
-    if group not in _meetings:
-        _meetings[group] = _first_pre_step_check(world.rank, world.size, world.device)
-    return _meetings[group]
+    if group not in _pre_step_checks:
+        _pre_step_checks[group] = _first_pre_step_check(world.rank, world.size, world.device)
+    return _pre_step_checks[group]
 
 
 def _first_pre_step_check(rank: int, size: int, device: torch.device) -> PreStepCheck:
-    """All ranks come together, and learn where each of them runs."""
+    """The check of all ranks, which join the registry and exchange their hosts."""
     timeout_s = timeout_of_world().total_seconds()
     keeper = keeper_of(default_store())
     name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/start{next(_SERIAL)}"
-    roll: RankRegistry | None = None
+    registry: RankRegistry | None = None
     awaited = "the Store"
     try:
-        # Of a Store that is gone this is told at once; connections are tried until time is up.
+        # This fails at once if the Store is gone; connections are tried until time is up.
         BoundedStore(default_store(), timeout_s).check([name])
-        # Connections of their own, since a wait over one holds up all who use it.
-        store, rolled = (in_time(timeout_s + SLACK_S, awaited, store_of_its_own) for _ in range(2))
+        # Connections of their own, since a wait over one delays all its users.
+        store, second = (in_time(timeout_s + SLACK_S, awaited, store_of_its_own) for _ in range(2))
         bounded = BoundedStore(store, timeout_s)
-        rolls = BoundedStore(PrefixStore(f"autopar/roll/{name}", rolled), timeout_s)
-        roll = RankRegistry(rolls, rank, size, keeper=keeper)
-        agreement = Agreement(bounded, roll, name=name)
+        registry_store = BoundedStore(PrefixStore(f"autopar/roll/{name}", second), timeout_s)
+        registry = RankRegistry(registry_store, rank, size, keeper=keeper)
+        agreement = Agreement(bounded, registry, name=name)
         agreement.agree("the first compiled model", {})
-        hosts = agreement.share("hosts", lambda: msgspec.json.encode(roll.all_hosts()))
-        roll.hosts = msgspec.json.decode(hosts, type=list[RankHost])
+        hosts = agreement.share("hosts", lambda: msgspec.json.encode(registry.all_hosts()))
+        registry.hosts = msgspec.json.decode(hosts, type=list[RankHost])
         awaited = "a process group of all ranks"
         group = in_time(timeout_s + SLACK_S, awaited, gloo_of_world)
         in_time(timeout_s + SLACK_S, awaited, make_own_group)
     except RuntimeError as error:
         keeper_silent = [RankLocation(0, who=keeper.name or "the Store")]
-        told = guilty(keeper_silent if roll is None else roll.call())
-        raise RankError(f"rank {rank} waited for {awaited}, and {told}") from error
-    return PreStepCheck(group, bounded, roll, device, name)
+        reason = guilty(keeper_silent if registry is None else registry.call())
+        raise RankError(f"rank {rank} waited for {awaited}, and {reason}") from error
+    return PreStepCheck(group, bounded, registry, device, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What runs a local graph: `eager` as it stands, `inductor` fused and compiled.
 
-A backend that is asked for and fails is an error; none takes over in silence.
+If the requested backend fails, that is an error; no other replaces it silently.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from autopar.runtime.ops.operators import function_of
 from autopar.runtime.program.function import RunnableGraph
 from autopar.runtime.torch_private import inductor
 
-# Ops of a graph that runs as it is, called by the shortest way.
+# Ops of an interpreted graph, called as fast as possible.
 #
-# An op that is called through `torch.ops` takes its arguments apart in Python's terms, one by one;
-# torch's own functions do that two to three microseconds sooner, and an op of autopar's needs no
-# dispatcher at all. What is computed, and by what kernel, is the same.
+# A call through `torch.ops` unpacks its arguments one by one. Torch's own functions do that 2 to 3
+# us faster, and an op of autopar's needs no dispatcher at all. The kernel and its result are the
+# same.
 
 _ATEN = torch.ops.aten
 
@@ -56,7 +56,7 @@ DIRECT: dict[Any, Callable[..., Any]] = {
     _ATEN.unsqueeze.default: torch.unsqueeze,
     _ATEN.view.default: Tensor.view,
 }
-"""Torch's function for an overload, which it takes the same arguments to."""
+"""Torch's function for an overload, with the same arguments."""
 
 
 def call_directly(gm: fx.GraphModule) -> fx.GraphModule:
@@ -89,8 +89,8 @@ class _Inductor:
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         if self._compiled is None:
             try:
-                # Inductor would write to memory from which tensors are on their way to or from the
-                # host, and which `ops.host_copies` only holds from the allocator.
+                # Inductor would reuse the memory of copies under way to or from the host, which
+                # `ops.host_copies` protects from the allocator alone.
                 copies = any(node.target in (OFFLOAD, RELOAD) for node in self._gm.graph.nodes)
                 self._compiled = inductor(self._gm, inputs, reuses=not copies)
             except Exception as error:
@@ -105,8 +105,8 @@ c10d = torch.ops._c10d_functional
 
 
 def reduce_in_place(gm: fx.GraphModule) -> fx.GraphModule:
-    """Reduce a buffer that was filled for nothing else where it is: the op that leaves its input as
-    it was copies it first."""
+    """All-reduce a buffer in place if nothing else uses it: the functional op would copy it
+    first."""
     for node in gm.graph.find_nodes(op="call_function", target=c10d.all_reduce.default):
         (buffer,) = node.all_input_nodes
         if buffer.target is torch.ops.aten.cat.default and len(buffer.users) == 1:

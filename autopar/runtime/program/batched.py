@@ -17,7 +17,7 @@ Backward = Callable[[Mapping[str, Tensor]], Sequence[Tensor | None]]
 
 
 def one_by_one(backward: Backward, given: Mapping[str, Tensor]) -> list[Tensor | None]:
-    """What `backward` makes of gradients some of which are batched, as it would be for a batch."""
+    """The results of `backward` for gradients some of which are batched, as a batch."""
     rows = {name: rows_of_batch(x) for name, x in given.items() if is_batched(x)}
     (size,) = {len(x) for x in rows.values()}
     each = [backward({**given, **{name: x[k] for name, x in rows.items()}}) for k in range(size)]
@@ -32,7 +32,7 @@ def _together(gradients: Sequence[Tensor | None]) -> Tensor | None:
     first = there[0]
     if not isinstance(first, DTensor):
         return as_batch(torch.stack(there))
-    pieces = torch.stack([shard_of(x) for x in there if isinstance(x, DTensor)])
+    shards = torch.stack([shard_of(x) for x in there if isinstance(x, DTensor)])
     like = torch.empty((len(there), *first.shape), dtype=first.dtype, device="meta")
     places = [Shard(p.dim + 1) if isinstance(p, Shard) else p for p in first.placements]
-    return as_batch(dtensor_of(pieces, like, first.device_mesh, places))
+    return as_batch(dtensor_of(shards, like, first.device_mesh, places))

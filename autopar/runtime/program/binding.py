@@ -1,4 +1,4 @@
-"""From a program that is bound to this rank to what the compiled module runs."""
+"""From a program that is bound to this rank to the step that the compiled module runs."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def runnable(
     pre_step_check: PreStepCheck | None,
     where: str = "",
 ) -> Graphs:
-    """The graphs of a program that is bound, as `backend` runs them; `where` says of which part of
-    the model they are. With a `pre_step_check`, an error of a collective says which it was and
-    where the other ranks are."""
-    found = program.graphs
-    # Forward gets nothing from the host but parameters that live there.
-    has_hosted = any(node.target is RELOAD for node in program.forward.graph.nodes)
+    """The graphs of a bound program, as `backend` runs them; `where` names the part of the model
+    that they are. With a `pre_step_check`, an error of a collective says which it was and where the
+    other ranks are."""
+    modules = program.graphs
+    # Forward reloads nothing but parameters that are on the host.
+    reads_host = any(node.target is RELOAD for node in program.forward.graph.nodes)
 
-    def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
+    def make(phase: str, gm: fx.GraphModule) -> LocalGraph:
         graph = prepare(gm, backend)
-        if has_hosted:
+        if reads_host:
             graph = _waiting(graph, meter.device)
         return (
             graph
@@ -64,13 +64,13 @@ def runnable(
         )
 
     if backend == "eager":
-        meter.count_waits(*found.values())
-    return {at: made(at[1], gm) for at, gm in found.items()}
+        meter.count_waits(*modules.values())
+    return {at: make(at[1], gm) for at, gm in modules.items()}
 
 
 def make_step(program: Program, graphs: Graphs, meter: Meter, **shown: Any) -> Step:
-    """A program that is bound, whose `graphs` run; `meter` measures it, and `shown` is what `Step`
-    says of results."""
+    """The step of a bound program, which runs `graphs`; `meter` measures it, and `shown` are
+    further arguments of `Step`."""
     if program.microbatches > 1:
         names, device = MicrobatchNames.of(program), meter.device
         microbatches = MicrobatchedStep(names, microbatch_runner(program, graphs, device), device)
@@ -97,19 +97,19 @@ def make_step(program: Program, graphs: Graphs, meter: Meter, **shown: Any) -> S
 
 
 def _waiting(graph: LocalGraph, device: torch.device) -> LocalGraph:
-    """`graph`, at whose end parameters that it copied from the host may change there."""
+    """`graph`, after which parameters on the host may change: their copies are complete."""
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        found = graph(inputs)
+        outputs = graph(inputs)
         wait_for_loads(device)
-        return found
+        return outputs
 
     return run
 
 
 def sharded_inputs(graph: Graph, mesh: Mesh) -> frozenset[str]:
-    """The inputs, by their names in `Program.forward_inputs`, that a program on `mesh` takes in
-    the pieces that ranks are handed."""
+    """The inputs, by their names in `Program.forward_inputs`, that a program on `mesh` takes as
+    local shards."""
     return frozenset(
         f"input:{node.target}"
         for node in graph.with_role(Role.INPUT)
@@ -120,15 +120,15 @@ def sharded_inputs(graph: Graph, mesh: Mesh) -> frozenset[str]:
 def detached_places(
     graph: Graph, program: Program, groups: Groups | None, *, of_stage: bool = False
 ) -> dict[str, Place]:
-    """Where the pieces of each detached output of a program, or of that `of_stage`, by its name,
-    are; nowhere with one device.
+    """The place of each sharded detached output, by its name, of a program or of that `of_stage`;
+    none on one device.
 
-    DTensor cuts a dim by the axes of its mesh from left to right: which of the two meshes of
-    `groups` does that as the atoms of the output were cut, is taken.
+    DTensor shards a dim by the axes of its mesh from left to right. Of the two meshes of `groups`,
+    the one is used that shards the atoms of the output in that order.
     """
     if groups is None:
         return {}
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for node in graph.with_role(Role.DETACHED):
         if int(node.target) not in program.detached_shardings:
             continue
@@ -143,8 +143,10 @@ def detached_places(
             place = Place(groups.others, dtensor_placements(sharding))
         else:
             raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
-        found[f"detached:{node.target}"] = place._replace(shape=tensor.shape) if of_stage else place
-    return found
+        places[f"detached:{node.target}"] = (
+            place._replace(shape=tensor.shape) if of_stage else place
+        )
+    return places
 
 
 def _cut_order(
@@ -159,27 +161,27 @@ def _cut_order(
 
 
 class RowResult(NamedTuple):
-    """A result whose dim `dim` has the rows of the batch, outermost; ranks were handed those of the
-    input at position `source`."""
+    """A result whose dim `dim` has the rows of the batch, outermost: those of the local input at
+    position `source`."""
 
     dim: int
     source: int
 
 
 def row_results(graph: Graph) -> dict[str, RowResult]:
-    """The results, by name, that have rows of the batch that ranks are handed pieces of."""
+    """The results, by name, that have rows of a local input."""
     sources: dict[int, int] = {}
     for node in graph.with_role(Role.INPUT):
         if node.input_sharding and node.outputs[0].parts[0]:
             sources.setdefault(node.outputs[0].parts[0][0], int(node.target))
-    found: dict[str, RowResult] = {}
+    by_name: dict[str, RowResult] = {}
     for role in (Role.VALUE, Role.DETACHED):
         for node in graph.with_role(role):
             for dim, parts in enumerate(graph.type_of(node.inputs[0]).parts):
                 if parts and parts[0] in sources:
-                    found[f"{role.value}:{node.target}"] = RowResult(dim, sources[parts[0]])
+                    by_name[f"{role.value}:{node.target}"] = RowResult(dim, sources[parts[0]])
                     break
-    return found
+    return by_name
 
 
 def sequence_results(graph: Graph) -> dict[str, tuple[int, ...]]:

@@ -1,9 +1,8 @@
 """Tensors of the script that forward reads, and that require a gradient though they are no
-parameters of the model: fast weights, prompts, what a hypernetwork made.
+parameters of the model: fast weights, prompts, outputs of a hypernetwork.
 
-A program has them as inputs with a gradient, as it has parameters, whole on every rank. They are
-attributes and buffers of modules, known by their names, and what is in lists, dicts, closures and
-globals, known by numbers.
+They are inputs of a program with a gradient, as parameters are, whole on every rank. Attributes and
+buffers of modules have their names; tensors in lists, dicts, closures and globals have numbers.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _KINDS = frozenset({Tensor, nn.Parameter, DTensor, ShardedOutput})
 
 
 def is_external(value: Any) -> bool:
-    """Whether an attribute or a buffer of a module is the script's, and has a gradient."""
+    """Whether an attribute or a buffer of a module is the script's, and requires a gradient."""
     return isinstance(value, Tensor) and value.requires_grad and not isinstance(value, nn.Parameter)
 
 
 def external_name(number: int) -> str:
-    """What an external tensor is called that no module has."""
+    """The name of an external tensor that no module has."""
     return f"{_PREFIX}{number}"
 
 
@@ -43,14 +42,14 @@ def external_number(name: str) -> int | None:
 
 
 def whole_external(x: Tensor, device: Any) -> Tensor:
-    """All of a tensor of the script's, plain, on a device: what comes back as its gradient goes on
-    to what it was made of."""
+    """All of a tensor of the script's, plain, on a device. Its gradient flows on to the tensors it
+    was computed from."""
     return (x.full_tensor() if isinstance(x, DTensor | ShardedOutput) else x).to(device)
 
 
 def at_place(x: Tensor, name: str, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """The same of what a script has put in the place of a parameter, as the program stores that.
-    AutoparError where only some ranks do."""
+    """A tensor that a script has put in the place of a parameter, sharded as the program stores
+    that. AutoparError if only some ranks store it."""
     if isinstance(x, DTensor) and x.device_mesh == mesh:
         is_there = x.placements == tuple(placements)
         return x if is_there else x.redistribute(placements=placements)
@@ -66,8 +65,8 @@ def at_place(x: Tensor, name: str, mesh: DeviceMesh, placements: Sequence[Placem
 
 
 class Substitutes(TorchFunctionMode):
-    """Inside, functions of torch are given other tensors in the place of some, which are known by
-    their identities; those that require a gradient and are not known are `met`."""
+    """Inside, functions of torch get substitutes for tensors, by their identities. `met` is called
+    with others that require a gradient."""
 
     def __init__(
         self, others: Mapping[int, Tensor], met: Callable[[Tensor], None] | None = None
@@ -91,21 +90,21 @@ class Substitutes(TorchFunctionMode):
             return kind(map(self._other, x))
         if not isinstance(x, Tensor):
             return x
-        found = self._others.get(id(x))
-        if found is not None:
-            return found
+        other = self._others.get(id(x))
+        if other is not None:
+            return other
         if self._met is not None and kind in _KINDS and x.requires_grad and not is_transformed(x):
             self._met(x)
         return x
 
 
-# What forward found in a list, a dict, a closure or a global, as rank 0 has it: ranks may have
-# drawn other values.
+# Tensors that forward found in lists, dicts, closures or globals get rank 0's values: ranks may
+# have drawn others.
 
 
 def share_constants(gm: fx.GraphModule, device: torch.device) -> None:
-    """Give the tensors that `gm` holds the values that rank 0 has, as parameters and buffers have
-    them. A collective call; it goes by way of `device`."""
+    """Give the tensors that `gm` holds rank 0's values, which parameters and buffers have already.
+    A collective call, over `device`."""
     for name in dict.fromkeys(str(node.target) for node in gm.graph.find_nodes(op="get_attr")):
         value: Any = getattr(gm, name, None)
         if type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided:
@@ -115,8 +114,8 @@ def share_constants(gm: fx.GraphModule, device: torch.device) -> None:
 
 
 def share_externals(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """The same of the script's tensors that have a gradient, which stay the objects they are; what
-    was computed from others is left alone, and compared in each call. A collective call."""
+    """The same for the script's tensors that require a gradient, which stay the same objects.
+    Tensors computed from others are left alone, and compared in each call. A collective call."""
     for x in tensors:
         if type(x) in (Tensor, nn.Parameter) and x.is_leaf and x.layout == torch.strided:
             x.data.copy_(of_rank_0(x.detach().to(device)))

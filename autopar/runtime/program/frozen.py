@@ -1,9 +1,9 @@
-"""What a Python value was at some moment, as a value that can be compared with what it is later.
+"""Snapshots of Python values, which can be compared with later ones.
 
-Containers and objects are looked into, so that a change inside is a change; functions are their
-code and what they closed over; modules, classes and everything opaque are themselves. A float is
-not the int that equals it: a program made for one need not be right for the other. Objects are
-looked into three deep, so that one that leads everywhere (a logger, a trainer) ends somewhere.
+Containers and objects are compared by content, functions by code and closure, and modules, classes
+and opaque objects by identity. A float differs from the int that equals it: a program made for one
+need not be right for the other. Objects are traversed 3 deep, so that one that refers to everything
+(a logger, a trainer) has an end.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ class Same:
 
 
 class Freezer:
-    """Freezes values one after the other; what comes again is not looked into twice.
+    """Freezes values one after the other; each object is traversed once.
 
-    `container` is called with each thing that can change and the items it has: a dict, list or set,
-    an object's own `vars`, a cell or a class; `tensor` and `array` with each of those. GuardError
-    for what changes as it is used (iterators, generators of random numbers), or is too large.
+    `container` is called with each mutable object and its items: a dict, list or set, an object's
+    own `vars`, a cell or a class. `tensor` and `array` are called with each tensor and array.
+    GuardError for objects that change as they are used (iterators, generators of random numbers),
+    or that are too large.
     """
 
     def __init__(self) -> None:
@@ -74,13 +75,13 @@ class Freezer:
         """`held[key] is value` for all items, and it has no others."""
 
     def tensor(self, held: Tensor) -> Hashable:
-        """What is to be remembered of a tensor that is a constant of the program."""
+        """The snapshot of a tensor that is a constant of the program."""
         if isinstance(held, LeftTensor):
             return Same(held)
         return "tensor", Same(held), held._version if not held.is_inference() else 0
 
     def array(self, held: np.ndarray) -> Hashable:
-        """What is to be remembered of an array of numpy."""
+        """The snapshot of a NumPy array."""
         return "array", held.dtype.str, held.shape, held.tobytes()
 
     def freeze(self, value: Any, where: str) -> Hashable:
@@ -148,7 +149,7 @@ class Freezer:
         return "function", Same(value.__code__), tuple(self.freeze(x, where) for x in bound)
 
     def _object(self, value: Any, where: str) -> Hashable:
-        # Ops keep what they found out about themselves.
+        # Ops cache facts about themselves.
         if self._depth == _DEPTH or type(value).__module__.startswith("torch._"):
             return Same(value)
         table = vars(value) if hasattr(value, "__dict__") else {}
@@ -166,7 +167,7 @@ class Freezer:
 
 
 def frozen(value: Any, where: str) -> Hashable:
-    """`value` as it is now: equal to what another, or a later one, gives if nothing differs."""
+    """The snapshot of `value`: equal to another, or a later one, if nothing differs."""
     return Freezer().freeze(value, where)
 
 

@@ -1,8 +1,8 @@
 """One step of a compiled program as one node of autograd.
 
 Both graphs take their inputs as a list that they clear, so that a tensor is freed at its last use.
-What the forward graph saves goes to the backward graph by reference, outside of autograd's own
-saved tensors, which would keep all of it until the backward graph has run.
+Tensors saved for backward are passed by reference, outside of autograd's own saved tensors: those
+would stay alive until the whole backward graph has run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GRADED = ("loss", "value")
 _CHANGED_BY = {"mutation": "buffer", "update": "param"}
 
 RunnableGraph = Callable[[list[Any]], Sequence[Any]]
-"""A graph over local tensors; it may clear the list it is given."""
+"""A graph over local tensors; it may clear its list of inputs."""
 
 _FREED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after "
@@ -55,10 +55,10 @@ class Step:
     Names are `codegen.Program`'s: inputs `param:NAME`, `buffer:NAME`, `input:I`; outputs
     `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME`, `update:NAME`, `saved:K`; backward
     inputs `saved:K`, `tangent:POS`; backward outputs `grad:NAME`. `backward` is None if there is
-    nothing to differentiate. `inference` makes the same results where nothing is differentiated;
-    it is `forward` unless given. `places` says where the pieces of detached results are, `cut`
-    which of them have a gradient in eager. Of a parameter that is in `reach` the gradient comes
-    from these results alone, by their positions, and is None where there is none of theirs.
+    nothing to differentiate. `inference` computes the same results if nothing is differentiated; it
+    is `forward` unless given. `places` has the placements of detached results, `cut` those of them
+    that have a gradient in eager. `reach` has, for some parameters, the positions of the results
+    that they get a gradient from. Without a gradient of any of these, the parameter's is None.
     """
 
     forward: RunnableGraph
@@ -88,7 +88,7 @@ class Step:
 
     @cached_property
     def positions(self) -> tuple[str, ...]:
-        """What `results` are called behind their kinds."""
+        """The names of `results` without their kinds."""
         return tuple(map(_rest, self.results))
 
     @cached_property
@@ -108,17 +108,17 @@ class Step:
 
     @cached_property
     def _param_of(self) -> tuple[str | None, ...]:
-        """Of each forward input the parameter that it is, if it is one."""
+        """For each forward input, its parameter, or None."""
         pairs = ((_kind(name), _rest(name)) for name in self.forward_inputs)
         return tuple(rest if kind == "param" else None for kind, rest in pairs)
 
     @cached_property
     def _is_saved(self) -> tuple[bool, ...]:
-        """Of each forward output whether it is saved for backward."""
+        """For each forward output, whether it is saved for backward."""
         return tuple(_kind(name) == "saved" for name in self.forward_outputs)
 
     def is_reached(self, name: str, given: Collection[str]) -> bool:
-        """Whether a parameter has a gradient in a backward through results at such positions."""
+        """Whether a parameter has a gradient in a backward through results at these positions."""
         return name not in self.reach or not self.reach[name].isdisjoint(given)
 
     @property
@@ -135,9 +135,9 @@ class Step:
     ) -> dict[str, Tensor]:
         """The results by name. `params` are parameters by name, plain or DTensors stored as the
         program expects, which receive gradients of their kind; `others` are buffers and inputs
-        under their names in `forward_inputs`. `past` is asked where a backward goes through
-        results that are `cut`. RefrozenError, before anything is run, if not `trained` says which
-        of the parameters require gradients: autograd finds it out as it goes."""
+        under their names in `forward_inputs`. `past` is used if a backward goes through results
+        that are `cut`. RefrozenError, before anything runs, if `trained` is not the parameters'
+        `requires_grad`, which autograd determines anyway."""
         if self.is_differentiated:
             leaves = (params[name] for name in self.params)
             values = _Differentiable.apply(self, others, past, trained, *leaves)
@@ -154,7 +154,7 @@ class Step:
         return [f"{kind}:{name}" for kind, name in pairs if kind]
 
     def memory_of_changes(self, inputs: Sequence[Tensor]) -> frozenset[int]:
-        """Where what a call changes lies of what the forward graph takes."""
+        """The addresses of forward inputs that a call changes."""
         if not self.changes:
             return frozenset()
         changed = {*self.changes}
@@ -167,14 +167,15 @@ class Step:
         return frozenset(int(_rest(name)) for name in self.cut)
 
     def inputs(self, params: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
-        """What the forward graph takes, as it lies on this rank."""
+        """The forward graph's inputs, as local tensors of this rank."""
         return [
             others[name] if param is None else local(params[param])
             for name, param in zip(self.forward_inputs, self._param_of, strict=True)
         ]
 
     def run(self, inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """(results, saved), each in the order of `forward_outputs`, as they lie on this rank."""
+        """(results, saved), each in the order of `forward_outputs`, as local tensors of this
+        rank."""
         outputs = _run(self.forward, inputs)
         results: list[Tensor] = []
         saved: list[Tensor] = []
@@ -183,17 +184,17 @@ class Step:
         return results, saved
 
     def saved_params(self, leaves: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[int, ...]:
-        """Which of `params` that are DTensors are saved as this rank has them. Ops on a DTensor
-        count in its own version, and not in that of the piece: that is to be watched."""
+        """The positions in `params` of DTensors whose shard is saved. Ops on a DTensor increment
+        its own version, not that of the shard, so it must be watched."""
         if self._saved_params is None:
-            kept = {_memory(tensor) for tensor in saved} - {0}
-            found = [
+            addresses = {_memory(tensor) for tensor in saved} - {0}
+            positions = [
                 k
                 for k, leaf in enumerate(leaves)
-                if isinstance(leaf, DTensor) and _memory(shard_of(leaf)) in kept
+                if isinstance(leaf, DTensor) and _memory(shard_of(leaf)) in addresses
             ]
-            # A frozen dataclass, in which this is remembered: each call saves the same.
-            object.__setattr__(self, "_saved_params", tuple(found))
+            # Cached in a frozen dataclass: each call saves the same.
+            object.__setattr__(self, "_saved_params", tuple(positions))
         assert self._saved_params is not None
         return self._saved_params
 
@@ -208,14 +209,15 @@ class RefrozenError(Exception):
 
 
 class PastCall(Protocol):
-    """What is remembered of a call, so that its forward can be done again (`widening`)."""
+    """A record of a call, with which its forward can run again (`widening`)."""
 
     def watch(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-        """These inputs of the call are not to change."""
+        """These inputs of the call must not change."""
         ...
 
     def rerun(self, positions: Collection[int]) -> tuple[Step, list[Tensor]]:
-        """A step with gradients of the results at `positions` too, and what it saved for them."""
+        """A step with gradients of the results at `positions` too, and the tensors that it
+        saved."""
         ...
 
 
@@ -259,9 +261,9 @@ class _Differentiable(torch.autograd.Function):
             (step.params[k], leaves[k], leaves[k]._version)
             for k in step.saved_params(leaves, saved)
         ]
-        # A result's grad_fn leads to ctx: a saved tensor that is one would keep itself alive.
+        # A result's grad_fn refers to ctx: a result that is saved would keep itself alive.
         ids = {id(result) for result in results}
-        # What the model has changed once the call is over is saved as it was.
+        # Tensors that the model changes in the call are saved as they were before.
         saved = [t.clone() if changing and _memory(t) in changing else t for t in saved]
         _save(ctx, step, [t.detach() if id(t) in ids else t for t in saved])
         ctx.set_materialize_grads(False)
@@ -293,12 +295,12 @@ class _Differentiable(torch.autograd.Function):
             assert ctx.past is not None
             _save(ctx, *ctx.past.rerun(cut))
         several = any(map(is_batched, given.values()))
-        found = one_by_one(_repeatable_gradients(ctx), given) if several else _gradients(ctx, given)
-        return (None, None, None, None, *found)
+        grads = one_by_one(_repeatable_gradients(ctx), given) if several else _gradients(ctx, given)
+        return (None, None, None, None, *grads)
 
 
 def _repeatable_gradients(ctx: _Context) -> Callable[[Mapping[str, Tensor]], list[Tensor | None]]:
-    """`_gradients`, each time of all that is saved."""
+    """`_gradients`, which can be called several times with the same saved tensors."""
     saved, past = ctx.saved, ctx.past
 
     def backward(given: Mapping[str, Tensor]) -> list[Tensor | None]:
@@ -309,7 +311,7 @@ def _repeatable_gradients(ctx: _Context) -> Callable[[Mapping[str, Tensor]], lis
 
 
 def _gradients(ctx: _Context, given: Mapping[str, Tensor]) -> list[Tensor | None]:
-    """Those of all leaves, from those of results by position."""
+    """The gradients of all leaves, from those of results by position."""
     step, inputs = ctx.step, _backward_inputs(ctx, given)
     assert step.backward is not None
     pairs = zip(step.grads, _run(step.backward, inputs), strict=True)
@@ -344,7 +346,7 @@ def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor]) -> list[Any]:
 
 
 def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tensor:
-    """The gradient that came in for a result; zeros if the user's loss does not depend on it."""
+    """The incoming gradient of a result; zeros if the user's loss does not depend on it."""
     if position in given:
         compare_beside("the gradient that comes in for an output", [given[position]])
         return whole_of(given[position]).contiguous()
@@ -352,8 +354,8 @@ def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tenso
 
 
 def local(param: Tensor) -> Tensor:
-    """This rank's piece. Without a step of its own in autograd's graph, which costs as much as many
-    a kernel."""
+    """This rank's shard, detached: a node of its own in autograd's graph would take as long as a
+    kernel."""
     return (shard_of(param) if isinstance(param, DTensor) else param).detach()
 
 
@@ -361,12 +363,12 @@ def _like(grad: Tensor | None, leaf: Tensor) -> Tensor | None:
     """A local gradient as the DTensor that its parameter is."""
     if grad is None or not isinstance(leaf, DTensor):
         return grad
-    # Laid out as the parameter is, which is contiguous, autograd keeps it without a copy.
+    # With the layout of the parameter, which is contiguous, autograd uses it without a copy.
     return dtensor_like(grad.contiguous(), leaf)
 
 
 def _run(graph: RunnableGraph, inputs: list[Any]) -> Sequence[Any]:
-    """The casts of autocast are in the graph since it was traced: it must not cast again."""
+    """Run without autocast: its casts are in the graph since it was traced."""
     with torch.no_grad(), ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):

@@ -1,9 +1,9 @@
-"""Guards: whether all that a trace read of a model is as it was, asked before every call.
+"""Guards: checks before every call that the values that a trace read are unchanged.
 
 A trace reads more than tensors: attributes such as a temperature, hooks, submodules, globals. Its
-program is right while they are what they were. The question is asked in microseconds: a function
-is written for it that compares identities (`table["p"] is value`) and nothing else. Where one
-differs, the values are looked at: those that are equal after all give the function anew.
+program is right while these are unchanged. The check takes microseconds: a generated function
+compares identities (`table["p"] is value`) and nothing else. If one differs, values are compared.
+If they are equal after all, the function is generated anew.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _LOOKED_INTO = (
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Something that a trace read: attribute `name` of a module or of an object that one holds, or
-    an entry of the globals of a file, of a class, or of a function's closure. `label` is what to
-    call it. One that `is_updated` is read to add a number to it, and for nothing else."""
+    """A read of a trace: attribute `name` of a module or of an object that one holds, or an entry
+    of a file's globals, a class, or a function's closure. `label` is its name in messages. If
+    `is_updated`, it is only read to add a number to it."""
 
     owner: Any
     name: str
@@ -50,27 +50,27 @@ class Read:
 
 
 class Guard:
-    """Of a program: whether what its trace read is as it is now, when the guard is made."""
+    """The guard of a program: checks that the reads of its trace give the values of now."""
 
     def __init__(self, model: nn.Module, reads: Iterable[Read]) -> None:
         self._model = model
-        # What differs between programs most often is asked first.
+        # The read that differs between programs most often is checked first.
         each = {(id(read.owner), read.name): read for read in reads}.values()
         self._reads = tuple(sorted(each, key=lambda read: read.name != "training"))
         self.trained: tuple[Tensor, ...]
-        """The tensors with a gradient among what is read, beside those of modules."""
+        """The tensors among the reads that require a gradient, without those of modules."""
         self._state, self._check, self.trained = self._look()
 
     def holds(self) -> bool:
-        """Whether every object is the one it was: no false yes, but a no may be a mistake."""
+        """Whether every object is the same as before. True is certain; False may be wrong."""
         try:
             return self._check()
         except (KeyError, IndexError, AttributeError, ValueError, TypeError):
             return False
 
     def holds_after_all(self, and_so: Callable[[], bool]) -> bool:
-        """Whether all is equal to what it was, if not the same, `and_so` is true; from then on,
-        that is the same."""
+        """Whether all values are equal to those before, if not the same objects, and `and_so` is
+        true. If so, `holds` compares with the new objects from then on."""
         state, check, trained = self._look()
         if state != self._state or not and_so():
             return False
@@ -78,15 +78,15 @@ class Guard:
         return True
 
     def changed(self) -> list[str]:
-        """What is not equal to what it was."""
+        """The labels of values that are not equal to those before."""
         state, _, _ = self._look()
         labels = ("torch's default dtype", *(read.label for read in self._reads))
         pairs = zip(labels, self._state, state, strict=True)
         return [label for label, was, now in pairs if was != now]
 
     def _look(self) -> tuple[tuple[Hashable, ...], Callable[[], bool], tuple[Tensor, ...]]:
-        """What was read as it is now, the function that tells whether all of it is the same, and
-        what has a gradient."""
+        """(snapshots of the reads, function that checks whether all are the same, tensors with a
+        gradient)."""
         modules = {*self._model.modules()}
         states = {id(x) for x in (*self._model.parameters(), *self._model.buffers())}
         looking = _Looking(
@@ -97,9 +97,9 @@ class Guard:
 
 
 class _Looking(Freezer):
-    """Freezes what reads found, and writes down how to see that it has not changed. `modules` are
-    the model's, `states` the identities of its parameters and buffers, whose values may change;
-    `watched` those of objects of which it is known what was read."""
+    """Freezes the values of reads, and collects the terms that check them. `modules` are the
+    model's. `states` are the identities of its parameters and buffers, whose values may change.
+    `watched` are those of objects whose reads are known one by one."""
 
     def __init__(self, modules: set[nn.Module], states: set[int], watched: set[int]) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ class _Looking(Freezer):
         self._term(f"default_dtype() is {self._name(torch.get_default_dtype())}")
 
     def written(self) -> Callable[[], bool]:
-        """The function that the terms make."""
-        # One call is the quickest for all that is empty, most of it hooks, and for all sizes.
+        """The function that checks all terms."""
+        # One call is the fastest for all empty containers, most of them hooks, and for all sizes.
         self._term(f"not any({self._name(tuple(self._empty.values()))})")
         held, sizes = (
             map(list, zip(*self._sizes.values(), strict=True)) if self._sizes else ([], [])
@@ -131,7 +131,7 @@ class _Looking(Freezer):
         return self._names["check"]
 
     def read(self, read: Read) -> Hashable:
-        """What the read finds now."""
+        """The snapshot of the read's value now."""
         owner, name = read.owner, read.name
         if isinstance(owner, nn.Module):
             return self._attribute(owner, name, read.label)
@@ -152,7 +152,7 @@ class _Looking(Freezer):
 
     def _attribute(self, module: nn.Module, name: str, label: str) -> Hashable:
         table = vars(module)
-        # An attribute of an object hides that of its class.
+        # An attribute of an object hides that of its class, so none may be added.
         self._size(table)
         if name in HOOKS:
             self.container(table[name], list(table[name].items()))
@@ -162,8 +162,8 @@ class _Looking(Freezer):
             self.container(entries, list(entries.items()))
             return tuple((key, self._state(entries, key)) for key in entries)
         if name in table:
-            found = table[name]
-            is_input = is_state(found) or is_external(found)
+            value = table[name]
+            is_input = is_state(value) or is_external(value)
             return self._state(table, name) if is_input else self._entry(table, name, label)
         for inner in TABLES:
             if name in table[inner]:
@@ -192,7 +192,7 @@ class _Looking(Freezer):
         return super().freeze(value, where)
 
     def _tensors_of(self, other: nn.Module, where: str) -> Iterator[Hashable]:
-        """Those of a module that is none of the model's, as one in a plain list."""
+        """The tensors of a module that is not among the model's, such as one in a plain list."""
         for module in other.modules():
             for table in (module._parameters, module._buffers):
                 self.container(table, list(table.items()))
@@ -209,7 +209,7 @@ class _Looking(Freezer):
         if not isinstance(value, Tensor):
             return Same(value)
         if isinstance(value, nn.Parameter) and not value.requires_grad:
-            # Of those that require one, autograd tells (`function.RefrozenError`).
+            # Autograd checks parameters that require one (`function.RefrozenError`).
             self._term(f"{self._name(value)}.requires_grad is False")
         return self._ties.setdefault(id(value), len(self._ties)), *form(value)
 
@@ -263,7 +263,7 @@ class _Looking(Freezer):
         self._terms[term] = None
 
     def _name(self, value: Any) -> str:
-        """A name for an object, which is kept with it."""
+        """A name for an object, which stays alive with it."""
         if value is None or value is True or value is False:
             return repr(value)
         name = self._known.setdefault(id(value), f"x{len(self._known)}")
@@ -278,7 +278,7 @@ def is_state(value: Any) -> bool:
 
 
 def is_watchable(value: Any) -> bool:
-    """Whether a value is an object of whose attributes it can be seen which are read."""
+    """Whether a value is an object whose attribute reads can be observed."""
     kind = type(value)
     return (
         hasattr(value, "__dict__")
@@ -289,7 +289,7 @@ def is_watchable(value: Any) -> bool:
 
 
 def form(tensor: Tensor) -> tuple[Hashable, ...]:
-    """What a program depends on of a tensor that is one of its inputs."""
+    """The properties of an input tensor that a program depends on."""
     return (
         tuple(tensor.shape),
         str(tensor.dtype),

@@ -1,9 +1,8 @@
-"""Graphs that are quick to write.
+"""Graphs that are fast to write.
 
-torch looks through the arguments of every node it creates for symbolic sizes, of which autopar's
-graphs have none, and enters a node anew in its tables whenever an attribute is set. Both take
-longer than the rest. So a node is created bare, and given its arguments by the property's own
-function.
+torch searches the arguments of every new node for symbolic sizes, of which autopar's graphs have
+none. It also updates its tables whenever an attribute of a node is set. Both take longer than the
+rest. So a node is created without arguments, and gets them from the property's own function.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What forward leaves on a model when it is over: numbers, as eager does, and tensors, which are
-not there.
+"""Values that forward leaves on a model: numbers, as in eager, and tensors, which do not exist
+after a call.
 
 A program computes what forward returns. A number that forward sets (`self.calls += 1`) is set after
-each call. A tensor that it leaves in an attribute, a list or a dict is nowhere after the call:
-between calls something stands there that is an error where it is used. In calls there is what was
-there before.
+each call. A tensor that it leaves in an attribute, a list or a dict is not computed. Between calls
+a stand-in is there, whose use is an error. During calls the previous value is there.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from autopar.errors import AutoparError
 
 _Result = TypeVar("_Result")
 MISSING = object()
-"""Stands for an attribute that there was not."""
+"""Stands for an attribute that did not exist."""
 
 _LEFT = (
     "{what} is a tensor that forward left there, and a compiled model has what forward returns: "
@@ -32,7 +31,7 @@ _LEFT = (
 
 
 def value_at(table: Any, name: Any) -> Any:
-    """What is at `name` of a dict, a list, a class or a cell ("cell_contents"); or `MISSING`."""
+    """The value at `name` of a dict, a list, a class or a cell ("cell_contents"); or `MISSING`."""
     try:
         if isinstance(table, CellType):
             return table.cell_contents
@@ -42,7 +41,7 @@ def value_at(table: Any, name: Any) -> Any:
 
 
 def put_at(table: Any, name: Any, value: Any) -> None:
-    """Have `value` there; nothing for `MISSING`."""
+    """Put `value` there, or remove the entry for `MISSING`."""
     if value is MISSING:
         if isinstance(table, dict):
             table.pop(name, None)
@@ -54,11 +53,11 @@ def put_at(table: Any, name: Any, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """What is at `name` of `table`, the `vars` of a module, a list, or where else a forward finds
-    numbers (`value_at`), that it changes. `value` is
-    what it is from then on, with a `LeftTensor` for each tensor. `adds` says that it is to be added
-    to what is there, or else to `default`; `passes` that in a call there is what was before. If it
-    is the list or dict `held` that is changed, it stays the one it is."""
+    """An entry that forward changes: `name` of `table`, which is the `vars` of a module, a list, or
+    another place of `value_at`. `value` is its new value, with a `LeftTensor` for each tensor. If
+    `adds`, it is added to the current value, or else to `default`. If `passes`, the previous value
+    is there during calls. If the list or dict `held` is changed in place, it stays the same
+    object."""
 
     table: Any
     name: Any
@@ -69,11 +68,11 @@ class LeftBehind:
     default: Any = MISSING
 
     def look(self) -> Any:
-        """What is there now."""
+        """The current value."""
         return self.held.copy() if self.held is not None else value_at(self.table, self.name)
 
     def put(self, value: Any) -> None:
-        """Have this there."""
+        """Make `value` the current value."""
         if self.held is not None:
             self.held.clear()
             self.held.extend(value) if isinstance(self.held, list) else self.held.update(value)
@@ -81,7 +80,7 @@ class LeftBehind:
             put_at(self.table, self.name, value)
 
     def is_there(self) -> bool:
-        """Whether `value` is what is there, and the script has put nothing in its place."""
+        """Whether `value` is still there, and the script has not replaced it."""
         now = self.look()
         if self.held is None:
             return now is self.value
@@ -90,15 +89,15 @@ class LeftBehind:
 
 
 class LeftTensor(Tensor):
-    """Stands for a tensor that forward left where only forward has it."""
+    """Stands for a tensor that forward left, and that exists in forward alone."""
 
     what: str
 
     @staticmethod
     def __new__(cls, what: str) -> LeftTensor:
-        made: LeftTensor = torch.empty(0, device="meta").as_subclass(cls)
-        made.what = what
-        return made
+        tensor: LeftTensor = torch.empty(0, device="meta").as_subclass(cls)
+        tensor.what = what
+        return tensor
 
     def __init__(self, what: str) -> None:
         """All is done where it is made."""
@@ -113,8 +112,8 @@ class LeftTensor(Tensor):
     ) -> Any:
         given = [*args, *(kwargs or {}).values()]
         flat = [y for x in given for y in (x if isinstance(x, (list, tuple)) else (x,))]
-        found = next((x for x in flat if isinstance(x, LeftTensor)), None)
-        what = vars(found)["what"] if found is not None else "this"
+        left = next((x for x in flat if isinstance(x, LeftTensor)), None)
+        what = vars(left)["what"] if left is not None else "this"
         raise AutoparError(_LEFT.format(what=what))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -128,14 +127,14 @@ class LeftTensor(Tensor):
 
 
 class Leavings:
-    """Those of the last call of a model. Models may leave tensors in one place: what stands for
-    them makes place for calls of any model, and is back after them."""
+    """The values left by the last call of a model. Models may leave tensors in the same place:
+    stand-ins are removed for calls of any model, and put back after them."""
 
     def __init__(self) -> None:
         _left[self] = []
 
     def enter(self) -> None:
-        """A call begins: there is what was before, unless the script has put something there."""
+        """A call begins: put back previous values, unless the script has replaced the stand-ins."""
         for passing in _left.values():
             passing[:] = [each for each in passing if each[0].is_there()]
             for leaving, before in reversed(passing):
@@ -145,7 +144,7 @@ class Leavings:
     def rerun(
         leavings: Sequence[LeftBehind], function: Callable[..., _Result]
     ) -> Callable[..., _Result]:
-        """`function`, in which there is what is there now, where a call leaves `leavings`."""
+        """`function`, run with the values that are now where a call leaves `leavings`."""
         before = [(each, each.look()) for each in leavings]
 
         def run(*args: Any) -> _Result:
@@ -175,4 +174,4 @@ class Leavings:
 
 
 _left: WeakKeyDictionary[Leavings, list[tuple[LeftBehind, Any]]] = WeakKeyDictionary()
-"""What stands for tensors, with what is to be there in calls."""
+"""The stand-ins of tensors, each with the value that is there during calls."""

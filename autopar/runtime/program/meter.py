@@ -1,8 +1,8 @@
 """How long the graphs of a program run, and how long they wait for communication.
 
-Nothing is waited for to measure it: on a CPU the clock is read around each graph and each wait, on
-a GPU events are recorded on the stream, and read when somebody asks. Waits are told apart in graphs
-that run as they are on a CPU; what inductor or a GPU's streams wait for is not known.
+Measuring never waits. On a CPU the clock is read around each graph and each wait. On a GPU events
+are recorded on the stream, and read on request. Waits are measured in graphs that are interpreted
+on a CPU; those of inductor or of a GPU's streams are not known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autopar.plans.run_record import MeasuredStep
 from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS
 
 _LAST = 64
-"""Steps that are remembered."""
+"""The number of steps that are stored."""
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 _Graph = Callable[[list[Any]], Sequence[Any]]
@@ -30,7 +30,7 @@ _Graph = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(slots=True)
 class _Waits:
-    """Of all graphs of this process, in nanoseconds of the clock."""
+    """The waits of all graphs of this process, in nanoseconds of the clock."""
 
     since_ns: int = 0
     whole_ns: int = 0
@@ -51,7 +51,7 @@ def after_wait() -> None:
 
 @dataclass(slots=True)
 class _Pass:
-    """One run of a graph: its start and end, and what it waited for meanwhile."""
+    """One run of a graph: its start and end, and how long it waited."""
 
     start: Any
     end: Any
@@ -74,8 +74,8 @@ class Meter:
     _is_warm: bool = False
 
     def count_waits(self, *graphs: fx.GraphModule) -> None:
-        """From now on the waits of these graphs count. Of one that waits inside of its ops, too few
-        would: then none do."""
+        """From now on the waits of these graphs are measured. If ops wait inside of a graph, not
+        all waits can be measured: then none are."""
         if self.device.type != "cpu" or any(
             node.target in RAGGED_OPS for gm in graphs for node in gm.graph.nodes
         ):
@@ -94,19 +94,20 @@ class Meter:
 
         def run(inputs: list[Any]) -> Sequence[Any]:
             start, before_ns = self._mark(), _waits.whole_ns
-            found = graph(inputs)
+            outputs = graph(inputs)
             self._note(phase, _Pass(start, self._mark(), _waits.whole_ns - before_ns))
-            return found
+            return outputs
 
         return run
 
     @property
     def num_steps(self) -> int:
-        """Those with a forward and a backward that are remembered."""
+        """The number of stored steps that have a forward and a backward."""
         return len(self._whole())
 
     def measured(self) -> MeasuredStep | None:
-        """None before the second step is over. Waits for a GPU that still runs the last one."""
+        """The measured step; None before the second step is over. Waits for a GPU that still runs
+        the last one."""
         steps = self._whole()
         if not steps:
             return None

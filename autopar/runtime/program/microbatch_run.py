@@ -1,12 +1,12 @@
 """A step in microbatches, run as if its graphs were one forward and one backward.
 
-The forward runs all turns, each forward and backward, and saves the gradients. Where they are known
-to be in proportion to the gradient of the loss, the backward multiplies them by what comes in. So a
+The forward runs all microbatches, each forward and backward, and saves the gradients. If these are
+known to be in proportion to the gradient of the loss, the backward multiplies them by that. So a
 script calls `loss.backward()` as ever, or scales its loss before.
 
-Where gradients may be in no proportion (a hook that clamps them, a loss of two outputs, float16, in
-which a script scales its loss to keep small gradients apart from zero), the turns are done again if
-another gradient comes in than they started from; the next call starts from that.
+Gradients may be in no proportion: with a hook that clamps them, a loss of two outputs, or float16,
+for which a script scales its loss against underflow. Then microbatches run again if the incoming
+gradient differs from the one they started from. The next call starts from the new one.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _NO_STATE = torch.empty(0, dtype=torch.uint8)
 Around = Callable[[bool], AbstractContextManager[None]]
 
 Graphs = Mapping[tuple[bool, str], Callable[[list[Any]], Sequence[Any]]]
-"""What runs the graph of a phase, in the last turn (True) or one before."""
+"""The function that runs the graph of a phase, in the last microbatch (True) or one before."""
 
 
 class Values(Protocol):
     """How the values of a step are handled, be they tensors or lists of them, one per rank."""
 
     def zeros(self, total: Sum) -> Any:
-        """What a sum starts from, or memory for rows."""
+        """The initial value of a sum, or memory for rows."""
         ...
 
     def microbatch(self, number: int) -> Any:
-        """The number of a turn as its graphs take it."""
+        """The number of a microbatch as an input of its graphs."""
         ...
 
     def put(self, rows: Any, microbatch: int, shard: Any) -> None:
-        """Enter the rows of a turn."""
+        """Store the rows of a microbatch."""
         ...
 
 
 class TensorValues:
-    """Those of one rank, on `device`."""
+    """The values of one rank, on `device`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -67,18 +67,18 @@ class TensorValues:
 
 @cache
 def _number(number: int, device: torch.device) -> Tensor:
-    """Made once: a copy to a GPU would have the host wait."""
+    """Cached: a copy to a GPU would make the host wait."""
     with torch.inference_mode(False):
         return torch.tensor([number], device=device)
 
 
 class MicrobatchRun:
-    """A step in turns as it is run, of what is `given` by name, where the losses have the gradients
-    `tangents`; without them there is no backward. Each graph is run inside `around`, which is told
-    whether the turn is the last. Turns go forward and backward in any order, of which
-    `last_microbatches` are done last, forward and backward.
+    """A run of a step in microbatches. `given` are its inputs by name, and `tangents` the gradients
+    of the losses; without them there is no backward. Each graph runs inside `around`, whose
+    argument is whether the microbatch is the last. Microbatches go forward and backward in any
+    order, of which `last_microbatches` are the last in forward and in backward.
 
-    `results` and `gradients` are those so far, by their names in `program`.
+    `results` and `gradients` are the ones computed so far, by their names in `program`.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class MicrobatchRun:
         self.given = {**given, **(tangents or {})}
         self.has_backward = program.backward is not None and tangents is not None
         needed = [s for s in program.sums if tangents is not None or s.phase == "forward"]
-        self.sums = {found.name: values.zeros(found) for found in needed}
-        self.collected = {found.name for found in needed if found.is_collected}
+        self.sums = {total.name: values.zeros(total) for total in needed}
+        self.collected = {total.name for total in needed if total.is_collected}
         self.results: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
         self.saved: dict[int, dict[str, Any]] = {}
-        """What the turns have saved whose backward is to come."""
+        """The tensors saved by microbatches whose backward is to come."""
 
     def forward(self, microbatch: int, received: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The forward of a turn, with what other stages have sent, which is let go once it is read;
-        what they are sent."""
+        """Run the forward of a microbatch with the tensors `received` from other stages, which are
+        released once they are read. Returns the tensors to send."""
         self.saved[microbatch] = {}
         sent = self._run("forward", microbatch, received)
         if not self.has_backward:
@@ -116,8 +116,8 @@ class MicrobatchRun:
         return sent
 
     def backward(self, microbatch: int, received: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The backward of a turn, or the first part of it, likewise. Where all of it is of the
-        whole batch, turns before the last have none."""
+        """Run the backward of a microbatch, or its first part, likewise. If all of it is for the
+        whole batch, only the last microbatch has one."""
         part = self._part("backward", microbatch)
         sent = {} if part.backward is None else self._run("backward", microbatch, received)
         if part.weights is None:
@@ -125,17 +125,17 @@ class MicrobatchRun:
         return sent
 
     def weights(self, microbatch: int) -> None:
-        """The second part of the backward of a turn, if it has any."""
+        """Run the second part of the backward of a microbatch, if it has one."""
         if self._part(WEIGHTS, microbatch).weights is not None:
             self._run(WEIGHTS, microbatch, None)
             del self.saved[microbatch]
 
     def _is_last(self, phase: str, microbatch: int) -> bool:
-        """Whether no turn comes after this one in a phase."""
+        """Whether a microbatch is the last one in a phase."""
         return microbatch == self.last_microbatches[phase != "forward"]
 
     def _part(self, phase: str, microbatch: int) -> Program:
-        """The program of a turn in a phase."""
+        """The program of a microbatch in a phase."""
         part = self.program if self._is_last(phase, microbatch) else self.program.before
         assert part is not None
         return part
@@ -148,10 +148,10 @@ class MicrobatchRun:
         taken = [self._take(name, received, saved) for name in names]
         received.clear()
         with self.around(is_last):
-            found = self.graphs[is_last, phase](taken)
+            computed = self.graphs[is_last, phase](taken)
         sent: dict[str, Any] = {}
         places = {"saved": saved, "sum": self.sums, "grad": self.gradients, "sent": sent}
-        for name, value in zip(outputs, found, strict=True):
+        for name, value in zip(outputs, computed, strict=True):
             if name in self.collected:
                 self.values.put(self.sums[name], microbatch, value)
             else:
@@ -159,7 +159,7 @@ class MicrobatchRun:
         return sent
 
     def _take(self, name: str, received: dict[str, Any], saved: dict[str, Any]) -> Any:
-        """An input of a graph; what is not read again is not held here either."""
+        """An input of a graph; it is released here if it is not read again."""
         if name in self.sums:
             return self.sums[name] if name in self.collected else self.sums.pop(name)
         if name in self.given:
@@ -168,7 +168,7 @@ class MicrobatchRun:
 
 
 def run_microbatches(run: MicrobatchRun) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(results, gradients) of all turns, one after the other."""
+    """(results, gradients) of all microbatches, run one after the other."""
     for microbatch in range(run.program.microbatches):
         run.forward(microbatch)
         if run.has_backward:
@@ -179,15 +179,15 @@ def run_microbatches(run: MicrobatchRun) -> tuple[dict[str, Any], dict[str, Any]
 RunAll = Callable[
     [Mapping[str, Any], Mapping[str, Any] | None], tuple[dict[str, Any], dict[str, Any]]
 ]
-"""Runs all turns, of what is given by name and the gradients of the losses, if there are any: the
-results and the gradients of parameters by their names."""
+"""Runs all microbatches. Takes inputs by name and the gradients of the losses, if there are any;
+returns the results and the gradients of parameters by their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchNames:
-    """What a step in turns takes and makes on one rank, by the names of `Program`: its inputs, its
-    results and gradients, and what backward is given. It `draws` random numbers or does not; its
-    gradients are known to be in proportion to the loss's, if it `is_proportional`."""
+    """The inputs, results, gradients and tangents of a step in microbatches on one rank, by their
+    names in `Program`. `draws` says whether it draws random numbers. If it `is_proportional`, its
+    gradients are known to be in proportion to that of the loss."""
 
     inputs: tuple[str, ...]
     results: tuple[str, ...]
@@ -200,7 +200,7 @@ class MicrobatchNames:
     def of(program: Program) -> MicrobatchNames:
         """Those of a program in microbatches."""
         names = (name for part in program.parts for name in part.forward_inputs)
-        own = {MICROBATCH_INPUT, *(found.name for found in program.sums)}
+        own = {MICROBATCH_INPUT, *(total.name for total in program.sums)}
         return MicrobatchNames(
             tuple(name for name in dict.fromkeys(names) if name not in own),
             tuple(n for n in program.forward_outputs if not n.startswith("saved:")),
@@ -212,7 +212,7 @@ class MicrobatchNames:
 
 
 def microbatch_runner(program: Program, graphs: Graphs, device: torch.device) -> RunAll:
-    """What runs a program in microbatches on one rank."""
+    """The function that runs a program in microbatches on one rank."""
     is_random = draws(program.forward)
 
     def run(
@@ -238,7 +238,7 @@ class MicrobatchedStep:
             num_saved += len(self.tangents) + 1 + len(names.inputs)
         self.saved = tuple(f"saved:{k}" for k in range(num_saved))
         self._next: tuple[Tensor, ...] = ()
-        """The gradients that the turns of the next call start from."""
+        """The gradients that the microbatches of the next call start from."""
 
     def inference(self, inputs: list[Any]) -> list[Tensor]:
         """The results alone."""
@@ -248,9 +248,9 @@ class MicrobatchedStep:
         return [results[name] for name in self.names.results]
 
     def forward(self, inputs: list[Any]) -> list[Tensor]:
-        """The results, then what is `saved`: the gradients; and where they do not follow from those
-        of another gradient of the loss by a factor, what of, and all that it takes to do the turns
-        again."""
+        """The results, then the `saved` tensors, which are the gradients. If these are not known to
+        be in proportion, their tangents, the random state and the inputs follow: microbatches can
+        run again with them."""
         given = list(inputs)
         inputs.clear()
         tangents = self._next or self._first()
@@ -261,7 +261,7 @@ class MicrobatchedStep:
         return [*(results[name] for name in self.names.results), *grads, *more]
 
     def backward(self, inputs: list[Any]) -> list[Tensor]:
-        """The gradients, of what comes in behind what is saved."""
+        """The gradients, from the saved tensors and the tangents behind them."""
         num_grads, num = len(self.names.gradients), len(self.tangents)
         grads, more, given = inputs[:num_grads], inputs[num_grads:-num], inputs[-num:]
         inputs.clear()
@@ -274,11 +274,11 @@ class MicrobatchedStep:
         self._next = tuple(tangent.detach().clone() for tangent in given)
         random = DefaultRandom(self.device)
         with random.replayed(state) if self.names.draws else nullcontext():
-            _, found = self._run(values, self._next)
-        return [found[name] for name in self.names.gradients]
+            _, gradients = self._run(values, self._next)
+        return [gradients[name] for name in self.names.gradients]
 
     def _first(self) -> tuple[Tensor, ...]:
-        """One for the first loss, zero for others, which are mostly looked at alone."""
+        """One for the first loss, zero for others, which are rarely differentiated."""
         dtypes = (getattr(torch, name) for name in self.names.tangent_dtypes.values())
         return tuple(
             torch.full((), float(not k), dtype=dtype, device=self.device)
@@ -295,24 +295,24 @@ class MicrobatchedStep:
 
 
 def _scaled(grads: list[Tensor], given: Tensor) -> list[Tensor]:
-    """Gradients of a loss whose own is `given`, from those of one whose own is 1."""
+    """Gradients for a gradient `given` of the loss, from those for 1."""
     if not keeps_graph() and given.device.type == "cpu" and given.item() == 1:
         return grads
-    found = list[Tensor]()
+    scaled = list[Tensor]()
     factors = {device: given.to(device) for device in {grad.device for grad in grads}}
     for k, grad in enumerate(grads):
-        found.append(grad * factors[grad.device])
-        grads[k] = found[k]
-    return found
+        scaled.append(grad * factors[grad.device])
+        grads[k] = scaled[k]
+    return scaled
 
 
 def replaying(random: DefaultRandom) -> Around:
-    """What is around each turn, so that what is drawn of random numbers for the whole batch is the
-    same in all: `random` starts from where it is now."""
+    """The context of each microbatch, in which `random` starts from its state now, so that all draw
+    the same random numbers for the whole batch."""
     state = random.now()
     return lambda is_last: nullcontext() if is_last else random.replayed(state)
 
 
 def at_once(_: bool) -> AbstractContextManager[None]:
-    """What is around each turn where nothing is drawn."""
+    """The context of each microbatch if nothing is drawn."""
     return nullcontext()

@@ -1,8 +1,9 @@
-"""The step of a pipeline on one rank: its stages' turns in the order of its row of the table.
+"""The step of a pipeline on one rank: its stages' microbatches in the order of its row of the
+pipeline schedule.
 
-What the stages make is shared in the end: the losses, and what else leaves the step whole, go from
-their stage to all ranks; a tied weight's copies add up what each has as its gradient. Of what stays
-where it is, outputs in shards and gradients, a rank of another stage has an empty tensor.
+Results are shared at the end of the step. Losses and other whole results go from their stage to all
+ranks. The copies of a tied weight add up their gradients. Outputs in shards and gradients stay on
+their stage; ranks of other stages have empty tensors for them.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from autopar.runtime.program.stage_messages import (
 
 
 class Leaving(NamedTuple):
-    """A result of the step or a gradient, by its name in `Program`. `source` is the rank that the
-    others have it from; where that is None, ranks without it have nothing of it."""
+    """A result of the step or a gradient, by its name in `Program`. `source` is the rank that sends
+    it to the others; if that is None, ranks without it have nothing of it."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,7 +54,7 @@ class Leaving(NamedTuple):
     source: int | None = None
 
     def empty(self) -> Tensor:
-        """What a rank has that has nothing of it."""
+        """The tensor on a rank that has nothing of it."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def blank(self) -> Tensor:
@@ -62,9 +63,9 @@ class Leaving(NamedTuple):
 
 
 class CopiedGradient(NamedTuple):
-    """The gradient of a tied weight, of which this rank has a piece of `shape`: each process of
-    `group` has the terms of its stages. That of a script's tensor is for all ranks, and of those
-    that have the same terms one `counts`."""
+    """The gradient of a tied weight, of which this rank has a shard of `shape`: each process of
+    `group` has the terms of its stages. For a script's tensor, `group` is all ranks, and only one
+    of those with the same terms `counts`."""
 
     group: dist.ProcessGroup | None
     shape: tuple[int, ...]
@@ -72,8 +73,8 @@ class CopiedGradient(NamedTuple):
 
 
 class RandomMicrobatches(NamedTuple):
-    """Stages that draw random numbers, in their order, each with the link by which it hands on what
-    the next one draws from; `source` is the rank that all others have the last state from."""
+    """Stages that draw random numbers, in their order, and the `links` by which each sends its
+    random state to the next. `source` is the rank that sends the last state to all others."""
 
     stages: tuple[int, ...]
     links: tuple[StageLink, ...]
@@ -82,9 +83,8 @@ class RandomMicrobatches(NamedTuple):
 
 @dataclass(frozen=True)
 class RankSchedule:
-    """A pipeline as one rank knows it. `programs` and `graphs` are those of its stages, bound;
-    `inputs` are those of all stages; `copies` says of what gradients this rank has one of several
-    terms."""
+    """A pipeline on one rank. `programs` and `graphs` are those of its stages, bound; `inputs` are
+    those of all stages; `copies` has the gradients of which this rank has one of several terms."""
 
     actions: PipelineSchedule
     route: RankLinks
@@ -101,11 +101,11 @@ class RankSchedule:
     device: torch.device
     pre_step_check: PreStepCheck | None = None
     done: set[tuple[Pass, ...]] = field(default_factory=set, init=False)
-    """The kinds of actions that were all done before."""
+    """Sets of kinds of actions that have run before."""
     _exchanges: dict[tuple[Pass, ...], Exchanges] = field(default_factory=dict, init=False)
 
     def exchanges(self, kinds: Sequence[Pass]) -> Exchanges:
-        """What goes to and fro while ranks do the actions of these kinds."""
+        """The messages while ranks do the actions of these kinds."""
         key = tuple(kinds)
         if key not in self._exchanges:
             rows = tuple(tuple(a for a in row if a.kind in kinds) for row in self.actions.rows)
@@ -114,7 +114,7 @@ class RankSchedule:
 
     @property
     def names(self) -> MicrobatchNames:
-        """What a step takes and makes here."""
+        """The names of the step's inputs and results here."""
         return MicrobatchNames(
             self.inputs,
             tuple(each.name for each in self.results),
@@ -126,7 +126,7 @@ class RankSchedule:
 
 
 class _Pass:
-    """One way through the table, or through its forwards, or its backwards alone."""
+    """One run of the pipeline schedule, or of its forwards or backwards alone."""
 
     def __init__(
         self, schedule: RankSchedule, given: Mapping[str, Any], tangents: Mapping[str, Any] | None
@@ -136,7 +136,8 @@ class _Pass:
         self.draws = True
         """Whether graphs may draw random numbers: those of backward do not."""
         self.states: dict[int, Tensor] = {}
-        """What each stage that draws starts from, and behind the last one what it ends with."""
+        """The random state that each drawing stage starts from, and behind the last one its final
+        state."""
         if schedule.random is not None:
             self.states[schedule.random.stages[0]] = self.random.now()
         values, table = TensorValues(schedule.device), schedule.actions
@@ -154,28 +155,28 @@ class _Pass:
         }
 
     def do(self, kinds: Sequence[Pass]) -> None:
-        """All actions of these kinds. What the next one needs is asked for before the present one,
-        once graphs are compiled and if it can come by then: on a GPU it is a kernel that waits on
-        the device, and whoever waits for all of the device, as a compiler does that tries kernels,
-        waits for it."""
-        line = self.schedule
-        is_first = tuple(kinds) not in line.done
+        """Run all actions of these kinds. The receives of the next action are posted before the
+        present one, once graphs are compiled and if the messages can arrive by then. On a GPU a
+        receive is a kernel that waits on the device. It would block a compiler that tunes kernels,
+        and so waits for all of the device."""
+        schedule = self.schedule
+        is_first = tuple(kinds) not in schedule.done
         self.draws = Pass.FORWARD in kinds
-        exchanges = line.exchanges(kinds)
-        mail = StageMessages(exchanges, line.channels, line.device, self._awaiting)
+        exchanges = schedule.exchanges(kinds)
+        messages = StageMessages(exchanges, schedule.channels, schedule.device, self._awaiting)
         own = exchanges.own
         try:
             for place, action in enumerate(own):
-                mail.expect(action)
+                messages.expect(action)
                 for later in own[place + 1 : place + 2]:
                     if not is_first and later not in exchanges.answers:
-                        mail.expect(later)
-                self._act(mail, action)
-            mail.finish()
-            line.done.add(tuple(kinds))
+                        messages.expect(later)
+                self._act(messages, action)
+            messages.finish()
+            schedule.done.add(tuple(kinds))
         except BaseException:
-            if line.channels is not None:
-                line.channels.break_off()
+            if schedule.channels is not None:
+                schedule.channels.break_off()
             raise
 
     def _act(self, messages: StageMessages, action: Action) -> None:
@@ -188,22 +189,22 @@ class _Pass:
         received = messages.take(action)
         if RANDOM in received:
             self.states[stage] = received.pop(RANDOM).cpu()
-        # In one place, where it is let go once it is read.
+        # The only references, which are released once they are read.
         named = {f"received:{name}": received.pop(name) for name in list(received)}
         does = {Pass.FORWARD: run.forward, Pass.BACKWARD: run.backward}[kind]
         sent = does(microbatch, named) if kind is Pass.FORWARD or run.has_backward else {}
         links = (send_plan.link for send_plan in messages.exchanges.sends[action])
-        pieces = {
+        shards = {
             link: self.states[link.target].to(self.schedule.device)
             if link.name == RANDOM
             else sent[f"sent:{link.target}:{link.name}"]
             for link in links
         }
-        messages.give(action, pieces)
+        messages.give(action, shards)
 
     def _around(self, stage: int) -> Around:
-        """What is around the graphs of a stage: each turn draws what the whole batch would, from
-        where the stage before it was after a turn."""
+        """The context of the graphs of a stage: each microbatch draws as the whole batch would,
+        from the random state of the stage before it after a microbatch."""
         random = self.schedule.random
         if random is None or stage not in random.stages:
             return at_once
@@ -235,37 +236,37 @@ class _Pass:
         )
 
     def results(self) -> dict[str, Any]:
-        """Those of all stages, and random numbers go on from where the last of them is. A
+        """The results of all stages. Random numbers go on from the state of the last stage. A
         collective call."""
-        made = {name: x for run in self.runs.values() for name, x in run.results.items()}
+        own = {name: x for run in self.runs.values() for name, x in run.results.items()}
         with self._sharing():
-            found = {each.name: self._shared(each, made.get(each.name))
+            shared = {each.name: self._shared(each, own.get(each.name))
                      for each in self.schedule.results}  # fmt: skip
             if self.schedule.random is not None:
                 state = self.states.get(-1, self.random.now()).to(self.schedule.device)
                 self._broadcast(state, self.schedule.random.source)
                 self.random.go_on_from(state.cpu())
-        return found
+        return shared
 
     def gradients(self) -> dict[str, Any]:
-        """Those of this rank's parameters. A collective call."""
-        found: dict[str, Tensor] = {}
+        """The gradients of this rank's parameters. A collective call."""
+        gradients: dict[str, Tensor] = {}
         for run in self.runs.values():
             for name, gradient in run.gradients.items():
-                found[name] = found[name] + gradient if name in found else gradient
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
         with self._sharing():
             for each in self.schedule.gradients:
                 copied = self.schedule.copies.get(each.name)
                 if copied is not None:
                     zeros = torch.zeros(copied.shape, dtype=each.dtype, device=each.device)
-                    own = found.setdefault(each.name, zeros) if copied.counts else zeros
-                    found[each.name] = own
+                    own = gradients.setdefault(each.name, zeros) if copied.counts else zeros
+                    gradients[each.name] = own
                     # A parameter may live on the host.
                     on_device = own.to(self.schedule.device)
                     dist.all_reduce(on_device, group=copied.group)
                     own.copy_(on_device)
         return {
-            each.name: found[each.name] if each.name in found else each.empty()
+            each.name: gradients[each.name] if each.name in gradients else each.empty()
             for each in self.schedule.gradients
         }
 
@@ -290,7 +291,7 @@ class _Pass:
 def make_pipelined_step(
     schedule: RankSchedule, timed: Callable[[str, Any], Any], **shown: Any
 ) -> Step:
-    """The step of a pipeline, whose passes are `timed`; `shown` is what `Step` says of results."""
+    """The step of a pipeline, whose passes are `timed`; `shown` are further arguments of `Step`."""
     names, has_backward = schedule.names, bool(schedule.gradients)
     if has_backward and any(program.microbatches > 1 for program in schedule.programs.values()):
         whole = MicrobatchedStep(names, partial(run_rank_schedule, schedule), schedule.device)
@@ -312,13 +313,13 @@ def run_rank_schedule(
     schedule: RankSchedule, given: Mapping[str, Any], tangents: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(results, gradients) of a step in microbatches."""
-    found = _Pass(schedule, given, tangents)
-    found.do([Pass.FORWARD] if tangents is None else list(Pass))
-    return found.results(), {} if tangents is None else found.gradients()
+    step_pass = _Pass(schedule, given, tangents)
+    step_pass.do([Pass.FORWARD] if tangents is None else list(Pass))
+    return step_pass.results(), {} if tangents is None else step_pass.gradients()
 
 
 class _Once:
-    """A step of one microbatch, whose backward waits for the gradients that it is given."""
+    """A step of one microbatch, whose backward runs with its incoming gradients."""
 
     def __init__(self, schedule: RankSchedule) -> None:
         self.schedule = schedule
@@ -338,28 +339,28 @@ class _Once:
         return [results[each.name] for each in self.schedule.results]
 
     def forward(self, inputs: list[Any]) -> list[Tensor]:
-        """The results, then what is `saved`."""
+        """The results, then the `saved` tensors."""
         given = dict(zip(self.schedule.inputs, inputs, strict=True))
         inputs.clear()
-        # Backward has gradients of its own: these say that there is to be one.
-        found = _Pass(self.schedule, given, {})
-        found.do([Pass.FORWARD])
-        results = found.results()
-        saved = [found.runs[stage].saved[0][name] for stage, name in self._saved]
+        # Empty tangents, not None: there will be a backward, with tangents of its own.
+        step_pass = _Pass(self.schedule, given, {})
+        step_pass.do([Pass.FORWARD])
+        results = step_pass.results()
+        saved = [step_pass.runs[stage].saved[0][name] for stage, name in self._saved]
         return [*(results[each.name] for each in self.schedule.results), *saved]
 
     def backward(self, inputs: list[Any]) -> list[Tensor]:
-        """The gradients, of what comes in behind what is saved."""
+        """The gradients, from the saved tensors and the tangents behind them."""
         num = len(self._saved)
         saved, given = inputs[:num], inputs[num:]
         inputs.clear()
         tangents = dict(zip(self.schedule.tangent_dtypes, given, strict=True))
-        found = _Pass(self.schedule, {}, tangents)
-        for run in found.runs.values():
+        step_pass = _Pass(self.schedule, {}, tangents)
+        for run in step_pass.runs.values():
             run.saved[0] = {}
         for (stage, name), value in zip(self._saved, saved, strict=True):
-            found.runs[stage].saved[0][name] = value
+            step_pass.runs[stage].saved[0][name] = value
         saved.clear()
-        found.do([Pass.BACKWARD, Pass.WEIGHTS])
-        gradients = found.gradients()
+        step_pass.do([Pass.BACKWARD, Pass.WEIGHTS])
+        gradients = step_pass.gradients()
         return [gradients[each.name] for each in self.schedule.gradients]

@@ -1,8 +1,8 @@
 """The local graphs of a plan, the same for all ranks.
 
-Collectives in them are ops of `torch.ops._c10d_functional` whose group is the name of a mesh axis,
-and what depends on the rank is one of `symbols`. `codegen.bind` puts process groups and constants
-in their place for one rank; `spmd` runs them as they are, for all ranks at once.
+Collectives in them are ops of `torch.ops._c10d_functional` whose group is the name of a mesh axis.
+Ops that depend on the rank are `symbols`. `codegen.bind` replaces both by process groups and
+constants for one rank; `spmd` runs the graphs as they are, for all ranks at once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from torch import fx
 from autopar.ir.sharding import Sharding
 
 MICROBATCH_INPUT = "microbatch:"
-"""The input of a graph that is the number of its turn."""
+"""The input of a graph that is the number of its microbatch."""
 
 WEIGHTS = "weights"
-"""The name of the second part of backward, where that comes in two."""
+"""The name of the second part of backward, if it has two."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """What turns hand on under `name`, an input of the graph of `phase` and, before the last turn,
-    an output: a sum so far, of `shape` and the dtype named. Or, if it `is_collected`, rows: each
-    turn has one of dim 1 of `shape`, which leaves its graph, and the last takes all before it."""
+    """A value that microbatches pass on under `name`: an input of the graph of `phase` and, before
+    the last microbatch, an output. It is a sum so far, of `shape` and `dtype`. If it
+    `is_collected`, it is rows: each microbatch returns one of dim 1 of `shape`, and the last takes
+    those of all before it."""
 
     name: str
     phase: str
@@ -40,22 +41,21 @@ class Program:
 
     `forward_inputs` are `param:NAME` (this rank's shard, as stored), `buffer:NAME` and `input:I`
     (whole). `forward_outputs` are `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME` (the new
-    value of a buffer), `update:NAME` (of a parameter, sharded as it is stored), and `saved:K`,
-    which may be one of the inputs itself. `backward_inputs` are `saved:K` and
-    `tangent:POS`, `backward_outputs` are `grad:NAME`, sharded as the parameter is stored.
-    `backward` is None where there is nothing to differentiate. `detached_shardings` gives the
-    sharding of each detached output by its position.
+    value of a buffer), `update:NAME` (of a parameter, sharded as it is stored), and `saved:K`. A
+    saved tensor may be an input itself. `backward_inputs` are `saved:K` and `tangent:POS`,
+    `backward_outputs` are `grad:NAME`, sharded as the parameter is stored. `backward` is None where
+    there is nothing to differentiate. `detached_shardings` gives the sharding of each detached
+    output by its position.
 
-    In microbatches these are the graphs of the last of `microbatches`, and those of each turn
-    before it are `before`, whose outputs are `sums` and what is saved. Both take `sums` too, and
-    `MICROBATCH_INPUT`, the number of the turn in a tensor of one element; `tangent_dtypes` are
-    those of what backward is given, to which its gradients are known to be in proportion if it
-    `is_proportional`.
+    With microbatches these are the graphs of the last of `microbatches`. `before` has the graphs of
+    the others, whose outputs are `sums` and saved tensors. Both also take `sums`, and
+    `MICROBATCH_INPUT`, the number of the microbatch in a tensor of one element. `tangent_dtypes`
+    are the dtypes of tangents; if it `is_proportional`, gradients are known to be in proportion to
+    these.
 
-    Those of a stage of a pipeline have `received:NAME` among their inputs, and `sent:STAGE:NAME`
-    among their outputs, of tensors of the whole step (`ir.passes.stages`). Where its backward comes
-    in two parts, `weights` is the second: the first hands it what it takes as further `saved:K`,
-    and it has the gradients.
+    In a pipeline stage, inputs include `received:NAME`, and outputs `sent:STAGE:NAME`, of tensors
+    of the whole step (`ir.passes.stages`). If its backward has two parts, `weights` is the second.
+    It takes further `saved:K` from the first, and returns the gradients.
     """
 
     forward: fx.GraphModule
@@ -75,7 +75,7 @@ class Program:
     weights_outputs: tuple[str, ...] = ()
 
     def names(self, phase: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What the graph of a phase, or of `WEIGHTS`, takes and returns."""
+        """(inputs, outputs) of the graph of a phase, or of `WEIGHTS`."""
         if phase == "forward":
             return self.forward_inputs, self.forward_outputs
         if phase == WEIGHTS:
@@ -91,12 +91,12 @@ class Program:
 
     @property
     def parts(self) -> tuple[Program, ...]:
-        """The program of the last turn, and that of those before it."""
+        """The program of the last microbatch, then that of the others."""
         return (self,) if self.before is None else (self, self.before)
 
     @property
     def graphs(self) -> dict[tuple[bool, str], fx.GraphModule]:
-        """The graph of each phase, by whether it is that of the last turn."""
+        """The graphs, by (whether it is for the last microbatch, phase)."""
         return {
             (part is self, phase): gm
             for part in self.parts

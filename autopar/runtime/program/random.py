@@ -1,9 +1,9 @@
 """Random numbers that are the same on every rank.
 
-Ops that draw random numbers run whole on every rank, and must draw the same there. Where ranks are
-handed the same batch, all keep their default generators alike (`process/drawing`), and programs
-draw from these. Where each has rows of its own, its default generator is its own as well: programs
-draw from a state apart, which starts as rank 0's default generator was at the first call.
+Ops that draw random numbers run whole on every rank, and must draw the same there. With global
+inputs, the default generators of all ranks have the same state (`generators`), and programs draw
+from these. With local inputs, each rank's default generator is its own. Programs draw from a
+separate state, which starts as rank 0's default generator was at the first call.
 """
 
 from __future__ import annotations

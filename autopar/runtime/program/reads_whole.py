@@ -1,4 +1,4 @@
-"""What a script reads of a tensor in shards by itself, without an op: all of it."""
+"""Reads of a tensor in shards without an op: all of it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _LINEARIZED = (
 
 
 def check_derivatives_of(op: Any) -> None:
-    """AutoparError where an op on shards is written down for later, as `torch.func.linearize`
-    does."""
+    """AutoparError if an op on shards is traced for later, as by `torch.func.linearize`."""
     if is_forward_mode() and is_traced():
         raise AutoparError(f"{op}: {_LINEARIZED}")
 
 
 def storage_of_shard(shard: Tensor, *, in_shards: bool) -> torch.UntypedStorage:
-    """The memory of this rank's piece, for libraries that ask whether tensors share it.
+    """The memory of this rank's shard, for libraries that ask whether tensors share it.
     AutoparError for a script, which would take it for that of the whole tensor."""
     if in_shards and is_read_by_script():
         raise AutoparError(_STORAGE)
@@ -39,7 +38,7 @@ def storage_of_shard(shard: Tensor, *, in_shards: bool) -> torch.UntypedStorage:
 
 
 class ReadsWhole:
-    """Text, arrays, lists, copies and files of a tensor of which this rank has a `shard`."""
+    """Text, arrays, lists, copies and files of a whole tensor, of which this rank has a `shard`."""
 
     shard: Tensor
     in_shards: bool
@@ -70,14 +69,14 @@ class ReadsWhole:
         return self.full_tensor().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        found = memo[id(self)] = self.full_tensor().__deepcopy__(memo)
-        return found
+        copy = memo[id(self)] = self.full_tensor().__deepcopy__(memo)
+        return copy
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return storage_of_shard(self.shard, in_shards=self.in_shards)
 
     def share_memory_(self) -> Any:
-        """Bring this rank's piece into memory that processes share."""
+        """Move this rank's shard to memory that processes share."""
         self.shard.share_memory_()
         return self
 

@@ -1,11 +1,11 @@
-"""Outputs of which every rank holds a piece, and which behave as the whole tensor.
+"""Outputs in shards, which behave as the whole tensor.
 
-A script of one device reads a model's logits as any tensor. On several ranks they stay as they were
-computed, in shards, which no rank may have the memory to put together. An op that DTensor does
-right, with plain tensors beside, works on the shards; for any other, where values are read (`item`,
-`tolist`, `numpy`, printing, saving) or go to another device, the tensor is put together first: a
-collective call, which every rank makes, as every rank runs the same script. What comes out is a
-plain tensor unless it is in shards again.
+A script of one device reads a model's logits as any tensor. On several ranks they stay in shards,
+since no rank may have the memory to gather them. An op that DTensor does right, also with plain
+tensors, runs on the shards. For any other op, for reads of values (`item`, `tolist`, `numpy`,
+printing, saving), and on the way to another device, the tensor is gathered first. That is a
+collective call, which every rank makes, since every rank runs the same script. Results are plain
+tensors unless they are in shards.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class ShardedOutput(ReadsWhole, Tensor):
     shard: Tensor
     place: Place
     view_of: Copied | None
-    """What it was made of, if it has whole values of its own where eager has a view: what is
-    written to it is to be found there, and the other way round."""
+    """Its base, if it is a whole copy where eager has a view: writes to either must be visible in
+    the other."""
     writes: int
     """How often it was written to."""
     seen: int
-    """How often what it is a view of was, when its values were copied."""
+    """How often its base was written to when its values were copied."""
 
     __torch_function__ = no_torch_function
 
@@ -106,23 +106,23 @@ class ShardedOutput(ReadsWhole, Tensor):
         leaves = flatten((args, given))[0]
         reads = not (func._schema.is_mutable or draws_numbers(func))
         if reads and needs_no_other(func, args, leaves):
-            made = _on_shards(func, args, given)
-            if made is not NotImplemented and (not is_view(func) or _shares(made, args[0])):
-                note(made, func, args, given, view=is_view(func))
-                return made
+            result = _on_shards(func, args, given)
+            if result is not NotImplemented and (not is_view(func) or _shares(result, args[0])):
+                note(result, func, args, given, view=is_view(func))
+                return result
         with jointly(func, leaves, reads=reads or not changes_shards(func, args, given)) as joint:
             if joint:
-                made = _done_together(func, args, given)
+                result = _done_together(func, args, given)
             elif is_view(func):
-                made = view_of_whole(func, args, given)  # of which no change may be lost
+                result = view_of_whole(func, args, given)  # of which no change may be lost
             else:
                 return func(*map_tensors(whole_alone, args), **map_tensors(whole_alone, given))
-        note(made, func, args, given, view=is_view(func))
-        return made
+        note(result, func, args, given, view=is_view(func))
+        return result
 
     @property
     def in_shards(self) -> bool:
-        """Whether other ranks have values that this one has not."""
+        """Whether other ranks have values that this one does not have."""
         return self.view_of is not None or _is_elsewhere(self) or not self._is_whole
 
     @property
@@ -134,7 +134,7 @@ class ShardedOutput(ReadsWhole, Tensor):
         return _Whole.apply(self)
 
     def to_dtensor(self) -> DTensor:
-        """The DTensor of this rank's piece and those of the others, without gradient."""
+        """The DTensor of all ranks' shards, without gradient."""
         return _dtensor(self.detach())
 
     @property
@@ -157,10 +157,10 @@ class ShardedOutput(ReadsWhole, Tensor):
         whole = whole_of(value.detach())
         whole = whole if isinstance(value, ShardedOutput | DTensor) else of_rank_0(whole)
         mesh = self.place.mesh
-        # Memory of its own, as in eager: what shared that of before keeps its values.
-        piece = whole if mesh is None else cut_shard(whole, mesh, self.placements)
+        # Memory of its own, as in eager: tensors that shared the previous memory keep their values.
+        shard = whole if mesh is None else cut_shard(whole, mesh, self.placements)
         self.shard, self.view_of = (
-            _physical(piece).clone(memory_format=torch.contiguous_format),
+            _physical(shard).clone(memory_format=torch.contiguous_format),
             None,
         )
 
@@ -183,8 +183,8 @@ class _Whole(torch.autograd.Function):
 
 
 def output(shard: Tensor, place: Place | None) -> Tensor:
-    """The output of which a rank holds `shard`, even as those of the others: a plain tensor where
-    that is all of it."""
+    """The output of which a rank holds `shard`, as large as the others'; a plain tensor if that is
+    all of it."""
     if place is None or (place.shape is None and all(p.is_replicate() for p in place.placements)):
         return shard
     assert place.mesh is not None
@@ -192,13 +192,13 @@ def output(shard: Tensor, place: Place | None) -> Tensor:
     for size, placement in zip(place.mesh.shape, place.placements, strict=True):
         if isinstance(placement, Shard) and place.shape is None:
             shape[placement.dim] *= size
-    made = ShardedOutput(shard, place, torch.empty(shape, dtype=shard.dtype, device="meta"))
-    know_output(made)
-    return made
+    sharded = ShardedOutput(shard, place, torch.empty(shape, dtype=shard.dtype, device="meta"))
+    know_output(sharded)
+    return sharded
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """All of a tensor, plain. A collective call where ranks hold pieces."""
+    """All of a tensor, plain. A collective call if it is in shards."""
     if not isinstance(tensor, ShardedOutput):
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     if not tensor.in_shards:
@@ -221,15 +221,15 @@ def _done_together(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return _written(func, args, kwargs)
     if is_view(func):
         return _view(func, args, kwargs)
-    found = _on_shards(func, args, kwargs)
-    if found is not NotImplemented:
-        return found
-    made = func(*map_tensors(whole_of, args), **map_tensors(whole_of, kwargs))
-    return map_tensors(of_rank_0, made) if draws_numbers(func) else made
+    result = _on_shards(func, args, kwargs)
+    if result is not NotImplemented:
+        return result
+    result = func(*map_tensors(whole_of, args), **map_tensors(whole_of, kwargs))
+    return map_tensors(of_rank_0, result) if draws_numbers(func) else result
 
 
 def _root(x: Tensor) -> ShardedOutput | DTensor:
-    """What a view of copies is a view of in the end."""
+    """The base of a view, through views that are copies."""
     while isinstance(x, ShardedOutput) and x.view_of is not None:
         x = x.view_of.args[0]
     assert isinstance(x, ShardedOutput | DTensor)
@@ -238,8 +238,8 @@ def _root(x: Tensor) -> ShardedOutput | DTensor:
 
 @torch.no_grad()
 def _refresh(x: ShardedOutput) -> None:
-    """A view that is a copy has the values of now. A collective call, but where an output is known
-    not to be written to since: whatever may write to a DTensor."""
+    """Update a view that is a copy. A collective call, unless its base is an output that was not
+    written to since. Writes to a DTensor are not counted."""
     if x.view_of is None:
         return
     root = _root(x)
@@ -249,8 +249,8 @@ def _refresh(x: ShardedOutput) -> None:
 
 
 def _physical(x: Tensor) -> Tensor:
-    """Its values as they are in memory: a flag that says they are meant conjugated, or negative, is
-    lost where they are sent."""
+    """Its values in memory, without the conjugate and negative flags, which are lost when it is
+    sent."""
     return x.resolve_conj().resolve_neg()
 
 
@@ -259,7 +259,7 @@ def _writes(root: ShardedOutput | DTensor) -> int:
 
 
 def _is_elsewhere(x: ShardedOutput) -> bool:
-    """Whether there are ranks that have nothing of it."""
+    """Whether some ranks have nothing of it."""
     mesh = x.place.mesh
     return mesh is not None and is_of_some_ranks(mesh)
 
@@ -268,7 +268,7 @@ def _dtensor(x: Tensor) -> Any:
     if not isinstance(x, ShardedOutput):
         return x
     if x.place.mesh is not None and not x.dim():
-        # `from_local` takes a shape of no dims for none, and that of the piece instead.
+        # `from_local` takes a shape without dims for None, and uses that of the shard instead.
         return dtensor_of(x.shard, x, x.place.mesh, x.placements)
     return DTensor.from_local(
         x.shard, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
@@ -276,11 +276,11 @@ def _dtensor(x: Tensor) -> Any:
 
 
 def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What `func` makes of the shards; NotImplemented where DTensor has no way, or may have one on
-    ranks with shards alone: all are to go the same way."""
+    """The result of `func` on the shards. NotImplemented if DTensor cannot compute it, or may be
+    able to on some ranks alone: all must do the same."""
     given = [x for x in flatten((args, kwargs))[0] if isinstance(x, ShardedOutput)]
     elsewhere = (_is_elsewhere(x) or leaves_mesh(x, kwargs.get("device")) for x in given)
-    # To views of tensors without elements DTensor has no end.
+    # DTensor does not terminate for views of tensors without elements.
     if any(elsewhere) or not all(x.numel() for x in given):
         return NotImplemented
     try:
@@ -294,7 +294,7 @@ def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 
 def _placed(result: Tensor) -> Tensor:
-    """A result of DTensor's: a plain tensor where it is whole, added up where it is partial."""
+    """A result of DTensor's: reduced if it is partial, and a plain tensor if it is replicated."""
     if not isinstance(result, DTensor):
         return result
     placements = [Replicate() if p.is_partial() else p for p in result.placements]
@@ -307,41 +307,42 @@ def _placed(result: Tensor) -> Tensor:
 
 
 def _view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A view of shards, or else one of a copy that is whole."""
+    """A view of shards, or else one of a whole copy."""
     source = args[0]
     if func in VIEWS and isinstance(source, ShardedOutput) and not takes_a_part(func, args):
-        found = _on_shards(func, args, kwargs)
-        if _shares(found, source):
-            return found
+        view = _on_shards(func, args, kwargs)
+        if _shares(view, source):
+            return view
     return view_of_whole(func, args, kwargs)
 
 
 def view_of_whole(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A view of a whole copy of its first argument, a ShardedOutput or a DTensor, where what is
-    written to the view is to be found as well. A collective call."""
-    made = func(whole_of(args[0]), *args[1:], **kwargs)
+    """A view of a whole copy of its first argument, a ShardedOutput or a DTensor, to which writes
+    to the view are copied. A collective call."""
+    view = func(whole_of(args[0]), *args[1:], **kwargs)
     shape = args[0].shape
-    if isinstance(made, Tensor):
-        return ShardedOutput(made, NOWHERE, made, Copied(func, args, kwargs, None, shape))
+    if isinstance(view, Tensor):
+        return ShardedOutput(view, NOWHERE, view, Copied(func, args, kwargs, None, shape))
     return [
         ShardedOutput(x, NOWHERE, x, Copied(func, args, kwargs, index, shape))
-        for index, x in enumerate(made)
+        for index, x in enumerate(view)
     ]
 
 
 def _become(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An op that makes its argument a view of itself."""
+    """An op that makes its argument a view of itself in place, such as `squeeze_`."""
     x, *rest = args
     before = ShardedOutput(x.shard, x.place, torch.empty_like(x, device="meta"), x.view_of)
     before.writes, before.seen = x.writes, x.seen
-    made = _view(as_view(func), (before, *rest), kwargs)
-    x.shard, x.place, x.view_of, x.seen = made.shard, made.place, made.view_of, made.seen
+    view = _view(as_view(func), (before, *rest), kwargs)
+    x.shard, x.place, x.view_of, x.seen = view.shard, view.place, view.view_of, view.seen
     reshape_wrapper(func, args, kwargs)
     return x
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An op that writes into its arguments: on whole copies, of which each rank keeps its piece."""
+    """An op that writes into its arguments: on whole copies, from which each rank takes its
+    shard."""
     copies: dict[int, Tensor] = {}
     written = [x for x in written_by(func, args, kwargs) if isinstance(x, ShardedOutput)]
     roots: list[tuple[ShardedOutput | DTensor, Tensor]] = []
@@ -386,7 +387,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _keep(x: ShardedOutput | DTensor, whole: Tensor) -> None:
     if whole.shape != x.shape:
         raise AutoparError(RESIZED.format(now=tuple(whole.shape), was=tuple(x.shape)))
-    mesh, piece = x.device_mesh, shard_of(x) if isinstance(x, DTensor) else x.shard
+    mesh, shard = x.device_mesh, shard_of(x) if isinstance(x, DTensor) else x.shard
     if isinstance(x, ShardedOutput):
         x.writes += 1
-    piece.copy_(whole if mesh is None else cut_shard(whole, mesh, x.placements))
+    shard.copy_(whole if mesh is None else cut_shard(whole, mesh, x.placements))

@@ -1,4 +1,4 @@
-"""What is known of ops on outputs in shards, and what is said of those that cannot be."""
+"""Properties of ops on outputs in shards, and errors for ops that cannot run on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VIEWS = frozenset(
         aten.view.default,
     }
 )  # fmt: skip
-"""Views that shards have, where they leave the dims alone that are cut."""
+"""Views that shards have, if they do not change sharded dims."""
 
 _LOCAL_VIEWS = frozenset(
     {
@@ -40,8 +40,8 @@ _LOCAL_VIEWS = frozenset(
 
 
 class Place(NamedTuple):
-    """Where the pieces of a tensor are: placements, as DTensor has them, on a mesh. `shape` is that
-    of the whole where some ranks are not of the mesh, and have nothing that tells."""
+    """Where the shards of a tensor are: DTensor's placements on a mesh. `shape` is that of the
+    whole if some ranks are outside of the mesh, and have no shard that shows it."""
 
     mesh: DeviceMesh | None
     placements: tuple[Placement, ...]
@@ -62,11 +62,11 @@ class Copied(NamedTuple):
     shape: torch.Size
 
     def apply_to(self, source: Any) -> Any:
-        """The view of another one."""
+        """The same view of another tensor."""
         if source.shape != self.shape:
             raise AutoparError(RESHAPED.format(op=self.func, was=tuple(self.shape)))
-        made = self.func(source, *self.args[1:], **self.kwargs)
-        return made if self.index is None else made[self.index]
+        result = self.func(source, *self.args[1:], **self.kwargs)
+        return result if self.index is None else result[self.index]
 
 
 RESIZED = (
@@ -118,13 +118,13 @@ RESHAPED = (
 
 
 def leaves_mesh(x: Tensor, device: torch.device | None) -> bool:
-    """Whether what an op makes of `x` is to be on a device that its mesh is not of: DTensor would
-    have it back there at the next op."""
+    """Whether an op moves `x` to a kind of device that is not its mesh's: DTensor would move it
+    back at the next op."""
     return device is not None and device.type != x.device.type
 
 
 def needs_no_other(func: Any, args: Sequence[Any], leaves: Sequence[Any]) -> bool:
-    """Whether each rank makes of its pieces what it has of a result, and needs none of others."""
+    """Whether each rank can compute its shard of the result from its own shards."""
     if func in _LOCAL_VIEWS:
         return hasattr(args[0], "shard") and not takes_a_part(func, args)
     given = [x for x in leaves if isinstance(x, Tensor)]
@@ -141,7 +141,7 @@ def changes_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def takes_a_part(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a view takes a part of a dim that is cut."""
+    """Whether a view takes a part of a sharded dim."""
     if func not in (aten.select.int, aten.slice.Tensor):
         return False
     dim = args[1] % args[0].dim() if len(args) > 1 else 0

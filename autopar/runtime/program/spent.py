@@ -20,14 +20,14 @@ def leaves_graph(
     create_graph: bool = False,
     **_: Any,
 ) -> bool:
-    """Whether a call of `torch.autograd.grad` with these arguments leaves what was saved."""
+    """Whether a call of `torch.autograd.grad` with these arguments retains saved tensors."""
     return create_graph if retain_graph is None else retain_graph
 
 
 @contextmanager
 def spending_noted() -> Generator[list[bool], None, None]:
-    """Gives a list that has an item for each call of `torch.autograd.grad` inside that gives up
-    what was saved. `is_spent` may be dear, and what unpacks what was saved has effects."""
+    """Yields a list with an item for each call of `torch.autograd.grad` inside that frees saved
+    tensors. `is_spent` may be slow, and unpacking saved tensors has side effects."""
     spending: list[bool] = []
     grad = torch.autograd.grad
 
@@ -41,8 +41,8 @@ def spending_noted() -> Generator[list[bool], None, None]:
 
 
 def is_spent(tensor: Tensor) -> bool:
-    """Whether what was saved for a backward from `tensor` was given up by one before, somewhere on
-    the way: eager says then that one goes backward a second time."""
+    """Whether an earlier backward has freed tensors saved in the graph of `tensor`: eager then
+    raises its error for a second backward."""
     seen: set[Any] = set()
     pending: list[Any] = [tensor.grad_fn]
     while pending:
@@ -57,8 +57,8 @@ def is_spent(tensor: Tensor) -> bool:
 
 
 def _gave_up(node: Any) -> bool:
-    """What a node of autograd saved are attributes whose names start so, and of a function of
-    the user's `saved_tensors`."""
+    """Saved tensors of an autograd node are attributes with this prefix, or `saved_tensors` of a
+    custom function."""
     for name in dir(node):
         if name == "saved_tensors" or name.startswith("_saved_"):
             try:

@@ -1,8 +1,8 @@
-"""What ranks of a pipeline send each other in a step: each tensor from the ranks that hold pieces
-of it to those of the stage that reads it, piece by piece.
+"""Messages between ranks of a pipeline in a step: parts of shards, from the ranks that hold a
+tensor to those of the stage that reads it.
 
-Messages from one rank to another come in the order in which the one sends them, which follows from
-its row of the table of actions. The other asks for them in that order, an action ahead of need.
+Messages from one rank to another arrive in the order of sending, which follows from the sender's
+row of the pipeline schedule. The receiver posts receives in that order, one action ahead.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from autopar.ir.passes.stages import StageLink
 from autopar.ir.pipeline import Action, Pass, answers
 
 RANDOM = "the state of random numbers"
-"""What stands for a tensor's name where a stage hands on what the next one draws from: once, of the
-microbatch that it does first, to the action that the next one does first."""
+"""The name of the random state that a stage sends to the next drawing one: once, after its first
+microbatch, for the first action of the other."""
 
 Rows = tuple[tuple[Action, ...], ...]
-"""What each rank of a pipeline does, one after the other."""
+"""The actions of each rank of a pipeline, in order."""
 
 
 class Awaited(NamedTuple):
-    """What comes along a link from a rank, of a microbatch, or once."""
+    """A message along a link from a rank, for a microbatch, or once."""
 
     link: StageLink
     microbatch: int
@@ -37,15 +37,15 @@ class Awaited(NamedTuple):
 
 
 def awaited(link: StageLink, microbatch: int, peer: int) -> Awaited:
-    """What an action of a microbatch sends along a link, or reads."""
+    """The message that an action of a microbatch sends or reads along a link."""
     return Awaited(link, 0 if link.name == RANDOM else microbatch, peer)
 
 
 class Channels(Protocol):
-    """Ways between single ranks; `send` and `receive` return what is to be waited for."""
+    """Channels between single ranks; `send` and `receive` return a work to wait for."""
 
     def break_off(self) -> None:
-        """A step has failed: what is under way is lost, and nothing can follow it."""
+        """A step has failed: messages under way are lost, and none can follow them."""
         ...
 
     def send(self, target: int, tensor: Tensor) -> Any: ...
@@ -54,8 +54,8 @@ class Channels(Protocol):
 
 
 class PeerPart(NamedTuple):
-    """What this rank exchanges with `peer`, maybe itself: `slices` of its piece of a tensor, with a
-    dim for each part."""
+    """The part of this rank's shard that it exchanges with `peer`, maybe itself: `slices`, one for
+    each part of the tensor's dims."""
 
     peer: int
     slices: tuple[slice, ...]
@@ -63,8 +63,8 @@ class PeerPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """This rank's end of a link, of which it has a piece of `shape` in every microbatch; with a dim
-    for each part, that is `split`."""
+    """This rank's end of a link: its shard of `shape` in every microbatch, which is `split` with a
+    dim for each part. `legs` are the parts by peer."""
 
     link: StageLink
     shape: tuple[int, ...]
@@ -73,17 +73,17 @@ class SendPlan:
     legs: tuple[PeerPart, ...]
 
     def part(self, shard: Tensor, leg: PeerPart) -> Tensor:
-        """What goes one way, as a view of the piece where that is possible."""
+        """The part of `shard` for one peer, as a view if possible."""
         return shard.reshape(self.split)[leg.slices]
 
     def is_all(self, leg: PeerPart) -> bool:
-        """Whether the whole piece goes one way."""
+        """Whether the whole shard is for one peer."""
         return prod(part.stop - part.start for part in leg.slices) == prod(self.split)
 
 
 @dataclass(frozen=True)
 class RankLinks:
-    """The ends of all links on one rank, and which row of the table each rank is in."""
+    """The ends of all links on one rank, and the row of each rank in the pipeline schedule."""
 
     rank: int
     row_of: Mapping[int, int]
@@ -92,7 +92,7 @@ class RankLinks:
 
     @property
     def pairs(self) -> Iterator[tuple[int, int]]:
-        """Who sends whom, of this rank and another."""
+        """(sender, receiver) of this rank's messages to and from others."""
         return (
             (self.rank, leg.peer) if is_out else (leg.peer, self.rank)
             for send_plans, is_out in ((self.outgoing, True), (self.incoming, False))
@@ -103,10 +103,10 @@ class RankLinks:
 
 
 class Exchanges:
-    """What a rank sends and is sent in each step in which ranks do what `rows` say, of which this
-    rank does its `own`: by action, what it `reads` and `sends`; by whom messages come from, their
-    `orders`; where actions stand in the row of each rank, the `places`; and its own `answers`
-    (`pipeline.answers`)."""
+    """A rank's messages in each step in which ranks do the actions of `rows`; `own` is this rank's
+    row. `reads` and `sends` have the send plans of each action. `orders` has the messages from each
+    sender in order, `places` the index of each action in its row, and `answers` this rank's
+    `pipeline.answers`."""
 
     def __init__(self, route: RankLinks, rows: Rows) -> None:
         self.route, self.rows = route, rows
@@ -122,7 +122,7 @@ class Exchanges:
         self.orders = {peer: list(self._order(peer)) for peer in peers}
 
     def _order(self, peer: int) -> Iterator[Awaited]:
-        """What comes from a rank, one after the other."""
+        """The messages from a rank, in order."""
         links = sorted(link for link, source in self.incoming if source == peer)
         return (
             awaited(link, action.microbatch, peer)
@@ -132,7 +132,7 @@ class Exchanges:
         )
 
     def action_of(self, link: StageLink, microbatch: int, *, sends: bool) -> Action:
-        """The action that sends what goes along a link, or the one that reads it."""
+        """The action that sends a message along a link, or the one that reads it."""
         kind = Pass.FORWARD if link.phase is Phase.FORWARD else Pass.BACKWARD
         stage = link.source if sends else link.target
         first = self.first.get((stage, kind), microbatch)
@@ -148,31 +148,31 @@ class Exchanges:
         return [each for each in send_plans if self._goes(each.link, action, sends=sends)]
 
     def place(self, rank: int, action: Action) -> int:
-        """Where an action stands in what another rank does."""
+        """The index of an action in another rank's row."""
         return self.places[self.route.row_of[rank]][action]
 
 
 @dataclass
 class StageMessages:
-    """The messages of one step. `awaiting` is what is around a wait of an action, for what comes
-    along a link or else for its end, from or at a rank."""
+    """The messages of one step. `awaiting(action, link, rank)` is the context of a wait: for a
+    message along `link` from a rank, or with None for a rank to read one."""
 
     exchanges: Exchanges
     channels: Channels | None
     device: torch.device
     awaiting: Callable[[Action, StageLink | None, int], AbstractContextManager[None]]
     _here: dict[Awaited, Tensor] = field(default_factory=dict, init=False)
-    """What this rank hands itself."""
+    """Messages of this rank to itself."""
     _posted: dict[Awaited, tuple[Any, Tensor]] = field(default_factory=dict, init=False)
     _under_way: dict[int, list[tuple[int, Any, Tensor]]] = field(default_factory=dict, init=False)
-    """By whom it goes to, what is sent, with the action there that reads it."""
+    """By receiver, the messages sent, each with the index of the action that reads it."""
 
     def __post_init__(self) -> None:
         self._rank = self.exchanges.route.rank
         self._num_posted = dict.fromkeys(self.exchanges.orders, 0)
 
     def expect(self, action: Action) -> None:
-        """Ask for what an action needs, and what comes before it from the same ranks."""
+        """Post the receives of an action, and earlier ones from the same ranks."""
         for send_plan in self.exchanges.reads[action]:
             for leg in send_plan.legs:
                 if leg.peer != self._rank:
@@ -191,21 +191,22 @@ class StageMessages:
             self._posted[message] = self.channels.receive(message.peer, buffer), buffer
 
     def take(self, action: Action) -> dict[str, Tensor]:
-        """What an action needs of other stages, which is expected, by name, once it has come."""
-        found: dict[str, Tensor] = {}
+        """The tensors that an action reads from other stages, by name, once they have arrived.
+        Their receives are posted (`expect`)."""
+        received: dict[str, Tensor] = {}
         for send_plan in self.exchanges.reads[action]:
-            piece: Tensor | None = None
+            shard: Tensor | None = None
             for leg in send_plan.legs:
                 part = self._received(send_plan, leg, action.microbatch)
                 if send_plan.is_all(leg):
-                    piece = part.reshape(send_plan.shape)
+                    shard = part.reshape(send_plan.shape)
                     break
-                if piece is None:
-                    piece = torch.empty(send_plan.shape, dtype=send_plan.dtype, device=self.device)
-                piece.view(send_plan.split)[leg.slices] = part
-            assert piece is not None
-            found[send_plan.link.name] = piece
-        return found
+                if shard is None:
+                    shard = torch.empty(send_plan.shape, dtype=send_plan.dtype, device=self.device)
+                shard.view(send_plan.split)[leg.slices] = part
+            assert shard is not None
+            received[send_plan.link.name] = shard
+        return received
 
     def _received(self, send_plan: SendPlan, leg: PeerPart, microbatch: int) -> Tensor:
         link, exchanges = send_plan.link, self.exchanges
@@ -220,7 +221,7 @@ class StageMessages:
         return buffer
 
     def _release(self, peer: int, done: int) -> None:
-        """Let go of what a rank has read: all for its actions up to the one at `done`."""
+        """Release messages that a rank has read: all for its actions up to the one at `done`."""
         rest: list[tuple[int, Any, Tensor]] = []
         for read_at, work, tensor in self._under_way.pop(peer, []):
             if read_at <= done:
@@ -231,7 +232,7 @@ class StageMessages:
             self._under_way[peer] = rest
 
     def give(self, action: Action, sent: Mapping[StageLink, Tensor]) -> None:
-        """Hand on what an action has made for other stages."""
+        """Send the tensors of an action that other stages read."""
         for send_plan in self.exchanges.sends[action]:
             for leg in send_plan.legs:
                 part = send_plan.part(sent[send_plan.link], leg).contiguous()
@@ -247,7 +248,7 @@ class StageMessages:
                 self._under_way[leg.peer] = [*rest, (read_at, work, part)]
 
     def finish(self) -> None:
-        """Wait until all that was sent has come."""
+        """Wait until all messages have arrived."""
         for peer, under_way in sorted(self._under_way.items()):
             for read_at, work, _ in under_way:
                 self._wait_until_read(peer, read_at, work)

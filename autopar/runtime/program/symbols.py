@@ -1,11 +1,12 @@
-"""What stands in unbound graphs for ops that depend on the rank, and what each is on one rank.
+"""Symbols in unbound graphs for ops that depend on the rank, and the op of each on one rank.
 
-Rows are elements along a dim of `size` rows that mesh axes cut into chunks, in turn: `cuts` has the
-(name, ranks) of those axes, outermost first, and `uneven.held` says what is whose. Nothing calls
-these functions: `codegen.bind` puts ATen ops in their place, and `spmd` runs those.
+Rows are elements along a dim of `size` rows that mesh axes cut into chunks, one after the other.
+`cuts` has the (name, ranks) of those axes, outermost first, and `uneven.held` gives the rows of
+each rank. Nothing calls these functions: `codegen.bind` replaces them by ATen ops, and `spmd` runs
+those.
 
-In a graph each has a tensor `x` before its other arguments. Here stands what it is on the rank of
-this `index` on each mesh axis.
+In a graph each has a tensor `x` before its other arguments. The functions here return the op on the
+rank with this `index` on each mesh axis.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Resolved = tuple[Any, tuple[Any, ...]]
 """An op, and its arguments behind the first one, a tensor."""
 
 CutShard = tuple[int, Cuts, int]
-"""(length, cuts, back): a dim is cut into pieces of `length` by the axes of `cuts`; the piece is
-the one `back` places before this rank's, the last one being before the first."""
+"""(length, cuts, back): the axes of `cuts` shard a dim into `length` elements each. This is the
+shard `back` places before this rank's, and the last one is before the first."""
 
 _ON_A_RANK: dict[Any, Callable[..., Resolved]] = {}
 
 
 def _symbol(resolve: Callable[..., Resolved]) -> Callable[..., NoReturn]:
-    """What stands in graphs for what `resolve` gives on a rank."""
+    """The symbol in graphs whose op on a rank `resolve` returns."""
 
     @wraps(resolve)
     def unbound(_: Any, *args: Any) -> NoReturn:
@@ -46,23 +47,23 @@ def _symbol(resolve: Callable[..., Resolved]) -> Callable[..., NoReturn]:
 
 @_symbol
 def local_chunk(index: Mapping[str, int], dim: int, length: int, axis: str) -> Resolved:
-    """The piece of `length` elements of `x` along `dim` that belongs to this rank's index on mesh
-    axis `axis`."""
+    """The `length` elements of `x` along `dim` that belong to this rank's index on mesh axis
+    `axis`."""
     start = index[axis] * length
     return aten.slice.Tensor, (dim, start, start + length)
 
 
 @_symbol
 def local_position(index: Mapping[str, int], length: int, path: Cuts) -> Resolved:
-    """The indices `x` into a dim, counted from where this rank's piece of `length` elements begins.
-    The dim is cut along the axes of `path`, (name, size) each, outermost first."""
+    """The indices `x` into a dim, counted from where this rank's shard of `length` elements begins.
+    The dim is sharded along the axes of `path`, (name, size) each, outermost first."""
     return aten.sub.Scalar, (_start(index, (length, path, 0)),)
 
 
 @_symbol
 def permute(index: Mapping[str, int], length: int, num_ranks: int, axis: str) -> Resolved:
-    """What the rank before this one on mesh axis `axis`, of `num_ranks` ranks, has for `x`, a list
-    of `length` elements; the last rank is before the first."""
+    """`x`, a list of `length` elements, from the rank before this one on mesh axis `axis`, of
+    `num_ranks` ranks; the last rank is before the first."""
     here = index[axis]
     gets, gives = ([0] * num_ranks for _ in range(2))
     gets[(here - 1) % num_ranks] = gives[(here + 1) % num_ranks] = length
@@ -71,8 +72,8 @@ def permute(index: Mapping[str, int], length: int, num_ranks: int, axis: str) ->
 
 @_symbol
 def attention_shard(index: Mapping[str, int], *args: Any) -> Resolved:
-    """Causal attention of (q, k, v, mask, scale, queries, keys), where `q` is the piece `queries`
-    of the sequence, and `k` and `v` are the piece `keys`."""
+    """Causal attention of (q, k, v, mask, scale, queries, keys), where `q` is the shard `queries`
+    of the sequence, and `k` and `v` are the shard `keys`."""
     return _attention(torch.ops.autopar.sdpa_shard.default, index, *args)
 
 
@@ -85,8 +86,8 @@ def attention_shard_backward(index: Mapping[str, int], *args: Any) -> Resolved:
 @_symbol
 def own_rows(index: Mapping[str, int], dim: int, size: int, cuts: Cuts) -> Resolved:
     """The rows of this rank along `dim` of `x`, which has those left by all `cuts` but the last."""
-    axis, ways = cuts[-1]
-    start, length = held(_length(index, size, cuts[:-1]), [(ways, index[axis])])
+    axis, num_parts = cuts[-1]
+    start, length = held(_length(index, size, cuts[:-1]), [(num_parts, index[axis])])
     return aten.slice.Tensor, (dim, start, start + length)
 
 
@@ -98,34 +99,34 @@ def first_rows(index: Mapping[str, int], size: int, cuts: Cuts) -> Resolved:
 
 @_symbol
 def padded_shard(index: Mapping[str, int], num_dims: int, size: int, cuts: Cuts) -> Resolved:
-    """`x`, of `num_dims` dims, which has the rows of this rank along dim 0, with zeros behind them:
-    as many rows as the largest chunk of the last cut has, and one at least."""
+    """`x`, of `num_dims` dims, with the rows of this rank along dim 0, padded with zeros to the
+    largest chunk of the last cut, and to at least one row."""
     return _padded(num_dims, _length(index, size, cuts), _chunk(index, size, cuts))
 
 
 @_symbol
 def padded_whole(index: Mapping[str, int], num_dims: int, size: int, cuts: Cuts) -> Resolved:
-    """`x`, of `num_dims` dims, which along dim 0 has the rows left by all `cuts` but the last, with
-    zeros behind them: the last one cuts it in pieces as long as those of `padded_shard`."""
-    have, (_, ways) = _length(index, size, cuts[:-1]), cuts[-1]
-    return _padded(num_dims, have, ways * _chunk(index, size, cuts))
+    """`x`, of `num_dims` dims, with the rows left by all `cuts` but the last along dim 0, padded
+    with zeros. The last cut then gives slices as long as those of `padded_shard`."""
+    have, (_, num_parts) = _length(index, size, cuts[:-1]), cuts[-1]
+    return _padded(num_dims, have, num_parts * _chunk(index, size, cuts))
 
 
 SYMBOLS = frozenset(_ON_A_RANK)
 
 
 def on_rank(symbol: Any, args: Sequence[Any], index: Mapping[str, int]) -> Resolved:
-    """What `symbol` is, with `args` behind the first one, on the rank whose index on each mesh axis
-    is given."""
+    """The op of `symbol`, with `args` behind the first one, on the rank with this `index` on each
+    mesh axis."""
     return _ON_A_RANK[symbol](index, *args)
 
 
 def _start(index: Mapping[str, int], shard: CutShard) -> int:
-    """Where a piece begins."""
+    """The position where a shard begins."""
     length, cuts, back = shard
     at, count = 0, 1
-    for axis, ways in cuts:
-        at, count = at * ways + index[axis], count * ways
+    for axis, num_parts in cuts:
+        at, count = at * num_parts + index[axis], count * num_parts
     return (at - back) % count * length
 
 
@@ -142,9 +143,9 @@ def _padded(num_dims: int, have: int, want: int) -> Resolved:
 
 def _length(index: Mapping[str, int], size: int, cuts: Cuts) -> int:
     """Rows of this rank after `cuts`."""
-    return held(size, [(ways, index[axis]) for axis, ways in cuts])[1]
+    return held(size, [(num_parts, index[axis]) for axis, num_parts in cuts])[1]
 
 
 def _chunk(index: Mapping[str, int], size: int, cuts: Cuts) -> int:
-    """Rows of each padded piece of the last cut."""
+    """Rows of each padded slice of the last cut."""
     return max(1, chunk_length(_length(index, size, cuts[:-1]), cuts[-1][1]))

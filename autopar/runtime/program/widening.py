@@ -1,8 +1,8 @@
-"""A call's forward once more, in its backward, by a program that has gradients of more outputs.
+"""Rerun of a call's forward, in its backward, by a program that has gradients of more outputs.
 
-A program has gradients of the losses alone, and of what the user named: those of logits that nobody
-differentiates would cost memory and time. The first backward that goes through another output shows
-that it is wanted. All that decided the forward must be there still, or the backward is an error.
+A program has gradients of the losses and of outputs that the user named alone: those of logits that
+no one differentiates would cost memory and time. The first backward through another output makes a
+program with its gradient. All inputs of the forward must still exist, or the backward is an error.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Ready(NamedTuple):
 
 @dataclass(slots=True)
 class Past:
-    """What decided a forward: what it was `given`, of which the model may have other tensors now;
-    what it `changed`, as that was; the state that its random
-    numbers started from; autocast; and tensors that are to be found unchanged. `names` are those of
-    the outputs, by position; `wider` makes the program that has gradients of some more."""
+    """All that a forward depended on. `given` are its tensors, which the model may have replaced by
+    now, and `changed` the previous values of those it changed. `random` is the state it started
+    from. `versions` has the tensors that must not change. `names` are those of the outputs, by
+    position; `wider` makes the program with gradients of more outputs."""
 
     names: Sequence[str]
     wider: Callable[[frozenset[str]], Ready]
@@ -48,7 +48,7 @@ class Past:
     versions: list[tuple[str, Tensor, int]] = field(default_factory=list[tuple[str, Tensor, int]])
 
     def watch(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-        """These are not to change."""
+        """These tensors must not change."""
         self.versions += [
             (name, tensor, tensor._version)
             for name, tensor in zip(names, tensors, strict=True)
@@ -72,7 +72,7 @@ class Past:
             drawn = random.replayed(self.random)
         with drawn:
             before = {name.removeprefix("param:"): x for name, x in self.changed.items()}
-            # Of inputs another program may take other pieces; they are those of the call.
+            # Another program may take other shards of inputs; these are from the call.
             buffers = {n: x for n, x in self.given.others.items() if not n.startswith("input:")}
             inputs = step.inputs(
                 {**params, **self.given.params, **before}, {**others, **buffers, **self.changed}
@@ -83,7 +83,8 @@ class Past:
 def remember(
     ready: Ready, leaves: Sequence[Any], names: Sequence[str], wider: Callable[..., Ready]
 ) -> Past:
-    """What decides the forward that `ready` is about to run, for a call with these leaves."""
+    """A record of what the forward that `ready` is about to run depends on, for a call with these
+    leaves."""
     step, params, others, random = ready
     there = {**others, **{f"param:{name}": param for name, param in params.items()}}
     changed = [name for name in step.changes if name in there]
@@ -104,7 +105,7 @@ def remember(
 
 
 def impossible(outputs: Collection[str], why: str) -> AutoparError:
-    """What to say where a forward cannot be done again."""
+    """The error for a forward that cannot run again."""
     return AutoparError(
         f"this backward goes through output {', '.join(sorted(outputs))} of a compiled model, of "
         f"which its program has no gradient, and the forward cannot be run again to get it: {why}. "

@@ -1,4 +1,4 @@
-"""What a compiled step computed beside what eager did. Free of torch: reports read it."""
+"""Comparison of a compiled step with eager. Free of torch: reports read it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Unequal:
     """The largest difference of a tensor over all ranks.
 
     `relative` is the largest absolute difference of its elements over the largest magnitude in the
-    eager tensor: an element that happens to be near zero does not count for more than the others.
-    It is infinite where the compiled tensor has a NaN or infinity that eager has not, and where
-    only one side has the tensor at all, which `why` says. `exact` is the same where both sides
-    compute in float64, and None where that was not asked for.
+    eager tensor. So an element that happens to be near zero does not count more than the others. It
+    is infinite where the compiled tensor has a NaN or infinity that eager has not, and where only
+    one side has the tensor at all, which `why` says. `exact` is the same where both sides compute
+    in float64, and None where that was not asked for.
     """
 
     name: str

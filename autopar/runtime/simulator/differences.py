@@ -12,18 +12,18 @@ from torch import Tensor
 from autopar.runtime.simulator.comparison import EXACT_TOLERANCE, Unequal
 
 NEGLIGIBLE = 1e-2
-"""Gradients are measured against no less than this share of the largest of all: one that is zero
-but for rounding (a bias that softmax cancels) has no precision of its own."""
+"""Differences of gradients are relative to at least this share of the largest gradient. One that is
+zero except for rounding (a bias that softmax cancels) has no precision of its own."""
 
 ROUNDED = 1e-6
-"""What is closer in float64 than this share of what rounding in the step's own dtype makes of the
-tensor is equal, however small the tensor is."""
+"""Tensors are equal if they differ in float64 by less than this share of the rounding in the step's
+own dtype, however small they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """What one forward and backward computes, whole: outputs by their position, buffers and
-    parameters afterwards and the gradients of parameters by name. `ends` are the outputs that are
+    """The results of one forward and backward, as whole tensors: outputs by their position;
+    buffers, parameters and gradients afterwards by name. `ends` are the outputs that are
     differentiated, `changed` the buffers and parameters that have other values than before."""
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -34,7 +34,7 @@ class SimulatedStep:
     changed: frozenset[str] = frozenset()
 
     def named(self) -> dict[str, Tensor]:
-        """All tensors, as they are called in a report."""
+        """All tensors, by their names in a report."""
         return (
             {f"output {name}{_kind(x)}": x for name, x in self.outputs.items()}
             | self.states()
@@ -42,7 +42,7 @@ class SimulatedStep:
         )
 
     def states(self) -> dict[str, Tensor]:
-        """Buffers and parameters, as they are called in a report."""
+        """Buffers and parameters, by their names in a report."""
         return {f"buffer {name}": x for name, x in self.buffers.items()} | {
             f"parameter {name}": x for name, x in self.parameters.items()
         }
@@ -60,16 +60,16 @@ def differences(
     simulated: SimulatedStep, eager: SimulatedStep, noise: Mapping[str, float] | None = None
 ) -> tuple[Unequal, ...]:
     """How far `simulated` is from `eager`: outputs and states first, then gradients, the worst
-    first in each. What only one of the two has is infinitely far; of states that is what eager
-    changes and `simulated` has not. `noise` is what rounding alone does to
-    each tensor, by its name in the report."""
+    first in each. A tensor that only one of the two has is infinitely far; a state counts if eager
+    changes it and `simulated` does not have it. `noise` is the difference by rounding alone, by the
+    tensor's name in the report."""
     largest = max((_largest(grad) for grad in eager.gradients.values()), default=0.0)
     here, there = simulated.named(), eager.named()
     gradients = {_gradient(name) for step in (simulated, eager) for name in step.gradients}
     compared: list[Unequal] = []
-    kept = {name for name in eager.states() if name.partition(" ")[2] not in eager.changed}
+    unchanged = {name for name in eager.states() if name.partition(" ")[2] not in eager.changed}
     for name in dict.fromkeys([*there, *here]):
-        if name in kept and name not in here:
+        if name in unchanged and name not in here:
             continue
         floor = NEGLIGIBLE * largest if name in gradients else 0.0
         floor = max(floor, (noise or {}).get(name, 0.0) * ROUNDED / EXACT_TOLERANCE)
@@ -85,8 +85,8 @@ def differences(
 def tensor_distances(a: SimulatedStep, b: SimulatedStep) -> dict[str, float]:
     """The largest difference of the elements of each tensor that both have; 0 if not finite."""
     here, there = a.named(), b.named()
-    found = {name: _distance(here[name], there[name]) for name in here if name in there}
-    return {name: distance if isfinite(distance) else 0.0 for name, distance in found.items()}
+    distances = {name: _distance(here[name], there[name]) for name in here if name in there}
+    return {name: distance if isfinite(distance) else 0.0 for name, distance in distances.items()}
 
 
 def with_exact(measured: tuple[Unequal, ...], exact: tuple[Unequal, ...]) -> tuple[Unequal, ...]:

@@ -1,4 +1,4 @@
-"""One training step the eager way, on the model itself, in its dtype or another."""
+"""One eager training step, on the model itself, in its dtype or another."""
 
 from __future__ import annotations
 
@@ -105,16 +105,16 @@ def whole_tensors(
 
 
 def tangents(graph: Graph, seed: int, device: torch.device | None) -> dict[int, Tensor]:
-    """What is to be differentiated: losses as they are, other outputs in a random direction."""
+    """The tangents of outputs, by position: ones for losses, random directions for others."""
     generator = torch.Generator().manual_seed(seed)
-    found: dict[int, Tensor] = {}
+    directions: dict[int, Tensor] = {}
     for node in graph.with_role(Role.LOSS, Role.VALUE):
         kind = graph.type_of(node.inputs[0])
         direction = torch.ones(kind.shape, dtype=torch.float64)
         if node.role is Role.VALUE:
             direction = torch.randn(kind.shape, generator=generator, dtype=torch.float64)
-        found[int(node.target)] = direction.to(device, getattr(torch, kind.dtype))
-    return found
+        directions[int(node.target)] = direction.to(device, getattr(torch, kind.dtype))
+    return directions
 
 
 @contextmanager
@@ -128,10 +128,11 @@ def seeded(seed: int) -> Generator[None, None, None]:
 @contextmanager
 def own_values(model: nn.Module, dtype: str | None = None) -> Generator[None, None, None]:
     """Inside, the tensors that the modules of `model` hold have copies of their values, floating
-    ones in `dtype` if one is given, and no gradients; outside, what they had.
+    ones in `dtype` if one is given, and no gradients. Outside, they have their own.
 
-    They are the same tensors: what else refers to them, such as a function that the model keeps,
-    finds them. A copy of the model would leave that behind, and cannot be made of every model.
+    They are the same tensors, so other references to them, such as from a function that the model
+    holds, see these values. A copy of the model would miss those, and not every model can be
+    copied.
     """
     held = {id(x): x for module in model.modules() for x in _tensors(module)}.values()
     before = [(x, x.data, x.grad if x.is_leaf else None) for x in held]
@@ -155,9 +156,9 @@ def own_values(model: nn.Module, dtype: str | None = None) -> Generator[None, No
 def own_externals(
     model: nn.Module, real: Mapping[str, Tensor], values: Mapping[str, Tensor]
 ) -> Generator[Mapping[str, Tensor], None, None]:
-    """Inside, forward finds leaves with these values in the place of the script's tensors, which
-    are `real`; given are the leaves, which have gradients after a backward. No gradient goes on to
-    what the script's were made of."""
+    """Inside, forward reads leaves with these `values` in place of the script's tensors, which are
+    `real`. Yields the leaves, which have gradients after a backward. No gradient flows on to what
+    the script's tensors were computed from."""
     leaves = {name: x.detach().clone().requires_grad_() for name, x in values.items()}
     replaced: list[tuple[dict[str, Any], str, Tensor]] = []
     for name in (name for name in real if external_number(name) is None):
@@ -186,14 +187,14 @@ def eager_step(
     form: tuple[TreeSpec, int],
     directions: Mapping[int, Tensor],
 ) -> SimulatedStep:
-    """The step by PyTorch alone. What there is to compare is what the model has: every output of
-    `form` (how many leaves, in which containers), every buffer and parameter that changed, and
-    every gradient; what else it returns, such as a cache, is left out.
+    """The step by PyTorch alone. It has every output of `form` (a structure and its number of
+    leaves), every buffer and parameter, and every gradient. Other return values, such as a cache,
+    are left out.
 
     The model is changed as a step changes it: see `own_values`.
     """
     before = {name: x.clone() for name, x in (_buffers(model) | _parameters(model)).items()}
-    # A model may let its inputs require gradients, for those that it takes within forward.
+    # A model may require gradients of its inputs, for derivatives that it takes within forward.
     args, kwargs = map_tensors(lambda x: x if x.requires_grad else x.detach(), (args, kwargs))
     trained = torch.is_grad_enabled() or any(x.requires_grad for x in model.parameters())
     with torch.set_grad_enabled(trained), spending_noted() as spending:
@@ -271,7 +272,7 @@ def _number_paths(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
 
 
 def step_of(result: StepResult) -> SimulatedStep:
-    """What ranks computed, as eager's is put."""
+    """The results of ranks, in the form of an eager step."""
     named: dict[str, dict[str, Tensor]] = {"output": {}, "mutation": {}, "update": {}}
     ends: list[str] = []
     for name, tensor in result.outputs.items():

@@ -29,8 +29,8 @@ def run(
 ) -> list[list[Tensor]]:
     """The outputs of unbound graph `gm` on every rank of `mesh`, in order of rank.
 
-    Ranks whose arguments of an op are the same tensors share its result, so that what is replicated
-    is computed (and, for random ops, drawn) once. Values are freed at their last use.
+    Ranks whose arguments of an op are the same tensors share its result. So replicated values are
+    computed (and, for random ops, drawn) once. Values are freed at their last use.
     """
     ranks = range(mesh.num_devices)
     if len(inputs_per_rank) != len(ranks):
@@ -96,7 +96,7 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
 
 
 def _talked(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
-    """An op whose ranks along an axis talk to one another."""
+    """An op whose ranks along an axis communicate."""
     *args, axis = node.args
 
     def run(ranks: list[tuple[Any, ...]]) -> list[Any]:
@@ -146,12 +146,12 @@ def _reduce_scatter(shards: list[Tensor]) -> list[Tensor]:
 
 
 def _all_to_all(shards: list[Tensor]) -> list[Tensor]:
-    sent = [piece.chunk(len(shards)) for piece in shards]
+    sent = [shard.chunk(len(shards)) for shard in shards]
     return [torch.cat([chunks[k] for chunks in sent]) for k in range(len(shards))]
 
 
 def _permute(shards: list[Tensor]) -> list[Tensor]:
-    return [piece.clone() for piece in (shards[-1], *shards[:-1])]
+    return [shard.clone() for shard in (shards[-1], *shards[:-1])]
 
 
 _COLLECTIVES: Mapping[Any, Callable[[list[Tensor]], list[Tensor]]] = {

@@ -1,4 +1,4 @@
-"""Whole tensors to the pieces that ranks hold of them, and back."""
+"""Whole tensors to the shards of ranks, and back."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def shard(
     mesh: Mesh,
     coordinate: Sequence[int],
 ) -> Tensor:
-    """The piece of `tensor`, whole and of type `kind`, that the rank at `coordinate` holds.
+    """The shard of `tensor`, whole and of type `kind`, on the rank at `coordinate`.
 
-    Contiguous and of its own storage, but for a piece that is the whole, which is `tensor` itself.
-    ValueError if the sharding is partial: a whole has no such pieces.
+    Contiguous, with a storage of its own; `tensor` itself if it is replicated. ValueError if the
+    sharding is partial: a whole tensor has no partial shards.
     """
     if sharding.has_partial:
         raise ValueError(f"{sharding}: a whole tensor has no partial pieces")
@@ -36,11 +36,11 @@ def shard(
         return tensor
     split, place = _place(kind, atoms, sharding, mesh, coordinate)
     shape = tuple(map(prod, local_part_sizes(kind, atoms, sharding, mesh.sizes)))
-    piece = tensor.reshape(split)[_slices(place)].reshape(shape)
+    local = tensor.reshape(split)[_slices(place)].reshape(shape)
     dim = chunked_dim(sharding)
     if dim is not None:
-        piece = piece.narrow(dim, *_rows(shape[dim], sharding, mesh, coordinate))
-    return piece.clone(memory_format=torch.contiguous_format)
+        local = local.narrow(dim, *_rows(shape[dim], sharding, mesh, coordinate))
+    return local.clone(memory_format=torch.contiguous_format)
 
 
 def unshard(
@@ -53,12 +53,12 @@ def unshard(
     tolerance: float = 0.0,
     name: str = "a tensor",
 ) -> Tensor:
-    """The whole tensor from the piece of every rank, in order of rank; partial ones are added up.
+    """The whole tensor from the shard of every rank, in order of rank; partial ones are added up.
 
-    VerificationError if ranks that hold the same piece differ by more than `tolerance`, relative to
-    the largest magnitude in it; `name` says what then.
+    VerificationError, with `name`, if ranks that hold the same shard differ by more than
+    `tolerance`, relative to the largest magnitude in it.
     """
-    held = {mesh.coordinate(rank): piece for rank, piece in enumerate(shards)}
+    held = {mesh.coordinate(rank): local for rank, local in enumerate(shards)}
     for axis, placement in enumerate(sharding):
         if placement.kind == "P":
             size = mesh.sizes[axis]
@@ -72,18 +72,18 @@ def unshard(
     expected = tuple(map(prod, sizes))
     split: tuple[int, ...] = ()
     first: dict[_Place, Tensor] = {}
-    for coordinate, piece in held.items():
+    for coordinate, local in held.items():
         split, place = _place(kind, atoms, summed, mesh, coordinate)
-        if tuple(piece.shape) != expected:
+        if tuple(local.shape) != expected:
             raise VerificationError(
-                f"{name} has shape {tuple(piece.shape)} at {coordinate}, not {expected}"
+                f"{name} has shape {tuple(local.shape)} at {coordinate}, not {expected}"
             )
-        seen = first.setdefault(place, piece)
-        if seen is not piece and not _equal(seen, piece, tolerance):
+        seen = first.setdefault(place, local)
+        if seen is not local and not _equal(seen, local, tolerance):
             raise VerificationError(f"{name}, in {sharding}, differs between ranks: {coordinate}")
     result = shards[0].new_empty(split)
-    for place, piece in first.items():
-        result[_slices(place)] = piece.reshape([size for parts in sizes for size in parts])
+    for place, local in first.items():
+        result[_slices(place)] = local.reshape([size for parts in sizes for size in parts])
     return result.reshape(kind.shape)
 
 
@@ -100,28 +100,28 @@ def _join(
     mesh: Mesh,
     name: str,
 ) -> dict[tuple[int, ...], Tensor]:
-    """Every rank with the chunks of all put together."""
-    found, dim = dict(shards), chunked_dim(sharding)
+    """The tensors of every rank, with the chunks of all ranks joined."""
+    joined, dim = dict(shards), chunked_dim(sharding)
     if dim is None:
-        return found
+        return joined
     shape = list(local_shape(kind, atoms, without_chunks(sharding), mesh.sizes))
     size = shape[dim]
-    for coordinate, piece in found.items():
+    for coordinate, local in joined.items():
         shape[dim] = _rows(size, sharding, mesh, coordinate)[1]
-        if list(piece.shape) != shape:
+        if list(local.shape) != shape:
             raise VerificationError(
-                f"{name} has shape {tuple(piece.shape)} at {coordinate}, not {tuple(shape)}"
+                f"{name} has shape {tuple(local.shape)} at {coordinate}, not {tuple(shape)}"
             )
     for axis in reversed(chunked_axes(sharding)):
-        found = {
-            at: torch.cat([found[peer] for peer in _peers(at, axis, mesh.sizes[axis])], dim)
-            for at in found
+        joined = {
+            at: torch.cat([joined[peer] for peer in _peers(at, axis, mesh.sizes[axis])], dim)
+            for at in joined
         }
-    return found
+    return joined
 
 
 _Place = tuple[tuple[int, int], ...]
-"""Per part of a tensor, where a piece begins and ends in it."""
+"""Per part of a tensor, where a shard begins and ends in it."""
 
 
 def _place(
@@ -131,7 +131,7 @@ def _place(
     mesh: Mesh,
     coordinate: Sequence[int],
 ) -> tuple[tuple[int, ...], _Place]:
-    """The shape with one dim per part, and where in it the piece lies."""
+    """The shape with one dim per part, and the place of the shard in it."""
     split = tuple(atoms[atom].size for _, atom in kind.slots())
     place: list[tuple[int, int]] = []
     for (slot, _), size in zip(kind.slots(), split, strict=True):

@@ -58,9 +58,9 @@ def train_step(
     if program.microbatches > 1:
         random = DefaultRandom(torch.device("cpu"))
         around = replaying(random) if draws(program.forward) else at_once
-        found = rank_run(program, step, tensors, tangents or {}, around)
-        run_microbatches(found)
-        return step.joined(found)
+        step_run = rank_run(program, step, tensors, tangents or {}, around)
+        run_microbatches(step_run)
+        return step.joined(step_run)
     with torch.no_grad():
         forward = step.split(program.forward_inputs, tensors)
         results = run(program.forward, mesh, forward)
@@ -116,8 +116,8 @@ def rank_run(
     around: Around,
     last_microbatches: tuple[int, int] | None = None,
 ) -> MicrobatchRun:
-    """A step of `program` in turns on all ranks, to be run: each of its values is a list, of one
-    tensor per rank. The `last_microbatches` are those of `MicrobatchRun`."""
+    """A run, not yet started, of `program` in microbatches on all ranks: each of its values is a
+    list of one tensor per rank. The `last_microbatches` are those of `MicrobatchRun`."""
     mesh, given = step.mesh, dict[str, Any]()
     for part in reversed(program.parts):
         names = [name for name in part.forward_inputs if name in tensors]
@@ -126,11 +126,11 @@ def rank_run(
     ranks = mesh.num_devices
 
     def runs(gm: fx.GraphModule) -> Callable[[list[Any]], list[list[Tensor]]]:
-        def made(inputs: list[Any]) -> list[list[Tensor]]:
+        def run_graph(inputs: list[Any]) -> list[list[Tensor]]:
             per_rank = [[values[rank] for values in inputs] for rank in range(ranks)]
             return [list(each) for each in zip(*run(gm, mesh, per_rank), strict=True)]
 
-        return made
+        return run_graph
 
     graphs = {where: runs(gm) for where, gm in program.graphs.items()}
     arriving = {
@@ -154,7 +154,8 @@ def _tangent(given: dict[int, Tensor], name: str, outputs: Mapping[str, Tensor])
 
 
 class RankStep:
-    """How whole tensors and those of ranks relate, for the inputs and outputs of a program."""
+    """Converts between whole tensors and those of ranks, for the inputs and outputs of a
+    program."""
 
     def __init__(
         self,
@@ -174,9 +175,9 @@ class RankStep:
         }
 
     def split(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> list[list[Tensor]]:
-        """Per rank, the inputs called `names`: shards of parameters and of inputs that are handed
-        out in pieces, everything else whole. Ranks that hold the same shard share the tensor."""
-        found: list[list[Tensor]] = [[] for _ in range(self.mesh.num_devices)]
+        """Per rank, the inputs called `names`: shards of parameters and of sharded inputs, all
+        others whole. Ranks that hold the same shard share the tensor."""
+        per_rank: list[list[Tensor]] = [[] for _ in range(self.mesh.num_devices)]
         for name in names:
             kind, _, target = name.partition(":")
             shards: Iterable[Tensor] = [tensors[name]] * self.mesh.num_devices
@@ -186,9 +187,9 @@ class RankStep:
                 node = self.inputs[target]
                 state = input_state(node, self.graph.atoms, self.mesh.sizes)
                 shards = self._shards(node, state, tensors[name])
-            for inputs, piece in zip(found, shards, strict=True):
-                inputs.append(piece)
-        return found
+            for inputs, local in zip(per_rank, shards, strict=True):
+                inputs.append(local)
+        return per_rank
 
     def _shards(self, node: Node, sharding: Sharding, tensor: Tensor) -> Iterator[Tensor]:
         cut: dict[tuple[int, ...], Tensor] = {}
@@ -202,7 +203,7 @@ class RankStep:
             yield cut[key]
 
     def joined(self, run: MicrobatchRun) -> StepResult:
-        """What turns have made, whole."""
+        """The results of all microbatches, as whole tensors."""
         outputs = {name: self.join(name, each) for name, each in run.results.items()}
         gradients = {
             name.partition(":")[2]: self.join(name, each) for name, each in run.gradients.items()

@@ -1,4 +1,5 @@
-"""All ranks of a pipeline in one process: each stage on its own mesh, in the order of a table."""
+"""All ranks of a pipeline in one process: each stage on its own mesh, in the order of a pipeline
+schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from autopar.runtime.simulator.spmd import RankStep, StepResult, rank_run
 
 @dataclass(frozen=True)
 class SimulatedStage:
-    """A stage: its step as it is laid out, the decisions for it, and the program they come to."""
+    """A stage: the layout of its step, its decisions, and its program."""
 
     layout: Layout
     structure: Stage
@@ -104,7 +105,7 @@ class _Pipeline:
         return self._joined()
 
     def _send(self, stage: int, microbatch: int, sent: Mapping[str, list[Tensor]]) -> None:
-        """Bring what a stage sends to the ranks of others, as they lay it out."""
+        """Bring the tensors that a stage sends to the ranks of others, in their sharding."""
         for (link, op), node in self.ends.items():
             name = f"sent:{link.target}:{link.name}"
             if op == SEND and link.source == stage and name in sent:
@@ -132,27 +133,27 @@ class _Pipeline:
         }
 
     def _joined(self) -> StepResult:
-        """What the stages have made. Gradients of a parameter that several have are added up."""
+        """The results of all stages. Gradients of a parameter on several stages are added up."""
         outputs: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
         for step, run in zip(self.steps, self.runs, strict=True):
-            found = step.joined(run)
-            outputs |= found.outputs
-            for name, gradient in found.gradients.items():
+            result = step.joined(run)
+            outputs |= result.outputs
+            for name, gradient in result.gradients.items():
                 gradients[name] = gradients[name] + gradient if name in gradients else gradient
         return StepResult(outputs, gradients)
 
 
 class _RandomInMicrobatch:
-    """Random numbers as if one process drew them: a stage goes on where the one before it was after
-    the microbatch that it does first, and every microbatch draws what the whole batch would."""
+    """Random numbers as if one process drew them. A stage starts from the random state of the stage
+    before it after that one's first microbatch. Every microbatch draws as the whole batch would."""
 
     def __init__(self, stages: int) -> None:
         self._random = DefaultRandom(torch.device("cpu"))
         self._starts: dict[int, Tensor] = {0: self._random.now()}
 
     def around(self, stage: int):
-        """What is around the graphs of a stage."""
+        """The context of the graphs of a stage."""
 
         @contextmanager
         def inside(_: bool) -> Generator[None, None, None]:
