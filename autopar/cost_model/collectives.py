@@ -1,10 +1,10 @@
-"""Seconds of one collective on one mesh axis, and how large buckets are for its start to be little.
+"""Seconds of one collective on one mesh axis, and bucket sizes that make its start a small part.
 
     seconds = start + sent V / rate + knee sqrt(start V / rate)
 
-V are the bytes of the unsharded side of the local tensor (all_reduce: the tensor; all_gather: what
-comes out; reduce_scatter, all_to_all and permute: what goes in), and `sent` how often each of them
-crosses the link in question. Between n ranks:
+V are the bytes of the unsharded side of the local tensor (all_reduce: the tensor; all_gather: the
+output; reduce_scatter, all_to_all and permute: the input). `sent` is how often each byte crosses
+the link. Between n ranks:
 
     all_gather, reduce_scatter    ring                (n - 1)/n
     all_to_all                    pairwise exchange   (n - 1)/n
@@ -12,9 +12,9 @@ crosses the link in question. Between n ranks:
     permute                       to the next         1
     slice                         local               costs nothing
 
-Start, rate and knee are those that were measured (`mesh.Curve`), between numbers of ranks along
-their logarithms. Without the term of the root, which is the part of a message that goes before the
-links are full, such a law misses measured times between 64 KiB and 16 MiB by 10 to 20 % (median).
+Start, rate and knee are measured (`mesh.Curve`), and interpolated between numbers of ranks along
+their logarithms. The term of the root is the part of a message that is sent before the links are
+full. Without it, the law misses measured times from 64 KiB to 16 MiB by 10 to 20 % (median).
 
 A collective without measured figures follows Thakur, Rabenseifner and Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005), with the link's start s, latency a per step
@@ -25,8 +25,8 @@ reduction and scan" (2009), which NCCL uses: s + 2 ceil(log2 n) a + 2 V / rate.
 
 Over several nodes a ring goes through all adapters of a node at once, and through its inner link. A
 measured all_reduce adds up within the nodes first, so that its bytes cross the network 2 (m - 1)/m
-times, between m nodes. What an exchange or a permutation sends to other nodes passes each device's
-own adapter. An all_reduce is never dearer than a reduce_scatter and an all_gather, or a ring or
+times, between m nodes. An exchange or a permutation sends through each device's own adapter to
+other nodes. An all_reduce never costs more than a reduce_scatter and an all_gather, a ring, or a
 tree.
 """
 
@@ -70,11 +70,11 @@ def collective_s(
 ) -> float:
     """Seconds of collective `kind` over `axis`, all of whose groups run it at once.
 
-    `in_bytes` and `out_bytes` are the bytes of one rank's input and output; `latency_share` is the
-    part of the start that falls to them, where others are in the same message. The root is of the
-    whole message: of M bytes, V take V / M of its root, which is that of V M / V of them, the share
-    in it times V. The result is continuous and never falls as the bytes grow. ValueError if `kind`
-    is unknown or the bytes contradict it. Bytes and share may be arrays, and then so is the result.
+    `in_bytes` and `out_bytes` are the bytes of one rank's input and output. `latency_share` is the
+    part of the start that falls to them, where other tensors are in the same message. The root is
+    that of the whole message: V of its M bytes bear V / M of sqrt(M), which is sqrt(share V) for a
+    share V / M. The result is continuous and never falls as the bytes grow. ValueError if `kind` is
+    unknown or the bytes contradict it. For arrays of bytes and shares, the result is an array.
     """
     whole = _whole_bytes(kind, in_bytes, out_bytes)
     if axis.size == 1 or kind == "slice":
@@ -84,7 +84,7 @@ def collective_s(
 
 
 def _laws(kind: str, axis: Axis) -> Iterator[_Law]:
-    """The ways in which the collective can be done, one or two."""
+    """The laws of the algorithms for this collective: one or two."""
     n, link = axis.size, axis.crossed
     measured = _measured(kind, axis)
     rate = link.efficiency * link.bytes_per_s
@@ -131,45 +131,45 @@ def _within(axis: Axis) -> Axis | None:
 
 
 def _measured(kind: str, axis: Axis) -> _Law | None:
-    """The law of what was measured on the link, None if nothing was."""
+    """The law by the link's measured curves; None without any."""
     link, n, within = axis.crossed, axis.size, _within(axis)
-    found = _between(kind, axis)
-    if found is None:
+    curve = _between(kind, axis)
+    if curve is None:
         return None
     sent, adapters = crossing(kind, n, axis.sides, axis.shared)
-    link_byte_s = 1 / (found.reach * link.bytes_per_s * adapters)
+    link_byte_s = 1 / (curve.reach * link.bytes_per_s * adapters)
     byte_s = sent * link_byte_s
-    # What was measured among as many neighbours has what they took in it.
-    if adapters > 1 and within is not None and found.shared != axis.shared:
+    # A curve measured with as many ranks per side includes the time of the inner link.
+    if adapters > 1 and within is not None and curve.shared != axis.shared:
         if kind == "all_reduce":
             byte_s = max(byte_s, min(law.byte_s for law in _laws(kind, within)))
         else:
             link_byte_s = max(link_byte_s, _inner_byte_s(kind, within))
             byte_s = sent * link_byte_s
-    return _Law(found.start_s, byte_s, found.knee * (found.start_s * link_byte_s) ** 0.5)
+    return _Law(curve.start_s, byte_s, curve.knee * (curve.start_s * link_byte_s) ** 0.5)
 
 
 def _between(kind: str, axis: Axis) -> Curve | None:
-    """The figures for the axis' number of sides: between two that were measured, straight along the
-    logarithm; beyond the last the start goes on as before, all else stays. Of those measured with
-    the number of ranks on each side that comes closest."""
+    """The curve for the axis' number of sides, among those measured with the closest number of
+    ranks on each side. Between two curves it is linear in the logarithm. Beyond the last the start
+    goes on as before, and all else stays."""
     sides = axis.sides
-    found = [curve for curve in axis.crossed.curves if curve.kind == kind]
-    if not found:
+    curves = [curve for curve in axis.crossed.curves if curve.kind == kind]
+    if not curves:
         return None
     beside = axis.shared
-    shared = min({c.shared for c in found}, key=lambda n: (abs(log2((n or beside) / beside)), -n))
-    known = [curve for curve in found if curve.shared == shared]
+    shared = min({c.shared for c in curves}, key=lambda n: (abs(log2((n or beside) / beside)), -n))
+    known = [curve for curve in curves if curve.shared == shared]
     high = next((k for k, curve in enumerate(known) if curve.ranks >= sides), len(known) - 1)
     low, up = known[max(0, high - 1)], known[high]
     if low is up or sides <= low.ranks:
         return low
-    way = log2(sides / low.ranks) / log2(up.ranks / low.ranks)
-    part = min(way, 1.0)
+    fraction = log2(sides / low.ranks) / log2(up.ranks / low.ranks)
+    part = min(fraction, 1.0)
     return Curve(
         kind,
         sides,
-        low.start_s + way * (up.start_s - low.start_s),
+        low.start_s + fraction * (up.start_s - low.start_s),
         1 / ((1 - part) / low.reach + part / up.reach),
         low.knee + part * (up.knee - low.knee),
         shared,
@@ -177,8 +177,8 @@ def _between(kind: str, axis: Axis) -> Curve | None:
 
 
 def _whole_bytes(kind: str, in_bytes: int, out_bytes: int) -> int:
-    """Bytes of the side of the local tensor that is not sharded over the axis (all_to_all: of the
-    larger shard, which differ where a dim does not divide)."""
+    """Bytes of the side of the local tensor that is not sharded over the axis. For an all_to_all,
+    those of the larger shard: the shards differ where a dim does not divide."""
     smaller, larger = np.minimum(in_bytes, out_bytes), np.maximum(in_bytes, out_bytes)
     if (smaller < 0).any():
         raise ValueError(f"{kind}: negative bytes ({in_bytes} in, {out_bytes} out)")
@@ -198,48 +198,50 @@ def _whole_bytes(kind: str, in_bytes: int, out_bytes: int) -> int:
     return larger
 
 
-# How much the buckets of a mesh axis hold: enough that their start is a small part of them.
+# The bytes of a bucket, by mesh axis: enough that the start is a small part of its time.
 #
-# An all-gather takes as long to start as its link takes for 4 MB among 8 ranks on NVLink 4, for
-# 850 MB among 512 over NDR, where a ring has 511 steps, and for 0.1 MB over Ethernet of 1 Gb/s. A
-# larger bucket delays the first message, and more is held.
+# The start of an all-gather takes as long as its link takes for 4 MB among 8 ranks on NVLink 4.
+# Among 512 over NDR, where a ring has 511 steps, it is 850 MB, and over Ethernet of 1 Gb/s 0.1 MB.
+# A larger bucket delays the first message, and takes more memory.
 
 START_PART = 0.2
-"""What part of a full bucket's time its start is at most. On 512 H100 in nodes of 8, FSDP of an 8B
-Llama is played in 1,120 ms with buckets of 25 MiB, in 406 with 400 and in 276 with 1,000."""
+"""The largest part of a full bucket's time that is its start. On 512 H100 in nodes of 8, the
+simulated step of an 8B Llama with FSDP takes 1,120 ms with buckets of 25 MiB. It takes 406 ms with
+400 MiB, and 276 ms with 1,000."""
 
 SMALL_START_PART = 0.05
-"""The same of a bucket that is smaller than `mesh.BUCKET_BYTES`: with n starts in all that is sent,
-and 1/n of it sent last, behind which nothing hides, 1 + 1/20 + 1/n of its time is little for any n
-from ten on."""
+"""The same for a bucket that is smaller than `mesh.BUCKET_BYTES`. With n buckets, the last one, 1/n
+of all bytes, has nothing to hide behind. From n = 10 on, 1 + 1/20 + 1/n of the time is little."""
 
 LEAST_BYTES = BUCKET_BYTES // 16
-"""What a bucket holds at least."""
+"""The smallest bucket."""
 
 MEMORY_PART = 1 / 64
-"""What part of a device's memory a bucket takes at most."""
+"""The largest part of a device's memory that a bucket takes."""
 
 
 def with_buckets(mesh: Mesh, device: Device) -> Mesh:
-    """`mesh` with what its buckets hold: `mesh.BUCKET_BYTES`; on links that are slow and quick to
-    start, half of it and so on, while the start is at most `SMALL_START_PART`; where starts take
-    long, twice as much and so on, until it is at most `START_PART`, or the most that memory allows.
+    """`mesh` with the bytes of its buckets: `mesh.BUCKET_BYTES`, halved or doubled.
+
+    On slow links with short starts they are halved while the start is at most `SMALL_START_PART`.
+    Where starts are long they are doubled until the start is at most `START_PART`, or as far as
+    memory allows.
     """
     return Mesh(tuple(replace(axis, bucket_bytes=_bucket_bytes(axis, device)) for axis in mesh))
 
 
 def _bucket_bytes(axis: Axis, device: Device) -> int:
-    found = BUCKET_BYTES
-    while found > LEAST_BYTES and _start_part(axis, found // 2) <= SMALL_START_PART:
-        found //= 2
-    while _start_part(axis, found) > START_PART:
-        if 2 * found > MEMORY_PART * device.memory_bytes:
+    bucket_bytes = BUCKET_BYTES
+    while bucket_bytes > LEAST_BYTES and _start_part(axis, bucket_bytes // 2) <= SMALL_START_PART:
+        bucket_bytes //= 2
+    while _start_part(axis, bucket_bytes) > START_PART:
+        if 2 * bucket_bytes > MEMORY_PART * device.memory_bytes:
             break
-        found *= 2
-    return found
+        bucket_bytes *= 2
+    return bucket_bytes
 
 
 def _start_part(axis: Axis, bucket_bytes: int) -> float:
-    """What part of a bucket's all-gather is its start; none where nothing is sent."""
+    """The part of a bucket's all-gather that is its start; 0 where nothing is sent."""
     whole_s = collective_s("all_gather", bucket_bytes // axis.size, bucket_bytes, axis)
     return collective_s("all_gather", 0, 0, axis) / whole_s if whole_s else 0.0

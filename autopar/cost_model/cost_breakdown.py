@@ -1,8 +1,8 @@
-"""The bill of a plan, added up again from the plan itself.
+"""The cost breakdown of a plan, added up from the plan itself.
 
 `price` states a problem over classes of nodes; this walks every node of the graph under the plan's
 decisions. As modelled, the two must agree to the nanosecond, or one of them is wrong: `compile`
-checks that. The step and its memory are those of the schedule as it is played.
+checks that. The step and its memory are those of the simulated schedule.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ from autopar.rules.work import flops
 def cost_breakdown(request: PlanRequest, structure: Stage) -> CostBreakdown:
     """Time and memory of one step on each device under `structure`, node by node.
 
-    PlanMismatchError if the decisions do not fit the graph or a tensor never reaches the state a
-    use asks for.
+    PlanMismatchError if the decisions do not fit the graph, or a tensor never reaches the sharding
+    that a use needs.
     """
     step = simulate_step(request, structure)
-    scheduled, prices, played = step.scheduled, step.prices, step.timeline
+    scheduled, prices, timeline = step.scheduled, step.prices, step.timeline
     layout, graph, mesh = prices.layout, prices.graph, request.mesh
     compute, launched, updates = prices.compute, prices.launched, prices.updates
     all_groups = groups(graph)
     waiting = waiting_bytes(scheduled, prices, request.waiting)
-    memory, holders = peak_memory(played, prices, layout, request, waiting)
+    memory, holders = peak_memory(timeline, prices, layout, request, waiting)
     sends = (*_sends(prices, all_groups), *_copies(prices))
     communication_ns = sum(each.times * move.ns for each in sends for move in each.steps)
     launched_ns = sum(each.times * move.host_ns for each in sends for move in each.steps)
     (tokens, samples), microbatches = rate_unit(graph), graph.microbatches
     on_host = host_memory(layout, request, (scheduled.before or scheduled).carried)
     estimates = StageEstimates(
-        step_ns=played.end_ns,
+        step_ns=timeline.end_ns,
         compute_ns=microbatches * sum(compute.values()),
         communication_ns=communication_ns,
         optimizer_ns=sum(updates.values()),
@@ -80,38 +80,38 @@ def cost_breakdown(request: PlanRequest, structure: Stage) -> CostBreakdown:
         memory_limit=request.memory_limit_bytes,
         collectives=_collectives(mesh, sends),
         ops=_op_totals(layout, all_groups, compute, launched, sends, updates),
-        exposed_communication_ns=played.exposed_ns,
-        hidden_communication_ns=communication_ns - played.exposed_ns,
+        exposed_communication_ns=timeline.exposed_ns,
+        hidden_communication_ns=communication_ns - timeline.exposed_ns,
         host_ns=microbatches * sum(launched.values()) + launched_ns,
-        exposed_host_ns=played.exposed_host_ns,
+        exposed_host_ns=timeline.exposed_host_ns,
         hidden=_hidden(prices, step.hiding, all_groups),
         contention=dict(zip(mesh.link_names, step.hiding.contention, strict=False)),
         bubble_ns=0,
         tokens=tokens,
-        tokens_per_s=tokens * 10**9 // played.end_ns if played.end_ns else 0,
+        tokens_per_s=tokens * 10**9 // timeline.end_ns if timeline.end_ns else 0,
         samples=samples,
-        mfu_ppm=utilisation_ppm(graph, request.cluster, compute, played.end_ns),
+        mfu_ppm=utilisation_ppm(graph, request.cluster, compute, timeline.end_ns),
         cluster=cluster_rates(request.cluster),
         sends=_by_key(mesh, sends),
         order=order(graph, scheduled.last_microbatch),
-        memory_curve=memory_curve(played, waiting),
+        memory_curve=memory_curve(timeline, waiting),
         peak_holders=holders,
         order_before=order(graph, scheduled.microbatch_before),
         microbatches_before=microbatches - 1,
         host_bytes=on_host.total,
         host_memory=on_host,
-        microbatch=microbatch_times(scheduled, played, request.cluster.device),
+        microbatch=microbatch_times(scheduled, timeline, request.cluster.device),
     )
     static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
     static += sum(waiting)
-    held = microbatch_memory(scheduled, played, prices)
-    return CostBreakdown(estimates, held, fullest_points(played, graph, mesh, static))
+    held = microbatch_memory(scheduled, timeline, prices)
+    return CostBreakdown(estimates, held, fullest_points(timeline, graph, mesh, static))
 
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """The collectives charged to `node`, in one phase, which happen so many `times`. `key` is that
-    of a group, or of the op that sends; or the copies to or from the host
+    """The collectives charged to `node` in one phase, each of which happens `times` times per step.
+    `key` is that of a group, of an op that sends while it runs, or of a copy to or from the host
     (`host_copies.copy_key`)."""
 
     key: str
@@ -124,22 +124,22 @@ class Sends:
 def _sends(prices: EventPrices, all_groups: Sequence[Group]) -> Iterator[Sends]:
     graph = prices.graph
     for group in all_groups:
-        found = prices.steps[group.key]
-        if found:
+        steps = prices.steps[group.key]
+        if steps:
             count = times(graph, group)
-            yield Sends(group.key, group.root.node, group.phase.value, count, found)
-    for index, found in prices.sends.items():
+            yield Sends(group.key, group.root.node, group.phase.value, count, steps)
+    for index, steps in prices.sends.items():
         node = graph.nodes[index]
-        yield Sends(node.key, index, node.phase.value, graph.microbatches, found)
+        yield Sends(node.key, index, node.phase.value, graph.microbatches, steps)
 
 
 def _copies(prices: EventPrices) -> Iterator[Sends]:
-    """What is offloaded, and comes back, and parameters on the host."""
+    """Offloads and reloads of activations, and copies of parameters on the host."""
     layout, steps, microbatches = prices.layout, prices.steps, prices.graph.microbatches
-    for away in layout.offloaded_tensors:
+    for tensor in layout.offloaded_tensors:
         for kind, phase in zip(COPIES, Phase, strict=True):
-            key = copy_key(away, layout, kind)
-            yield Sends(key, away.root.node, phase.value, microbatches, steps[key])
+            key = copy_key(tensor, layout, kind)
+            yield Sends(key, tensor.root.node, phase.value, microbatches, steps[key])
     for each in layout.streamed_params:
         for copy in copies_of(each, layout):
             count = 1 if copy.once else microbatches
@@ -147,7 +147,7 @@ def _copies(prices: EventPrices) -> Iterator[Sends]:
 
 
 def _hidden(prices: EventPrices, hiding: Hiding, all_groups: Sequence[Group]) -> dict[str, int]:
-    """What is hidden in each window, added up op by op and step by step."""
+    """Nanoseconds hidden in each window, added up op by op and step by step."""
     layout, graph, mesh, steps = prices.layout, prices.graph, prices.layout.mesh, prices.steps
     hidden, known = Hidden(hiding, graph.microbatches), blocks_of(graph, mesh)
     for index, ns in prices.compute.items():
@@ -166,9 +166,9 @@ def _hidden(prices: EventPrices, hiding: Hiding, all_groups: Sequence[Group]) ->
             hidden.add(place, saved, once=once)
             launched_ns = hiding.launched(each.host_ns)
             hidden.add(launched_in(graph, mesh, group), launched_ns, once=once)
-    for away in layout.offloaded_tensors:
-        for kind, place in zip(COPIES, copied_in(graph, mesh, away), strict=True):
-            (each,) = steps[copy_key(away, layout, kind)]
+    for tensor in layout.offloaded_tensors:
+        for kind, place in zip(COPIES, copied_in(graph, mesh, tensor), strict=True):
+            (each,) = steps[copy_key(tensor, layout, kind)]
             hidden.add(place, hiding.sent(each.axis, each.ns))
             hidden.add(place, hiding.launched(each.host_ns))
     for param in layout.streamed_params:
@@ -194,12 +194,12 @@ def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, .
 
 def _by_key(mesh: Mesh, sends: Sequence[Sends]) -> dict[str, tuple[CollectiveTotal, ...]]:
     """The collectives of each key, in the order in which they are sent."""
-    members = grouped((each.key, each) for each in sends)
-    return {key: tuple(_added_up(mesh, found)) for key, found in sorted(members.items())}
+    by_key = grouped((each.key, each) for each in sends)
+    return {key: tuple(_added_up(mesh, members)) for key, members in sorted(by_key.items())}
 
 
 def _added_up(mesh: Mesh, sends: Sequence[Sends]) -> Iterator[CollectiveTotal]:
-    """Step k of all of them together: they take the same steps."""
+    """Step k of all `sends` together: they take the same steps."""
     for k, (kind, axis, *_) in enumerate(sends[0].steps):
         num_bytes = sum(each.times * each.steps[k].in_bytes for each in sends)
         ns = sum(each.times * each.steps[k].ns for each in sends)
@@ -217,7 +217,7 @@ def _op_totals(
     sends: Sequence[Sends],
     updates: Mapping[int, int],
 ) -> dict[str, OpTotal]:
-    """Per key; a redistribution is charged to the key of the tensor's maker."""
+    """Totals per key; a redistribution is charged to the op that makes the tensor."""
     graph = layout.graph
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0, 0])
     charged = (*compute, *(each.node for each in sends), *updates)
@@ -262,6 +262,6 @@ def _op_totals(
 
 
 def _typical(graph: Graph, compute: Mapping[int, int]) -> dict[str, Node]:
-    """The op in the middle of those of each key: in the middle of a stack of blocks too."""
-    members = grouped((graph.nodes[index].key, index) for index in compute)
-    return {key: graph.nodes[found[len(found) // 2]] for key, found in members.items()}
+    """The middle op of each key, which is in the middle of a stack of blocks too."""
+    by_key = grouped((graph.nodes[index].key, index) for index in compute)
+    return {key: graph.nodes[indices[len(indices) // 2]] for key, indices in by_key.items()}

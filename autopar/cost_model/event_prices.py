@@ -1,4 +1,4 @@
-"""What the events of a schedule take and hold on one rank, copies to and from its host too."""
+"""Time and memory of a schedule's events on one rank, with copies to and from its host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from autopar.rules.table import record_of
 from autopar.rules.work import scratch_bytes
 
 GIVEN_ROLES = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
-"""What is there from the start of a step to its end, beside parameters."""
+"""What is in memory from the start of a step to its end, beside parameters."""
 
 
 def round_up(num_bytes: int, granule_bytes: int) -> int:
@@ -42,8 +42,8 @@ def round_up(num_bytes: int, granule_bytes: int) -> int:
 
 
 class PricedStep(NamedTuple):
-    """One step of a route as it is billed, or what an op sends while it runs, which the host
-    launches with the op."""
+    """One priced step of a route, or a collective that an op sends while it runs, which the host
+    launches with the op. `in_bytes` are those of one rank."""
 
     kind: str
     axis: int
@@ -53,10 +53,12 @@ class PricedStep(NamedTuple):
 
 
 class EventPrices:
-    """`timeline.Prices`: `compute` has the time of each op, `launched` that in which the host
-    launches it, `sends` what each sends while it runs, `steps` those of each group and copy by its
-    key, `updates` the optimizer's time for each parameter; `contention` is as `hardware.Hardware`
-    has it. Memory is held in multiples of `granule_bytes`."""
+    """`timeline.Prices` of one rank, in nanoseconds and bytes.
+
+    By op: `compute` is its time, `launched` the time in which the host launches it, `sends` the
+    collectives it sends while it runs. `steps` are those of each group and copy, by its key, and
+    `updates` the optimizer's time for each parameter. `contention` is as in `hardware.Hardware`.
+    Memory is allocated in multiples of `granule_bytes`."""
 
     def __init__(
         self,
@@ -75,10 +77,11 @@ class EventPrices:
         self.compute, self.launched, self.sends = compute, launched, sends
         self.steps, self.updates = steps, updates
         self._inside = {
-            node: [(each.axis, each.ns) for each in found] for node, found in sends.items()
+            node: [(each.axis, each.ns) for each in collectives]
+            for node, collectives in sends.items()
         }
-        away = {value for value in schedule.saved if value.on_host}
-        on_device = {value._replace(on_host=False) for value in away}
+        offloaded = {value for value in schedule.saved if value.on_host}
+        on_device = {value._replace(on_host=False) for value in offloaded}
         reloaded = {value._replace(phase=Phase.BACKWARD) for value in on_device}
         self.saved = frozenset(schedule.saved) | on_device | reloaded
         self._buffers: dict[tuple[str, int], tuple[int, int]] = {}
@@ -91,7 +94,7 @@ class EventPrices:
         )
 
     def given(self) -> list[Value]:
-        """What is there from the start, beside parameters, and stays."""
+        """What is in memory from start to end, beside parameters."""
         return [
             Value(node.phase, ref, self.layout.output_state(ref))
             for node in self.graph.with_role(*GIVEN_ROLES)
@@ -129,7 +132,7 @@ class EventPrices:
         if is_result(self.graph.nodes[value.ref.node]) and value.state == self.layout.output_state(
             value.ref
         ):
-            # It is there all the time.
+            # It is in memory all the time.
             return holder, 0
         if value in self.saved:
             root = self.graph.nodes[value.ref.node]
@@ -139,7 +142,7 @@ class EventPrices:
         return holder, self.rounded(held)
 
     def rounded(self, num_bytes: int) -> int:
-        """What an allocator hands out for a tensor of so many bytes."""
+        """Bytes that the allocator takes for a tensor of `num_bytes`."""
         return round_up(num_bytes, self.granule_bytes)
 
     def carried(self, message: Message) -> Carried:
@@ -164,8 +167,8 @@ class EventPrices:
         return self._scratch[done.key] + self._copied_views(node)
 
     def _copied_views(self, node: int) -> int:
-        """Bytes of what is reshaped behind another view, of a tensor that was brought and so lies
-        in another order in memory than the op that made it left it in."""
+        """Bytes of tensors that a reshape behind another view copies. That happens to redistributed
+        tensors, whose order in memory is not that of the op's output."""
         held = 0
         for group, use, state in self._viewed.get(node, ()):
             views = [record_of(self.graph.nodes[view].op).reshapes for view in use.chain]
@@ -175,7 +178,7 @@ class EventPrices:
         return held
 
     def _bytes(self, transfer: Transfer) -> tuple[int, int]:
-        """What the step is given, and what it gets on the device."""
+        """Bytes of a step's input and output buffer on the device."""
         if isinstance(transfer.collective, HostCopy):
             return self.held(transfer.source)[1], self.held(transfer.target)[1]
         known = transfer.key, transfer.step
@@ -186,37 +189,37 @@ class EventPrices:
         return self._buffers[known]
 
 
-# What copies of tensors in the memory of the host take.
+# The time of copies to and from the host's memory.
 
 _THOUSAND = 1000
 
 _MAX_AXES = 2
 _FAST = 1 / 20
-"""Which part of the bandwidth of the device's memory a link to the host has where it is open on two
-mesh axes what is offloaded. Problems of two have many more columns, for which the dense rows of two
-more resources are slow. Llama-8B on 8x8 within 18 GiB takes 40 CPU seconds of planning instead of
-20 on GH200, for a step that is 3 % shorter; on H100 54 instead of 17, for 0.9 %."""
+"""The least bandwidth of a link to the host, as a part of the device memory's, for which offloading
+is a decision on two mesh axes. Problems of two axes have many more columns, for which the dense
+rows of two more resources are slow. Llama-8B on 8x8 within 18 GiB takes 40 CPU seconds of planning
+instead of 20 on GH200, for a step that is 3 % shorter; on H100 54 instead of 17, for 0.9 %."""
 
 
 def is_open(request: PlanRequest) -> bool:
-    """Whether it may be decided what is in the memory of the host: that of a CPU is the device's.
-    Where residency "auto" is asked for, links of any rate will do on two axes."""
+    """Whether the plan decides what is in the host's memory, which for a CPU is the device's own.
+    With residency "auto", links of any bandwidth do on two axes."""
     device, host = request.cluster.device, request.cluster.host
     is_fast = host.bytes_per_s >= _FAST * device.memory_bytes_per_s
-    is_asked = request.options.residency == "auto"
+    is_auto = request.options.residency == "auto"
     axes = len(request.mesh)
     has_own = request.cluster.has_host_memory
-    return has_own and (axes <= 1 or (axes <= _MAX_AXES and (is_fast or is_asked)))
+    return has_own and (axes <= 1 or (axes <= _MAX_AXES and (is_fast or is_auto)))
 
 
 def copy_ns(num_bytes: int, host: Host) -> int:
-    """How long the link to the host is busy with a tensor, either way: `Host.bytes_per_s` is what
-    it has where all devices of a node copy at once."""
+    """Nanoseconds of a copy to or from the host. `Host.bytes_per_s` is the bandwidth of one device
+    while all devices of its node copy at once."""
     return to_ns(host.latency_s + num_bytes / host.bytes_per_s)
 
 
 def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
-    """The copies of what is offloaded, and of parameters on the host, by their key."""
+    """The copies of offloaded activations and of parameters on the host, by their key."""
     launch_ns = to_ns(cluster.device.host_launch_s)
 
     def priced(kind: Literal["offload", "reload"], root: Ref, state: Sharding) -> tuple[PricedStep]:
@@ -225,8 +228,8 @@ def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
         return (PricedStep(kind, link, num_bytes, copy_ns(num_bytes, cluster.host), launch_ns),)
 
     return {
-        copy_key(away, layout, kind): priced(kind, away.root, layout.for_backward(away.root))
-        for away in layout.offloaded_tensors
+        copy_key(tensor, layout, kind): priced(kind, tensor.root, layout.for_backward(tensor.root))
+        for tensor in layout.offloaded_tensors
         for kind in COPIES
     } | {
         copy.key: priced(copy.kind, each.param, layout.output_state(each.param))
@@ -236,7 +239,7 @@ def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
 
 
 def host_contention(cluster: Cluster) -> tuple[int, int]:
-    """By how much the device and a copy, either way, slow each other down, in thousandths, as
-    `hardware.Hardware` has it: a copy takes its part of the bandwidth of the device's memory."""
+    """How much compute and a copy to, and from, the host slow each other down, in thousandths, as
+    in `hardware.Hardware`: a copy takes its part of the device memory's bandwidth."""
     part = min(1.0, cluster.host.bytes_per_s / cluster.device.memory_bytes_per_s)
     return round(part * _THOUSAND), round(part * _THOUSAND)

@@ -1,9 +1,10 @@
-"""The ways of all tensors, as flows of the problem.
+"""The redistributions of all tensors, as flows of the problem.
 
-A parameter's forward flow starts from its storage and has the kept state as one more sink; its
-backward flow starts from the kept state; its gradient's flow ends in its storage. An activation
-that crosses likewise has a node of its own for the state it is saved in, which is a sink forward
-and the source backward; where it may be recomputed, that is the node of its optional copy.
+A parameter's forward flow starts from its storage, and its sharding for backward is one more sink.
+Its backward flow starts from that sharding, and its gradient's flow ends in its storage. An
+activation that is saved for backward likewise has a node of its own for the sharding it is saved
+in, which is a sink forward and the source backward. Where the activation may be recomputed, that
+node is the one of its optional copy.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from autopar.ir.uses import SAVED, Group, requirement, root_key
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What flows are stated in: the classes, the states of saved activations, the numbers of both
-    as nodes of the problem, and the keys of parameters by name."""
+    """What flows refer to: the classes of nodes (`table`), the shardings of saved activations
+    (`saves`), the `number` of both as nodes of the problem, and the keys of parameters by name
+    (`owners`)."""
 
     graph: Graph
     table: Mapping[str, NodeClass]
@@ -46,8 +48,9 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class _FlowPaths:
-    """Where a group's tensor starts and goes: the key of its maker and the state per choice of
-    that, None where it is not made; of every sink the key and the state it asks for per choice."""
+    """Where a group's tensor starts and ends: the key of its `maker`, and the `source` sharding per
+    choice of it, None where no tensor is made; of each consumer the key and, per choice, the
+    sharding it needs."""
 
     group: Group
     maker: str
@@ -56,16 +59,16 @@ class _FlowPaths:
 
     @property
     def ends(self) -> frozenset[Sharding]:
-        asked = (s for _, states in self.consumers for s in states if s is not None)
-        return frozenset((*(s for s in self.source if s is not None), *asked))
+        targets = (s for _, states in self.consumers for s in states if s is not None)
+        return frozenset((*(s for s in self.source if s is not None), *targets))
 
 
 def stated_flows(
     space: Space, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], windows: Windows
 ) -> tuple[Flow, ...]:
-    """A flow per class of groups; what hides in `windows` is added to them."""
+    """A flow per class of groups. Adds to `windows` what hides in them."""
     graph, members = space.graph, grouped((group.key, group) for group in all_groups)
-    first = {key: found[0] for key, found in members.items()}
+    first = {key: alike[0] for key, alike in members.items()}
     hidden = Counter((group.key, hides_in(graph, mesh, group)) for group in all_groups)
     waited = Counter(
         (group.key, waits_in(graph, mesh, group))
@@ -73,44 +76,50 @@ def stated_flows(
         if not is_bucketed(graph, group)
     )
     launched = Counter((group.key, launched_in(graph, mesh, group)) for group in all_groups)
-    ways = [_flow_paths(space, group) for group in first.values()]
-    wanted = [
-        MoveRequest(graph.type_of(way.group.root), way.ends, is_bucketed(graph, way.group))
-        for way in ways
+    paths = [_flow_paths(space, group) for group in first.values()]
+    requests = [
+        MoveRequest(graph.type_of(path.group.root), path.ends, is_bucketed(graph, path.group))
+        for path in paths
     ]
-    made = networks(wanted, graph.atoms, mesh, cluster.device, sharing(graph))
-    number = {way.group.key: f for f, way in enumerate(ways)}
-    for found, saved in ((hidden, windows.hiding.sent), (waited, windows.hiding.waited)):
-        for (key, place), count in found.items():
+    flow_networks = networks(requests, graph.atoms, mesh, cluster.device, sharing(graph))
+    number = {path.group.key: f for f, path in enumerate(paths)}
+    for counts, saved in ((hidden, windows.hiding.sent), (waited, windows.hiding.waited)):
+        for (key, place), count in counts.items():
             if place is not None:
-                network, once = made[number[key]], times(graph, first[key]) < graph.microbatches
-                found = windows.of_arcs(network.costs, network.axes, saved)
-                windows.add_flow(place, number[key], [count * row for row in found], once=once)
+                network, once = (
+                    flow_networks[number[key]],
+                    times(graph, first[key]) < graph.microbatches,
+                )
+                rows = windows.of_arcs(network.costs, network.axes, saved)
+                windows.add_flow(place, number[key], [count * row for row in rows], once=once)
     for (key, place), count in launched.items():
-        hosts, once = count * made[number[key]].hosts, times(graph, first[key]) < graph.microbatches
+        hosts, once = (
+            count * flow_networks[number[key]].hosts,
+            times(graph, first[key]) < graph.microbatches,
+        )
         windows.add_flow(place, number[key], windows.hiding.launched(hosts), once=once)
     return tuple(
-        _flow(space, way, network, len(members[way.group.key]) * times(graph, way.group))
-        for way, network in zip(ways, made, strict=True)
+        _flow(space, path, network, len(members[path.group.key]) * times(graph, path.group))
+        for path, network in zip(paths, flow_networks, strict=True)
     )
 
 
 def _flow_paths(space: Space, group: Group) -> _FlowPaths:
     graph, key = space.graph, root_key(space.graph, group.root)
     root = space.table[graph.nodes[group.root.node].key]
-    asked = consumer_states(graph, group, space.table, space.owners)
+    consumers = consumer_states(graph, group, space.table, space.owners)
     if group.crosses and key in space.saves:
         if group.phase is Phase.BACKWARD:
-            return _FlowPaths(group, SAVED + key, space.saves[key], asked)
-        asked = (*asked, (SAVED + key, space.saves[key]))
+            return _FlowPaths(group, SAVED + key, space.saves[key], consumers)
+        consumers = (*consumers, (SAVED + key, space.saves[key]))
     copy = space.table.get(option_key(root.key))
     if group.phase is Phase.FORWARD and copy is not None and is_optional(copy.node):
-        asked = (*asked, (copy.key, saved_by(copy, group.root.output)))
-    return _FlowPaths(group, root.key, source_states(root, group), asked)
+        consumers = (*consumers, (copy.key, saved_by(copy, group.root.output)))
+    return _FlowPaths(group, root.key, source_states(root, group), consumers)
 
 
 def _flow(space: Space, paths: _FlowPaths, network: Network, count: int) -> Flow:
-    """The flow of `count` groups alike. What is not made is in a state that no arc leaves."""
+    """The flow of `count` equal groups. No arc leaves the state of a tensor that is not made."""
     place, nowhere = network.place, len(network.names)
     is_whole = None not in paths.source
     names, placements = network.names, network.placements
@@ -124,9 +133,9 @@ def _flow(space: Space, paths: _FlowPaths, network: Network, count: int) -> Flow
         sinks=tuple(
             Sink(
                 space.number[user],
-                np.array([-1 if s is None else place[s] for s in wanted], np.int64),
+                np.array([-1 if s is None else place[s] for s in targets], np.int64),
             )
-            for user, wanted in paths.consumers
+            for user, targets in paths.consumers
         ),
         states=names,
         tails=network.tails,
@@ -137,7 +146,7 @@ def _flow(space: Space, paths: _FlowPaths, network: Network, count: int) -> Flow
 
 
 def source_states(root: NodeClass, group: Group) -> tuple[Sharding | None, ...]:
-    """The state the group's tensor starts in, per choice of its maker; None where it makes none."""
+    """The group's sharding at its source, per choice of its maker; None where nothing is made."""
     if root.node.role is Role.PARAM:
         which = 1 if group.phase is Phase.BACKWARD else 0
         return tuple(pair[which] for pair in root.outputs)
@@ -147,27 +156,29 @@ def source_states(root: NodeClass, group: Group) -> tuple[Sharding | None, ...]:
 def consumer_states(
     graph: Graph, group: Group, table: Mapping[str, NodeClass], owners: Mapping[str, str]
 ) -> tuple[tuple[str, tuple[Sharding | None, ...]], ...]:
-    """(key of the consumer, state it asks for per choice) of every sink of the group; `owners` are
+    """(key of the consumer, sharding it needs per choice) of every sink of the group; `owners` are
     the keys of parameters by name."""
-    asked: list[tuple[str, tuple[Sharding | None, ...]]] = []
+    consumers: list[tuple[str, tuple[Sharding | None, ...]]] = []
     for use in group.uses:
         user = graph.nodes[use.node]
         if user.role in STORED_ROLES:
             entry = table[owners[user.target]]
-            wanted = entry.output_states(0)
+            targets = entry.output_states(0)
         else:
             entry = table[user.key]
-            wanted = entry.input_states(use.arg)
-        known = {s: None if s is None else requirement(graph, use, s) for s in set(wanted)}
-        asked.append((entry.key, tuple(known[s] for s in wanted)))
+            targets = entry.input_states(use.arg)
+        known = {s: None if s is None else requirement(graph, use, s) for s in set(targets)}
+        consumers.append((entry.key, tuple(known[s] for s in targets)))
     root = graph.nodes[group.root.node]
     if root.role is Role.PARAM and group.phase is Phase.FORWARD:
-        asked.append((root.key, tuple(None if k == s else k for s, k in table[root.key].outputs)))
-    return tuple(asked)
+        consumers.append(
+            (root.key, tuple(None if k == s else k for s, k in table[root.key].outputs))
+        )
+    return tuple(consumers)
 
 
 def saved_by(copy: NodeClass, output: int) -> tuple[Sharding | None, ...]:
-    """The state in which an optional copy has an output of its original saved, per choice."""
+    """The sharding an output is saved in, per choice of the optional copy that recomputes it."""
     return tuple(
         choice.states[output] if isinstance(choice, Saved) and choice.states else None
         for choice in copy.choices

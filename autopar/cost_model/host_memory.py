@@ -1,9 +1,9 @@
-"""What a device has in its host's memory: by holder, and as a row of the problem.
+"""Host memory of a device: by holder, and as a row of the problem.
 
-There are parameters that live on the host, with their gradients and the optimizer's states, and
-activations that are offloaded, of all microbatches that wait. All but the states are copied, and
-therefore pinned: torch rounds what is pinned up to powers of two (CachingHostAllocator). The host
-of a CPU has no memory beside the device's: what is there counts as the device's (`memory`).
+It has the parameters on the host, with their gradients and optimizer states, and the offloaded
+activations of all microbatches in flight. All but the optimizer states are copied and therefore
+pinned, and torch rounds pinned memory up to powers of two (CachingHostAllocator). The host of a CPU
+has no memory beside the device's: what is there counts as the device's (`memory`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from autopar.plans.requests.request import PlanRequest
 from autopar.plans.scheduling.host_copies import on_host
 
 _STEPS_ON = "cpu"
-"""An optimizer steps on the host where a parameter lives."""
+"""The kind of device on which the optimizer steps for parameters on the host."""
 
 
 def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]) -> HostMemory:
-    """Bytes by holder, beside the device's share. Of what the second part of backward needs,
-    `carried`, microbatches that wait for that part hold the activations too."""
+    """Bytes by holder, and the limit of one device. Microbatches that wait for the second part of
+    backward hold those offloaded activations that it reads, which are in `carried`."""
     if (
         not (layout.streamed_params or layout.offloaded_tensors)
         or not request.cluster.has_host_memory
@@ -52,7 +52,7 @@ def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]
     for each in layout.offloaded_tensors:
         size = _pinned(layout.held_bytes(each.root, layout.for_backward(each.root)))
         sizes[on_host(each, layout) in carried] += size
-    away = max(
+    offloaded = max(
         (1 + others.backward) * sizes.total() + others.weights * sizes[True]
         for others in request.waiting
     )
@@ -60,24 +60,24 @@ def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]
         params=params,
         gradients=gradients,
         optimizer=optimizer,
-        offloaded=away,
+        offloaded=offloaded,
         limit=request.host_memory_bytes,
         devices=request.cluster.devices_of_node,
     )
 
 
 def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, IntArray]:
-    """The same, all holders together, per node of the `problem` that was stated for `request` and
-    choice, and so many bytes that are set aside. Where different numbers of microbatches may wait
-    for each part of backward, it is that of those which are most together."""
+    """Bytes of all holders together, per choice of each node of `problem`, which was stated for
+    `request`. `aside` bytes are added to node 0. Where different numbers of microbatches may wait
+    for each part of backward, the largest sum counts."""
     known = {key: place for place, key in enumerate(problem.keys)}
-    found = {0: np.full(len(problem.labels[0]), aside, np.int64)}
+    row = {0: np.full(len(problem.labels[0]), aside, np.int64)}
     if not request.cluster.has_host_memory:
-        return found
+        return row
 
     def add(key: str, sizes: Sequence[int]) -> None:
         amounts = np.array(sizes, np.int64)
-        found[known[key]] = found.get(known[key], 0) + amounts
+        row[known[key]] = row.get(known[key], 0) + amounts
 
     graph = request.step
     hosts, at_rest = ParamsOnHost(request), ParamMemory(request, _STEPS_ON)
@@ -86,11 +86,11 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
             labels = problem.labels[known[param.key]]
             add(param.key, [_of_param(at_rest, hosts, param, label) for label in labels])
     offloads, waiting = Offloads(request), InFlight(request)
-    for key, away in offloads.tensors.items():
-        root = away[0].root
+    for key, offloaded in offloads.tensors.items():
+        root = offloaded[0].root
         maker = graph.nodes[root.node]
         decision = next(k for k in (SAVED + key, SAVED + maker.key, maker.key) if k in known)
-        tensor, times = offloads.rounding.saved_type(root), len(away) * waiting.times(decision)
+        tensor, times = offloads.rounding.saved_type(root), len(offloaded) * waiting.times(decision)
         labels = problem.labels[known[decision]]
         states = [_offloaded_in(maker, root, label, is_open=offloads.is_open) for label in labels]
         sizes = (
@@ -98,11 +98,11 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
             for s in states
         )
         add(decision, [times * _pinned(size) for size in sizes])
-    return found
+    return row
 
 
 def _of_param(at_rest: ParamMemory, hosts: ParamsOnHost, param: Node, label: Label) -> int:
-    """A parameter with its gradient and states, if it is on the host."""
+    """Bytes of a parameter, its gradient and optimizer states; 0 if it is not on the host."""
     assert isinstance(label, ParamChoice)
     if not hosts.is_on_host(param, label):
         return 0
@@ -111,8 +111,8 @@ def _of_param(at_rest: ParamMemory, hosts: ParamsOnHost, param: Node, label: Lab
 
 
 def _offloaded_in(maker: Node, root: Ref, label: Label, *, is_open: bool) -> Sharding | None:
-    """The state in which a choice offloads a tensor; None if it does not. Where nothing `is_open`,
-    all do."""
+    """The sharding in which a choice offloads a tensor; None if it does not. Where offloading is no
+    decision (not `is_open`), every choice offloads it."""
     match label:
         case Saved():
             states = label.states if label.offloaded else ()
@@ -126,5 +126,5 @@ def _offloaded_in(maker: Node, root: Ref, label: Label, *, is_open: bool) -> Sha
 
 
 def _pinned(num_bytes: int) -> int:
-    """What pinned memory takes of so many bytes."""
+    """Bytes of pinned memory that a tensor of `num_bytes` takes."""
     return 1 << max(0, num_bytes - 1).bit_length() if num_bytes else 0

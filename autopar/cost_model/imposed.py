@@ -1,4 +1,4 @@
-"""From constraints to what they leave of the choices on one mesh (`limits`)."""
+"""From constraints to the choices that they leave on one mesh (`limits`)."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ from autopar.plans.requests.constraints import (
 )
 from autopar.plans.requests.matching import covers, general, matches, outer_names
 
-# What modules return: the tensors that are made inside and used outside of them.
+# What modules return: the tensors that are made inside a module and used outside of it.
 
 _CHANGES = (Role.MUTATION, Role.UPDATE)
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """`root` is what `module` returns, seen through the views `chain`, the one next to the root
-    first; `tensor` is the result of them."""
+    """`module` returns `tensor`, which is `root` after the views `chain`, from the root on."""
 
     module: str
     root: Ref
@@ -46,8 +45,8 @@ class Returned:
 
 
 def returned(graph: Graph, pattern: str) -> Iterator[Returned]:
-    """The floating-point tensors that modules matched by `pattern` hand to the rest of the forward
-    phase, in order."""
+    """The floating-point tensors that modules matched by `pattern` return to the rest of the
+    forward phase, in order."""
     readers = (n for n in graph.nodes if n.phase is Phase.FORWARD and n.role not in _CHANGES)
     users = grouped((ref, node) for node in readers for ref in node.inputs)
     for ref, using in sorted(users.items()):
@@ -61,12 +60,12 @@ def returned(graph: Graph, pattern: str) -> Iterator[Returned]:
 
 
 def _is_inside(user: Node, module: str) -> bool:
-    """Whether an op belongs to a module. What the model returns is outside of all."""
+    """Whether an op belongs to a module. The model's outputs are outside of every module."""
     return user.role is Role.OP and (user.module == module or module in outer_names(user.module))
 
 
 Named = Callable[[str, str], bool]
-"""Whether a pattern speaks of a name."""
+"""Whether a pattern, the first argument, covers a name."""
 
 _NO_ROLES: Mapping[str, str] = MappingProxyType({})
 _OUTPUTS = (Role.LOSS, Role.VALUE, Role.DETACHED)
@@ -77,8 +76,8 @@ def impose(
 ) -> Limits:
     """The limits that `imposed` sets to the choices on `mesh`.
 
-    InfeasibleError if a parameter cannot be stored as a constraint asks; ConstraintError if one
-    speaks of some of the nodes that are planned as one.
+    InfeasibleError if a parameter cannot be stored as a constraint says. ConstraintError if a
+    constraint covers only some nodes of a class, which is planned as one.
     """
     imposing = _Imposing(graph, mesh, groups)
     for each in imposed:
@@ -88,8 +87,8 @@ def impose(
 
 @dataclass
 class _Imposing:
-    """Limits in the making. `spoken` has, by class, kind and what is wanted, who wants it and of
-    which nodes."""
+    """Collects the limits. `spoken` has, by class, kind and placement of a constraint, the nodes it
+    covers with the constraint."""
 
     graph: Graph
     mesh: Mesh
@@ -105,9 +104,9 @@ class _Imposing:
     )
 
     def limits(self) -> Limits:
-        """What was added, put together."""
+        """The limits of all constraints that were added."""
         self._check_whole_classes()
-        given = {key: self._storages(key, asked) for key, asked in self.tests.items()}
+        given = {key: self._storages(key, tests) for key, tests in self.tests.items()}
         return Limits(
             self.graph,
             self.mesh,
@@ -119,7 +118,7 @@ class _Imposing:
         )
 
     def add(self, constraint: Constraint, alternatives: Sequence[Tests]) -> None:
-        """Take a constraint in, any of whose `alternatives` will do."""
+        """Add a constraint that any of its `alternatives` meets."""
         if not any(alternatives):
             return
         kind, tests = constraint.kind, alternatives[0]
@@ -151,16 +150,16 @@ class _Imposing:
         return {n.target: n for n in self.graph.with_role(Role.PARAM) if not n.external}
 
     def _speaks(self, node: Node, kind: str, constraint: Constraint) -> bool:
-        """Whether `constraint`, which speaks of `node`, is the first to say so of its class."""
-        said = self.spoken.setdefault((node.key, kind, str(constraint.placement)), {})
-        said.setdefault(node.index, constraint)
-        return len(said) == 1
+        """Records that `constraint` covers `node`. Whether no other node of its class is."""
+        by_node = self.spoken.setdefault((node.key, kind, str(constraint.placement)), {})
+        by_node.setdefault(node.index, constraint)
+        return len(by_node) == 1
 
     def _check_whole_classes(self) -> None:
-        for (key, _, _), said in self.spoken.items():
-            other = next((n for n in self.members[key] if n.index not in said), None)
+        for (key, _, _), by_node in self.spoken.items():
+            other = next((n for n in self.members[key] if n.index not in by_node), None)
             if other is not None:
-                index, constraint = next(iter(said.items()))
+                index, constraint = next(iter(by_node.items()))
                 name = _name(self.graph.nodes[index])
                 raise ConstraintError(
                     f"{constraint.origin}: {name} and {_name(other)} are planned as one, and this "
@@ -168,7 +167,7 @@ class _Imposing:
                 )
 
     def _params(self, constraint: Constraint, tests: Tests, named: Named, which: int) -> None:
-        """`which` is 0 for the storage, 1 for what is kept."""
+        """`which` is 0 for the storage, 1 for the sharding for backward."""
         unmoved = [test.axis for test in tests if test.what == "unmoved"]
         placed = tuple(test for test in tests if test.what != "unmoved")
         pattern = constraint.pattern
@@ -198,15 +197,15 @@ class _Imposing:
                     self._copies(node, placed)
 
     def _copies(self, param: Node, tests: Tests) -> None:
-        """What is kept of a parameter is kept of it in another dtype, too, but where that has other
-        dims."""
+        """A constraint on the sharding for backward applies to casts of the parameter too. Where
+        those have other dims, only placements without a dim do."""
         for index, of in casts_of(self.graph).copies.items():
             node = self.graph.nodes[index]
             if of == param.index and node.phase is Phase.FORWARD:
                 same_dims = node.outputs[0].parts == param.outputs[0].parts
-                asked = (t for t in tests if same_dims or t.placement in (None, R))
+                applicable = (t for t in tests if same_dims or t.placement in (None, R))
                 key = root_key(self.graph, Ref(index))
-                self.saved[key] = (*self.saved.get(key, ()), *asked)
+                self.saved[key] = (*self.saved.get(key, ()), *applicable)
 
     def _rule(
         self, key: str, constraint: Constraint, passes: Passes, *, lenient: bool = False
@@ -214,26 +213,26 @@ class _Imposing:
         self.choices.setdefault(key, []).append(LimitRule(constraint, passes, lenient))
 
     def _storages(self, key: str, given_tests: dict[Constraint, Tests]) -> tuple[Sharding, ...]:
-        """What is left to a class of parameters by some of what is asked, so that the rules on it
-        can tell which of them clash."""
+        """The storages that meet all constraints of a class of parameters, or any one alone: so the
+        rules on the class can tell which constraints clash."""
         node = self.members[key][0]
-        tensor, found = node.outputs[0], dict[Sharding, None]()
+        tensor, allowed = node.outputs[0], dict[Sharding, None]()
         together = tuple(test for tests in given_tests.values() for test in tests)
         for tests in (together, *given_tests.values()):
-            found |= dict.fromkeys(storages(tensor, self.graph.atoms, self.mesh, tests))
+            allowed |= dict.fromkeys(storages(tensor, self.graph.atoms, self.mesh, tests))
         for constraint, tests in given_tests.items():
             if not any(
-                all(holds(t, tensor, batch_atoms(self.graph), s) for t in tests) for s in found
+                all(holds(t, tensor, batch_atoms(self.graph), s) for t in tests) for s in allowed
             ):
                 raise InfeasibleError(
                     f"{constraint.origin}: parameter {node.target} of shape {list(tensor.shape)} "
                     f"cannot be stored as {constraint.placement} on mesh "
                     f"{self.mesh or 'of one device'}"
                 )
-        return tuple(found)
+        return tuple(allowed)
 
     def _stays(self, name: str, axes: Sequence[int]) -> None:
-        """Parameter `name` is used as it is stored on `axes`, cast or not."""
+        """Parameter `name`, cast or not, is used on `axes` as it is stored there."""
 
         def leads(source: Sharding, target: Sharding) -> bool:
             return all(source[k] in (target[k], P) for k in axes)
@@ -255,7 +254,7 @@ class _Imposing:
                 self._rule(node.key, constraint, passes, lenient=True)
 
     def _kinds(self, node: Node) -> Iterator[str]:
-        """Which sorts of op `node` is (`constraints.KINDS`)."""
+        """The kinds of op that `node` is one of (`constraints.OP_KINDS`)."""
         if node.key in find_matmuls(self.graph).roles:
             yield "matmul"
         if self._is_batched(node):
@@ -309,7 +308,7 @@ class _Imposing:
                 self._used_as(Ref(node.index), constraint, tests)
 
     def _used_as(self, root: Ref, constraint: Constraint, tests: Tests) -> None:
-        """Every op that uses `root` asks for it as `tests` say."""
+        """Every op that uses `root` needs it as `tests` say."""
         tensor, batch = self.graph.type_of(root), batch_atoms(self.graph)
         self._limit_uses(
             root, constraint, lambda state: all(holds(t, tensor, batch, state) for t in tests)
@@ -318,7 +317,7 @@ class _Imposing:
     def _limit_uses(
         self, root: Ref, constraint: Constraint, allowed: Callable[[Sharding], bool]
     ) -> None:
-        """Uses of `root` may ask for it in states that are `allowed`."""
+        """Uses of `root` may only need it in shardings that are `allowed`."""
         for group in self.groups:
             for use in group.uses if group.root == root else ():
                 user = self.graph.nodes[use.node]
@@ -331,7 +330,7 @@ class _Imposing:
                     self._rule(user.key, constraint, passes)
 
     def _returned(self, constraint: Constraint, what: Returned, tests: Tests) -> None:
-        """What a module returns is made as `tests` say, or in partial sums that then become so."""
+        """A returned tensor is made as `tests` say, or as partial sums that are reduced to that."""
         root = self.graph.nodes[what.root.node]
         tensor, batch = self.graph.type_of(what.root), batch_atoms(self.graph)
         at_root = tuple(self._behind(constraint, what, test) for test in tests)
@@ -355,7 +354,7 @@ class _Imposing:
         self.arcs.setdefault((root.key, what.root.output), []).append((Phase.FORWARD, leads))
 
     def _behind(self, constraint: Constraint, what: Returned, test: Test) -> Test:
-        """`test`, of what a module returns, as one of the tensor that it is a view of."""
+        """`test` of a returned tensor, as a test of the root that it is a view of."""
         placement = test.placement
         if placement is None:
             return test

@@ -1,12 +1,12 @@
-"""What one node does on one rank: FLOPs, bytes moved, seconds, and launches by the host.
+"""The cost of one node on one rank: FLOPs, bytes moved, seconds, and launches by the host.
 
-Pointwise ops and reductions that feed one another are one kernel where a compiler makes it: a
-fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
-its phase needs. Matmuls, attention, lookups and what draws random numbers read and write memory on
-their own, and so does every op that runs eagerly. Of a table, an op that picks from it reads what
-it picks (`rules.work.read_bytes`). States of generators are the host's, and take
-nothing. A view moves nothing, but a CPU that runs ops one by one calls it like any other: it counts
-with the op that reads it first.
+Pointwise ops and reductions that feed one another are one kernel where they are compiled: a fusible
+op reads from memory what no fusible op of its phase made. It writes what any but a fusible op of
+its phase needs. Matmuls, attention, embedding lookups and random ops read and write memory on their
+own, and so does every op that runs eagerly. An op that picks rows of a table reads those rows alone
+(`rules.work.read_bytes`). States of generators are on the host, and cost nothing. A view moves
+nothing, but a CPU in eager mode calls it like any other op: it counts with the op that reads it
+first.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from autopar.rules.work import (
 )
 
 DRAWN_ON_CPU_S = 6.6e-9
-"""Seconds per element of a mask: the generator of a CPU makes one number after the other, on one
-thread whatever there are (measured: torch 2.13, EPYC; of uniform numbers half)."""
+"""Seconds per element of a mask: a CPU's generator makes one number after the other, on one thread
+(measured: torch 2.13, EPYC; uniform numbers take half)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Which tensor inputs a node reads from memory, which outputs it writes there, how many
-    `views` are made for it, and whether it runs `alone`, not compiled with its neighbours."""
+    """Memory traffic of a node: which tensor inputs it reads from memory, and which outputs it
+    writes there. `views` is the number of views that are called for it. It runs `alone` if it is
+    not fused with its neighbours."""
 
     reads: tuple[bool, ...]
     writes: tuple[bool, ...]
@@ -56,13 +57,13 @@ class Traffic:
 
 
 def is_fusible(node: Node) -> bool:
-    """Whether a backend makes one kernel of this op and its like neighbours: not where it draws
-    random numbers, which torch's own kernel does."""
+    """Whether a compiler fuses this op with fusible neighbours. It does not fuse random ops, which
+    are kernels of torch."""
     return node.role is Role.OP and fuses(node.op) and not node.random
 
 
 def traffic(graph: Graph, *, fused: bool) -> Mapping[int, Traffic]:
-    """Per op that is not a view: what it reads and writes, `fused` with its like or on its own."""
+    """Memory traffic per op that is no view, with fusible ops `fused` or each on its own."""
     return _traffic_fused(graph) if fused else _traffic_alone(graph)
 
 
@@ -82,7 +83,7 @@ def _traffic_alone(graph: Graph) -> Mapping[int, Traffic]:
 
 
 def _first_readers(graph: Graph) -> Mapping[int, int]:
-    """For each view that an op reads, maybe through others, the first such op."""
+    """The first op that reads each view, directly or through other views."""
     read = [
         (view, node.index)
         for node in graph.with_role(Role.OP)
@@ -137,8 +138,9 @@ def op_ns(
     mesh: Mesh,
     device: Device,
 ) -> tuple[int, Sequence[tuple[Exchange, int]], int]:
-    """Nanoseconds of `node` on one rank, as in `node_s`; what it sends while it runs, with those of
-    each by which it takes longer (`moves.sent`); and those in which the host launches it."""
+    """Nanoseconds of `node` on one rank, as in `node_s`. Then the exchanges it sends while it runs,
+    each with the nanoseconds by which it makes the op longer (`moves.sent`). Last the nanoseconds
+    in which the host launches it."""
     ns = to_ns(node_s(graph, node, done, choice, shardings, mesh.sizes, device))
     sends = sent(graph, node, choice, mesh, ns)
     return ns, sends, _host_ns(graph, node, done, choice, mesh.sizes, device, len(sends))
@@ -153,15 +155,14 @@ def node_s(
     sizes: Sequence[int],
     device: Device,
 ) -> float:
-    """Seconds of `node` on one rank under `choice`, whose input and output `shardings` are given.
-    A fusible op that touches no memory of its own is part of another kernel and costs nothing but
-    what it draws."""
+    """Seconds of `node` on one rank under `choice`, with its input and output `shardings`. A
+    fusible op without memory traffic is part of another kernel, and costs only random numbers."""
     kernel_s = _kernel_s(graph, node, work, choice, shardings, sizes, device)
     return kernel_s + _drawn_s(node, device) + work.views * device.view_s
 
 
 def _drawn_s(node: Node, device: Device) -> float:
-    """What random numbers take beside memory. Every rank draws all of them."""
+    """Seconds of drawing random numbers, beside memory. Every rank draws all of them."""
     if not node.random or device.kind != "cpu":
         return 0.0
     return DRAWN_ON_CPU_S * prod(node.outputs[0].shape)
@@ -192,19 +193,19 @@ def _kernel_s(
         return pointwise_s(moved, device, bandwidth_part(node, device), starts=any(work.writes))
     if not is_contraction(node.op):
         return device.floor_s(device.kernels.start_s) + stream_s(moved, device)
-    made = sum(
+    num_elements = sum(
         local_bytes(tensor, graph.atoms, sharding, sizes) // itemsize(tensor.dtype)
         for tensor, sharding in zip(node.outputs, shardings[1], strict=True)
     )
     done = busiest_work(graph, node, choice, sizes)
-    return _contraction_s(graph, node, done, made, moved, device)
+    return _contraction_s(graph, node, done, num_elements, moved, device)
 
 
 def _masked_bytes(
     graph: Graph, node: Node, choice: Choice, outputs: Sequence[Sharding], sizes: Sequence[int]
 ) -> int:
-    """What is read and written to take the rows of other ranks out of what a lookup found in a part
-    of the table (`codegen.ops.embedding_lookup`); a compiler does that before it writes them."""
+    """Bytes read and written to zero the rows of other ranks in the output of a lookup in a sharded
+    table (`codegen.ops.embedding_lookup`). A compiler fuses that into the lookup."""
     record = record_of(node.op)
     if not (record.embedding_lookup and record.reads and exchange_axes(node, choice)):
         return 0
@@ -214,40 +215,40 @@ def _masked_bytes(
 def _contraction_s(
     graph: Graph, node: Node, done: Work, num_elements: int, moved: int, device: Device
 ) -> float:
-    """An op that makes `num_elements` elements and moves `moved` bytes. One of several products is
-    priced as one of all their sums."""
+    """Seconds of an op that makes `num_elements` elements and moves `moved` bytes. An op of several
+    matmuls without shapes is priced as one of all their elements."""
     dtype = graph.type_of(node.inputs[0]).dtype if node.inputs else "float32"
     moved *= done.passes
     if done.matmuls is not None:
-        found_s = sum(
+        kernel_s = sum(
             each.count * matmul_s(each.out, each.depth, each.num_bytes, dtype, device)
             for each in done.matmuls
         )
     elif done.scores is not None:
-        found_s = attention_s(done.flops, done.scores, moved, dtype, device)
+        kernel_s = attention_s(done.flops, done.scores, moved, dtype, device)
     else:
-        found_s = matmul_s(
+        kernel_s = matmul_s(
             num_elements, done.flops / (2 * max(1, num_elements)), moved, dtype, device
         )
     if done.merges:
         start_s = done.merge_launches * device.floor_s(device.kernels.start_s)
-        found_s += done.merges * (start_s + stream_s(done.merged_bytes, device))
-    return found_s
+        kernel_s += done.merges * (start_s + stream_s(done.merged_bytes, device))
+    return kernel_s
 
 
 def bandwidth_part(node: Node, device: Device) -> float:
-    """The part of the memory's bandwidth that a fusible op reaches. Backward sums over rows, whose
-    elements lie far apart, beside what it needs of each row."""
+    """The part of the memory's bandwidth that a fusible op reaches. Reductions of backward also sum
+    over rows, whose elements lie far apart."""
     if not reduces(node):
         return device.kernels.pointwise
     backward = node.phase is Phase.BACKWARD
     return device.kernels.reduction_backward if backward else device.kernels.reduction
 
 
-# What the host of a GPU does for an op: it launches kernels and collectives, one after the other.
+# The time in which the host of a GPU launches kernels and collectives, one after the other.
 #
-# A CPU launches its own kernels, which is part of their prices (`mesh.Device.floor_s`). What the
-# optimizer launches is not counted: it is the same for every plan, and comes when all else is done.
+# A CPU launches its own kernels, which is part of their prices (`mesh.Device.floor_s`). The
+# optimizer's launches are not counted: they are the same for every plan, and come last.
 
 
 def _host_ns(
@@ -267,8 +268,8 @@ def _host_ns(
 
 
 def _kernels(graph: Graph, node: Node, done: Traffic, choice: Choice, sizes: Sequence[int]) -> int:
-    """How many kernels a rank launches for an op: none of its own for one that is a part of
-    another's (`kernel_cost`)."""
+    """The number of kernels that a rank launches for an op: 0 for an op that is a part of another
+    op's kernel (`kernel_cost`)."""
     if is_fusible(node):
         return int(any(done.writes))
     work = busiest_work(graph, node, choice, sizes)

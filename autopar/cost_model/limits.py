@@ -1,8 +1,9 @@
-"""Constraints in force: which choices of a class, which states and which steps they leave.
+"""Constraints in force: the choices of a class, the shardings and the steps that they leave.
 
-They only take away. A class of nodes takes one decision, so a constraint that speaks of some of its
-nodes must speak of all. Ops and saved activations that cannot be what is wanted, since they lack
-the dim or its size does not divide, are left open; anything else that cannot is an error.
+Constraints only take choices away. A class of nodes takes one decision, so a constraint on some of
+its nodes must cover all of them. Some ops and saved activations cannot meet a constraint, as they
+lack the dim or its size does not divide: those are left open. Anything else that cannot is an
+error.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ _SHOWN = 8
 Shardings = Sequence[Sharding]
 
 Passes = Callable[[Decision, Shardings, Shardings], bool]
-"""Whether a class may decide so, with what that makes of its inputs and outputs."""
+"""Whether a class may take a decision, with the shardings of its inputs and outputs."""
 
 Leads = Callable[[Sharding, Sharding], bool]
-"""Whether a tensor may go from one state to another."""
+"""Whether a tensor may be redistributed from one sharding to another."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRule:
-    """What `constraint` says of the choices of a class. One that is `lenient` says nothing of a
-    class of which no choice passes that what stands before it allows."""
+    """`constraint` on the choices of a class, which must pass `passes`. A `lenient` rule is ignored
+    where it leaves none of the choices that the rules before it allow."""
 
     constraint: Constraint
     passes: Passes
@@ -59,9 +60,10 @@ Arcs = dict[tuple[str, int], list[tuple[Phase | None, Leads]]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`choices` has the rules on classes, by key; `storages` what classes of parameters may choose
-    from, where a constraint speaks of it; `saved` what is asked of saved activations (`root_key`).
-    `arcs` has the steps that outputs of classes may take, in one phase or in both."""
+    """All constraints on one mesh. `choices` has the rules on classes, by key. `storages` has the
+    allowed storages of constrained classes of parameters. `saved` has the tests of saved
+    activations, by `root_key`. `arcs` has the steps that outputs of classes may take, in one phase
+    or in both."""
 
     graph: Graph
     mesh: Mesh
@@ -74,8 +76,8 @@ class Limits:
     arcs: Arcs = field(default_factory=Arcs)
 
     def filtered(self, entry: NodeClass) -> NodeClass:
-        """`entry` with the choices that every rule on it allows. InfeasibleError, naming what of
-        the user's leaves none, of which nothing could be spared."""
+        """`entry` with the choices that every rule on it allows. InfeasibleError if none is left:
+        it names constraints that leave none together, all of which are needed for that."""
         on_it = self.choices.get(entry.key, ())
         rules = grouped((rule.constraint.origin, rule) for rule in on_it)
         passing = {origin: _passing(entry, some) for origin, some in rules.items()}
@@ -98,16 +100,16 @@ class Limits:
                 del needed[origin]
         options = _options(entry)
         shown = ", ".join(options[:_SHOWN]) + ", ..." * (len(options) > _SHOWN)
-        asked = "; ".join(_of_origin(origin, rules[origin]) for origin in needed)
+        reasons = "; ".join(_of_origin(origin, rules[origin]) for origin in needed)
         return (
-            f"{asked}: nothing is left to {_describe(entry)} on mesh "
+            f"{reasons}: nothing is left to {_describe(entry)} on mesh "
             f"{self.mesh or 'of one device'}, which could be {shown}"
         )
 
     def saved_states(
         self, key: str, tensor: TensorType, states: tuple[Sharding, ...]
     ) -> tuple[Sharding, ...]:
-        """The `states` of an activation of class `key` that it may be saved in."""
+        """Those of `states` that an activation of class `key` may be saved in."""
         tests: Tests = self.saved.get(key, ())
         for test in tests:
             left = tuple(s for s in states if holds(test, tensor, self.batch, s))
@@ -115,9 +117,9 @@ class Limits:
         return states
 
     def arc_costs(self, group: Group, network: Network, costs: IntArray) -> IntArray:
-        """`costs` of the arcs of `network`, those `FORBIDDEN` that must not be taken."""
-        found = self.arcs.get((self.graph.nodes[group.root.node].key, group.root.output), ())
-        rules = [leads for phase, leads in found if phase in (None, group.phase)]
+        """`costs` of the arcs of `network`, `FORBIDDEN` for arcs that no rule allows."""
+        arcs = self.arcs.get((self.graph.nodes[group.root.node].key, group.root.output), ())
+        rules = [leads for phase, leads in arcs if phase in (None, group.phase)]
         if not rules:
             return costs
         states = network.states
@@ -131,7 +133,7 @@ class Limits:
 
 
 def _describe(entry: NodeClass) -> str:
-    """A class, for people."""
+    """The name of a class in messages."""
     node = entry.node
     name = node.target or node.module
     name = general(name) if entry.count > 1 else name
@@ -140,7 +142,7 @@ def _describe(entry: NodeClass) -> str:
 
 
 def _options(entry: NodeClass) -> list[str]:
-    """What the class could be, apart from constraints: of an op the options on an axis."""
+    """The choices of a class without constraints; for an op, its options on an axis."""
     options: dict[str, None] = {}
     for choice in entry.choices:
         if isinstance(choice, Choice):
@@ -151,8 +153,7 @@ def _options(entry: NodeClass) -> list[str]:
 
 
 def _passing(entry: NodeClass, rules: Sequence[LimitRule]) -> frozenset[int]:
-    """The choices that rules of one origin allow. One that is lenient gives way to those before
-    it."""
+    """The choices that rules of one origin allow, without lenient rules that would leave none."""
     left = frozenset(range(len(entry.choices)))
     for rule in rules:
         passed = frozenset(
@@ -163,35 +164,35 @@ def _passing(entry: NodeClass, rules: Sequence[LimitRule]) -> frozenset[int]:
 
 
 def _of_origin(origin: str, rules: Sequence[LimitRule]) -> str:
-    """What the user wrote, and what a strategy comes to here."""
+    """The constraint as the user wrote it; a strategy with the constraints that it stands for."""
     if not origin.startswith("strategy "):
         return origin
     return f"{origin} ({' and '.join(dict.fromkeys(str(rule.constraint) for rule in rules))})"
 
 
-# In what shards a parameter may lie when some of it is given, and not for the planner to choose.
+# The storages of a parameter that constraints leave.
 #
-# What is given is what DTensor's `Shard(dim)` means: what was `S(0)` in one graph of a model is
-# `C(0)` in another one where dim 0 is made of other parts, and means the same pieces.
+# A given dim means DTensor's `Shard(dim)`. It may be `S(0)` in one graph of a model and `C(0)` in
+# another one, where dim 0 is made of other parts: both are the same shards.
 
 
 def storages(
     tensor: TensorType, atoms: Sequence[Atom], mesh: Mesh, tests: Sequence[Test]
 ) -> tuple[Sharding, ...]:
-    """Every storage of `tensor` that meets `tests`, in canonical order. Chunks that may be uneven
-    are offered of the dims that are asked for; where none is, of the dim that is chunked anyway,
-    or else, if nothing is left, of any."""
+    """Every storage of `tensor` that meets `tests`, in canonical order. The dims in `tests` may be
+    cut into uneven chunks. Without such a dim, the one that is chunked by default may be, or any
+    dim if nothing else is left."""
     per_axis = [_dims(tensor, [t for t in tests if t.axis == k]) for k in range(len(mesh.axes))]
-    found = dict.fromkeys(stored(tensor, atoms, dims, mesh.sizes) for dims in product(*per_axis))
-    legal = [s for s in found if is_legal(tensor, atoms, s, mesh.sizes)]
-    asked = {p.dim for t in tests if not t.excluded and (p := t.placement) and p.kind in "SC"}
-    offered = asked or {chunkable_dim(tensor, mesh.sizes)}
+    states = dict.fromkeys(stored(tensor, atoms, dims, mesh.sizes) for dims in product(*per_axis))
+    legal = [s for s in states if is_legal(tensor, atoms, s, mesh.sizes)]
+    requested = {p.dim for t in tests if not t.excluded and (p := t.placement) and p.kind in "SC"}
+    offered = requested or {chunkable_dim(tensor, mesh.sizes)}
     usual = [s for s in legal if not chunked_axes(s) or chunked_dim(s) in offered]
     return tuple(usual or legal)
 
 
 def _dims(tensor: TensorType, tests: Sequence[Test]) -> list[int | None]:
-    """The dims that one axis may cut, None for none of them."""
+    """The dims that one axis may shard, None for none of them."""
     dims: list[int | None] = [None, *range(len(tensor.shape))]
     return [dim for dim in dims if all(_meets(tensor, dim, test) for test in tests)]
 
@@ -200,9 +201,9 @@ def _meets(tensor: TensorType, dim: int | None, test: Test) -> bool:
     if test.what == "unmoved":
         return True
     if test.what == "S":
-        found = dim is not None or (prod(tensor.shape) == 1 and not test.excluded)
+        is_met = dim is not None or (prod(tensor.shape) == 1 and not test.excluded)
     else:
         placement = test.placement
         given = None if placement is None or placement.kind == "R" else placement.dim
-        found = dim == given and (placement is None or placement.part == 0)
-    return found != test.excluded
+        is_met = dim == given and (placement is None or placement.part == 0)
+    return is_met != test.excluded

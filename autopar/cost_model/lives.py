@@ -1,4 +1,4 @@
-"""How long tensors are there: within a step, and while a device works on other microbatches."""
+"""The lifetimes of tensors: within a microbatch, and while a device computes others."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from autopar.plans.requests.request import PlanRequest
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Of a tensor in one phase: the ops that read it, by place, with the first use of each; `first`
-    of all, `certain` and `last` of those that are no optional copies (-1: none). What is made in
-    the phase is there from `start`; else it was before."""
+    """The lifetime of a tensor in one phase. `uses` has the first use of each op that reads it, by
+    the op's index. `first` is the first of these ops; `certain` and `last` are the first and the
+    last that are no optional copies (-1: none). A tensor made in the phase lives from op `start`;
+    others are made before (None)."""
 
     group: Group
     start: int | None
@@ -34,8 +35,8 @@ class Life:
 
 @per_graph
 def lives(graph: Graph) -> tuple[Life, ...]:
-    """That of each group. What only leaves the graph, cast or not, is read by nothing."""
-    found: list[Life] = []
+    """The lifetime of each group. Outputs of the graph, cast or not, are no reads."""
+    all_lives: list[Life] = []
     cast = casts_of(graph).gradients
     for group in groups(graph):
         uses = {
@@ -44,85 +45,85 @@ def lives(graph: Graph) -> tuple[Life, ...]:
             if graph.nodes[use.node].role not in OUTPUT_ROLES and use.node not in cast
         }
         root = graph.nodes[group.root.node]
-        made = root.index if root.phase is group.phase else None
+        start = root.index if root.phase is group.phase else None
         certain = [place for place in uses if not is_optional(graph.nodes[place])]
         first = min(uses, default=-1)
         ends = min(certain, default=-1), max(certain, default=-1)
-        found.append(Life(group, made, uses, first, *ends))
-    return tuple(found)
+        all_lives.append(Life(group, start, uses, first, *ends))
+    return tuple(all_lives)
 
 
 @per_graph
 def results_in_order(graph: Graph) -> tuple[tuple[Node, int], ...]:
-    """What forward returns detached, which the script holds from then on, and the last op that
-    reads it, or may if it is saved and not recomputed; a tensor once, and none that is larger than
-    what it is a view of."""
+    """Detached outputs of forward, which the script holds from then on, each with the last op that
+    reads it, or may if it is saved and not recomputed. Every root is listed once. Outputs larger
+    than their root are left out."""
     last: dict[int, int] = {}
-    made = {node.name: node.index for node in graph.nodes if node.phase is Phase.FORWARD}
+    by_name = {node.name: node.index for node in graph.nodes if node.phase is Phase.FORWARD}
     for life in lives(graph):
-        root = made.get(graph.nodes[life.group.root.node].name, life.group.root.node)
+        root = by_name.get(graph.nodes[life.group.root.node].name, life.group.root.node)
         last[root] = max(last.get(root, root), *life.uses, root)
-    found: dict[Ref, tuple[Node, int]] = {}
+    results: dict[Ref, tuple[Node, int]] = {}
     for node in graph.with_role(Role.DETACHED):
         root, _ = root_of(graph, node.inputs[0])
-        is_made = graph.nodes[root.node].role is Role.OP
-        if is_made and graph.type_of(node.inputs[0]).num_bytes <= graph.type_of(root).num_bytes:
-            found.setdefault(root, (node, last.get(root.node, root.node)))
-    return tuple(found.values())
+        is_computed = graph.nodes[root.node].role is Role.OP
+        if is_computed and graph.type_of(node.inputs[0]).num_bytes <= graph.type_of(root).num_bytes:
+            results.setdefault(root, (node, last.get(root.node, root.node)))
+    return tuple(results.values())
 
 
 @per_graph
 def gradients(graph: Graph) -> tuple[tuple[list[Node], Ref], ...]:
-    """What ops make that becomes gradients, before casts, and of which parameters."""
+    """The tensors that become gradients, before casts, each after its parameters."""
     params = {node.target: node for node in graph.with_role(Role.PARAM)}
     casts = casts_of(graph).gradients
-    found: dict[Ref, list[Node]] = {}
+    by_root: dict[Ref, list[Node]] = {}
     for node in graph.with_role(Role.GRAD):
         root, _ = root_of(graph, node.inputs[0])
         while root.node in casts:
             root, _ = root_of(graph, graph.nodes[root.node].inputs[0])
         if graph.nodes[root.node].role is Role.OP:
-            found.setdefault(root, []).append(params[node.target])
-    return tuple((owners, root) for root, owners in found.items())
+            by_root.setdefault(root, []).append(params[node.target])
+    return tuple((owners, root) for root, owners in by_root.items())
 
 
-# What other microbatches hold while a device works on one, as far as decisions tell: what they
-# have saved as they wait for backward, or for the second part of it.
+# Memory of other microbatches while a device computes one, as far as decisions determine it: what
+# they have saved for backward, or for the second part of it.
 #
-# A problem has no more of them than are held at a time, so that no plan that fits is missed: where
-# different numbers may wait for each part, those that are most together.
+# A problem counts no more of them than are in flight at a time, so that no plan that fits is
+# missed. Where different numbers may wait for each part, the largest sum counts.
 
 
 class InFlight:
-    """The microbatches of `request`, of which `others` wait while one is worked on."""
+    """The microbatches of `request`: `others` are in flight while one is computed."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.sizes = request.step, request.mesh.sizes
         self.others = max(request.waiting, key=lambda each: (sum(each), each))
 
     def times(self, key: str) -> int:
-        """Of how many microbatches a device holds what is handed over by the decision `key`, with
-        the one that it works on."""
+        """The number of microbatches, with the one being computed, of which a device holds what the
+        decision `key` saves."""
         rest = self.others.weights if key in _read_by_second_part(self.graph) else 0
         return 1 + self.others.backward + rest
 
     def recomputed(self, key: str, labels: Sequence[Label]) -> IntArray:
-        """Bytes, per choice of an op that backward may recompute, of what waits for the second
-        part of backward where the first makes it: a piece of each tensor, cut on every axis."""
+        """Bytes per choice of an op that the first part of backward may recompute: those of its
+        tensors that wait for the second part. Each counts as a shard, cut on every axis."""
         refs = _read_by_both(self.graph).get(key, ())
-        pieces = sum(self.graph.type_of(ref).num_bytes // prod(self.sizes) for ref in refs)
-        is_made = [not isinstance(label, Saved) for label in labels]
-        return np.array(is_made, np.int64) * (self.others.weights * pieces)
+        shard_bytes = sum(self.graph.type_of(ref).num_bytes // prod(self.sizes) for ref in refs)
+        is_recomputed = [not isinstance(label, Saved) for label in labels]
+        return np.array(is_recomputed, np.int64) * (self.others.weights * shard_bytes)
 
     def amounts(self, key: str, labels: Sequence[Label], of_all: IntArray) -> IntArray:
-        """Bytes per choice that others hold, of those that a problem counts for all."""
-        times, again = self.times(key), self.recomputed(key, labels)
-        return (of_all - again) // times * (times - 1) + again
+        """Bytes per choice that other microbatches hold, of the bytes `of_all` microbatches."""
+        times, recomputed = self.times(key), self.recomputed(key, labels)
+        return (of_all - recomputed) // times * (times - 1) + recomputed
 
 
 def _keys(graph: Graph, root: Ref) -> tuple[str, str]:
-    """What decides how a tensor is handed over, or recomputed: by the key of its maker, and by that
-    of the decision alone."""
+    """The keys of what decides how a tensor is saved, or recomputed: of its maker, and of the
+    decision on saving it."""
     maker = graph.nodes[root.node]
     saved = original_key(maker.key) if is_optional(maker) else root_key(graph, root)
     return maker.key, SAVED + saved
@@ -130,21 +131,20 @@ def _keys(graph: Graph, root: Ref) -> tuple[str, str]:
 
 @per_graph
 def _read_by_second_part(graph: Graph) -> frozenset[str]:
-    """The keys of decisions that hand over, or may, what the second part of backward reads, all of
-    it."""
-    found: dict[str, bool] = {}
+    """The keys of decisions on saving tensors, or possibly so, all of which the second part of
+    backward reads."""
+    by_key: dict[str, bool] = {}
     for group in groups(graph):
         if is_saved(graph, group) or is_optional(graph.nodes[group.root.node]):
             for key in _keys(graph, group.root):
-                found[key] = found.get(key, True) and _is_read_by_second(graph, group)
-    return frozenset(key for key, is_read in found.items() if is_read)
+                by_key[key] = by_key.get(key, True) and _is_read_by_second(graph, group)
+    return frozenset(key for key, is_read in by_key.items() if is_read)
 
 
 @per_graph
 def _read_by_both(graph: Graph) -> Mapping[str, Sequence[Ref]]:
-    """Per class of optional copies in the first part of backward, what they make that the second
-    reads."""
-
+    """Per class of optional copies in the first part of backward, their outputs that the second
+    part reads."""
     return grouped(
         (key, group.root)
         for group in groups(graph)

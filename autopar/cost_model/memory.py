@@ -1,4 +1,4 @@
-"""What is held over a step as it passes, and how long its parts take, for the file of a plan."""
+"""Memory over a simulated step, and the times of its parts, for the plan file."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ IN_FLIGHT = "(messages)"
 def waiting_bytes(
     scheduled: Schedule, prices: EventPrices, others: Sequence[Waiting]
 ) -> tuple[int, int]:
-    """Bytes that other microbatches hold while they wait, of what is kept of parameters, and saved:
-    those of as many as are the most of `others`."""
+    """Bytes that other microbatches in flight hold: of unsharded parameters, and of saved tensors.
+    Of the alternatives in `others`, the one with the largest sum counts."""
     microbatch = scheduled if scheduled.before is None else scheduled.before
     whole, rest = _held(microbatch.saved, prices), _held(microbatch.carried, prices)
-    ways = [
+    totals = [
         tuple(each.backward * a + each.weights * b for a, b in zip(whole, rest, strict=True))
         for each in others
     ]
-    kept, saved = max(ways, key=sum)
-    return kept, saved
+    unsharded, saved = max(totals, key=sum)
+    return unsharded, saved
 
 
 def microbatch_memory(
     scheduled: Schedule, timeline: Timeline, prices: EventPrices
 ) -> MicrobatchMemory:
-    """What is held in each part of a microbatch, and of each that waits."""
+    """Bytes held in each part of a microbatch, and by each microbatch that waits."""
     parts: dict[tuple[Pass, bool], HeldBytes] = {}
     start = len(timeline.events) - len(scheduled.last_microbatch)
     usual = scheduled.before
@@ -64,7 +64,7 @@ def microbatch_memory(
     for is_last, microbatch, first in microbatches:
         *places, (_, end) = parts_of_microbatch(microbatch, first)
         for kind, (a, b) in zip(Pass, places, strict=True):
-            # What the optimizer needs counts for what comes before it.
+            # The optimizer's memory counts for the part before it.
             live = timeline.live[a : end if b == places[-1][1] else b]
             parts[kind, is_last] = HeldBytes(*max(live, key=sum, default=(0, 0, 0)))
     microbatch = scheduled if usual is None else usual
@@ -76,16 +76,16 @@ def microbatch_memory(
 
 
 def _held(values: Sequence[Value], prices: EventPrices) -> tuple[int, int]:
-    """Bytes of what a microbatch hands on to a later part of its turn: of what is kept of
-    parameters, and of all else but what is there all the time."""
-    found: dict[str, int] = dict.fromkeys(HOLDERS, 0)
+    """Bytes that a microbatch hands on to a later part of it: of unsharded parameters, and of all
+    else but what is in memory all the time."""
+    by_holder: dict[str, int] = dict.fromkeys(HOLDERS, 0)
     for value in values:
         root = prices.graph.nodes[value.ref.node]
         is_copy = root.role is Role.PARAM and value.state != prices.layout.output_state(value.ref)
         if root.role is Role.OP or is_copy:
             holder, num_bytes = prices.held(value)
-            found[holder] += num_bytes
-    return found["unsharded"], found["saved"] + found["transient"]
+            by_holder[holder] += num_bytes
+    return by_holder["unsharded"], by_holder["saved"] + by_holder["transient"]
 
 
 def peak_memory(
@@ -95,11 +95,10 @@ def peak_memory(
     request: PlanRequest,
     waiting: tuple[int, int],
 ) -> tuple[Memory, tuple[Held, ...]]:
-    """What is held at the fullest moment: by holder, and the largest of it by class of tensors.
+    """Memory at the peak: by holder, and the largest classes of tensors.
 
-    Parameters, their gradients and the optimizer's states are there all the time (`ParamMemory`),
-    and so is what is `waiting` (`waiting_bytes`). What lives on the host of a CPU is in the same
-    memory.
+    Parameters, their gradients and optimizer states are in memory all the time (`ParamMemory`), and
+    so are the `waiting` bytes (`waiting_bytes`). The host of a CPU shares the device's memory.
     """
     at_rest = ParamMemory(request)
     params = gradients = optimizer = 0
@@ -115,12 +114,12 @@ def peak_memory(
         for node in filter(is_result, layout.graph.nodes)
         for ref in (Ref(node.index),)
     )
-    kept, saved, transient = timeline.live[timeline.peak] if timeline.live else (0, 0, 0)
+    unsharded, saved, transient = timeline.live[timeline.peak] if timeline.live else (0, 0, 0)
     memory = Memory(
         params=params,
         gradients=gradients,
         optimizer=optimizer,
-        unsharded=kept + waiting[0],
+        unsharded=unsharded + waiting[0],
         saved=saved + waiting[1],
         transient=transient,
         accumulated=accumulated,
@@ -133,16 +132,16 @@ def _holders(held: tuple[Occupant, ...], layout: Layout) -> tuple[Held, ...]:
     for each in held:
         total = sums[*_named(each, layout), each.holder]
         total[0], total[1] = total[0] + 1, total[1] + each.num_bytes
-    found = [
+    holders = [
         Held(key, state, holder, count, size)
         for (key, state, holder), (count, size) in sums.items()
         if size
     ]
-    return tuple(sorted(found, key=lambda h: (-h.num_bytes, h.key, h.state, h.holder)))[:MAX_HELD]
+    return tuple(sorted(holders, key=lambda h: (-h.num_bytes, h.key, h.state, h.holder)))[:MAX_HELD]
 
 
 def _named(held: Occupant, layout: Layout) -> tuple[str, str]:
-    """The class of what is held, and the sharding it is in, as text."""
+    """The class and the sharding of an occupant, as text."""
     match held.what:
         case Value(_, ref, state):
             return layout.graph.nodes[ref.node].key, str(state)
@@ -155,9 +154,9 @@ def _named(held: Occupant, layout: Layout) -> tuple[str, str]:
 def fullest_points(
     timeline: Timeline, graph: Graph, mesh: Mesh, static_bytes: int
 ) -> tuple[tuple[PeakCandidate, int], ...]:
-    """Per window the moment at which most is held, and how many bytes that is with the
-    `static_bytes` that are there all the time, most first. What is held between two moments counts
-    for the one that comes next, at the end for the last one."""
+    """Per window the peak candidate at which most is held, and its bytes with `static_bytes`, which
+    are held all the time; the largest first. Memory between two candidates counts for the next one,
+    at the end for the last one."""
     ops = [
         (k, event.node)
         for k, event in enumerate(timeline.events)
@@ -171,13 +170,13 @@ def fullest_points(
         place, start = known.window_of(graph.nodes[node]), end
         if held > most.get(place, (-1, 0))[0]:
             most[place] = held, node
-    found = sorted(most.values(), key=lambda each: (-each[0], each[1]))
-    return tuple((peak_candidate_of(graph, node), static_bytes + held) for held, node in found)
+    fullest = sorted(most.values(), key=lambda each: (-each[0], each[1]))
+    return tuple((peak_candidate_of(graph, node), static_bytes + held) for held, node in fullest)
 
 
 def memory_curve(timeline: Timeline, waiting: tuple[int, int]) -> MemoryCurve:
-    """What is held in up to `MAX_CURVE_POINTS` equal stretches of the step before the optimizer,
-    with what is `waiting` (`waiting_bytes`), and while that steps."""
+    """Bytes held in up to `MAX_CURVE_POINTS` equal stretches of the step before the optimizer, with
+    the `waiting` bytes (`waiting_bytes`), and during the optimizer's step."""
     events = [k for k, event in enumerate(timeline.events) if not isinstance(event, Update)]
     levels = np.array([timeline.live[k] for k in events], np.int64).reshape(-1, 3)
     starts = np.array(arrivals(timeline), np.int64)[events] if events else np.zeros(0, np.int64)
@@ -193,22 +192,22 @@ def memory_curve(timeline: Timeline, waiting: tuple[int, int]) -> MemoryCurve:
         for place in np.argsort(together, kind="stable"):
             fullest[first[place] : max(first[place], last[place]) + 1] = levels[place]
     fullest += np.array([*waiting, 0], np.int64)
-    kept, saved, transient = (tuple(int(n) for n in fullest[:, k]) for k in range(3))
+    unsharded, saved, transient = (tuple(int(n) for n in fullest[:, k]) for k in range(3))
     rest = (0,) if len(events) < len(timeline.events) else ()
     time_ns = (*marks, *([timeline.end_ns] if rest else []))
-    return MemoryCurve(time_ns, (*kept, *rest), (*saved, *rest), (*transient, *rest))
+    return MemoryCurve(time_ns, (*unsharded, *rest), (*saved, *rest), (*transient, *rest))
 
 
-# How long the parts of a step take that a pipeline puts in an order of its own.
+# The times of forward, backward and their parts, which a pipeline puts in an order of its own.
 
 _LAUNCHES_PER_ACTION = 40
-"""What a stage's action takes its host beside its ops, to find what was sent and to send what was
-made: 0.3 ms where an op is called in 7 to 8 us (ADR 33)."""
+"""The host's time for a stage's action beside its ops, in launches: for receiving its inputs and
+sending its outputs. 0.3 ms where an op is called in 7 to 8 us (ADR 33)."""
 
 
 def arrivals(timeline: Timeline) -> list[int]:
-    """When the device comes to each event, and to the end. A message starts when the device says
-    so, whenever its links are free."""
+    """Nanoseconds at which the device comes to each event, and to the end. A message is started
+    then, and takes its time once its links are free."""
     ends = (
         0 if isinstance(event, Start) else span.end_ns
         for event, span in zip(timeline.events, timeline.spans, strict=True)
@@ -217,14 +216,14 @@ def arrivals(timeline: Timeline) -> list[int]:
 
 
 def launched_ns(estimates: StageEstimates, device: Device) -> int:
-    """What the launches of a step take on `device`, however little its ops do."""
+    """Nanoseconds of the launches of a step on `device`, whatever its ops compute."""
     kernels = sum(op.count for op in estimates.ops.values() if op.compute_ns)
     return estimates.host_ns + kernels * to_ns(device.floor_s(0.0))
 
 
 def microbatch_times(scheduled: Schedule, timeline: Timeline, device: Device) -> MicrobatchTimes:
-    """Those of a step that was played on `device`, of the last turn and the one before. The host of
-    a GPU is ahead of it, and takes nothing of its time for an action."""
+    """The times of a simulated step on `device`: of the last microbatch and of the one before. The
+    host of a GPU is ahead of it, so that an action takes none of the GPU's time."""
     marks, start = (
         arrivals(timeline),
         (scheduled.microbatches - 1) * len(scheduled.microbatch_before),
@@ -245,12 +244,12 @@ def microbatch_times(scheduled: Schedule, timeline: Timeline, device: Device) ->
 
 
 def parts_of_microbatch(microbatch: Schedule, start: int) -> list[tuple[int, int]]:
-    """The events of forward, of both parts of backward, and of the update, of a turn that begins
-    with event `start`: the first, and the one behind the last."""
+    """The first event, and the one behind the last, of forward, of both parts of backward and of
+    the update, in a microbatch that begins with event `start`."""
     parts = microbatch.forward, microbatch.backward, microbatch.weights, microbatch.update
     return [*pairwise(accumulate(map(len, parts), initial=start))]
 
 
 def _lengths(microbatch: Schedule, marks: Sequence[int], start: int) -> list[int]:
-    """What the parts of a turn take that begins with event `start`."""
+    """Nanoseconds of the parts of a microbatch that begins with event `start`."""
     return [marks[b] - marks[a] for a, b in parts_of_microbatch(microbatch, start)]

@@ -1,5 +1,5 @@
-"""What one step of a redistribution costs on one rank: the collective, and the copies that lay its
-buffers out."""
+"""The cost of one redistribution step on one rank: the collective, and the copies into and out of
+its buffers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from autopar.rules.work import exchanges
 
 NS = 1e9
 _MOST_S = 2.0**20
-"""Twelve days: what takes longer comes of a figure that is none, and sums must fit 64 bits."""
+"""Twelve days: a longer time comes of a wrong figure, and sums must fit 64 bits."""
 
 
 def to_ns(seconds: float) -> int:
     """Whole nanoseconds, rounded: prices are integers so that sums can be checked exactly.
-    ClusterError if it is no time that a step can take."""
+    ClusterError if no step can take that long."""
     if not seconds <= _MOST_S:
         raise _endless(seconds)
     return round(seconds * NS)
@@ -77,13 +77,14 @@ def moves_ns(
     *,
     sharing: Sharing | None,
 ) -> tuple[IntArray, IntArray]:
-    """Nanoseconds of `move` = step(source, target) for each of `pairs`, of many tensors, all of
-    which can take it: sizes of atoms are arrays, with an entry for each. With the copies that lay
-    its buffers out. And those in which the host launches it and its copies. Both have a row per
-    pair.
+    """Nanoseconds of `move` = step(source, target) for each of `pairs`: on the device, with the
+    copies into and out of buffers, and on the host, which launches the move and its copies.
 
-    What shares a bucket (`sharing` is not None) bears a part of its latency and is copied into it,
-    a gather out of it too; chunks travel alone.
+    Both results have a row per pair. `tensor` may stand for many tensors: sizes of atoms are then
+    arrays with an entry for each, and rows have a column for each.
+
+    In a bucket (`sharing` is not None), a tensor bears a part of the latency and is copied into
+    the bucket, and after a gather out of it; uneven chunks are sent alone.
     """
     buffers = np.empty((4, len(pairs), *np.shape(tensor.num_bytes)), np.int64)
     for k, (source, target) in enumerate(pairs):
@@ -113,14 +114,14 @@ def moves_ns(
 def sent(
     graph: Graph, node: Node, choice: Choice, mesh: Mesh, compute_ns: int
 ) -> tuple[tuple[Exchange, int], ...]:
-    """What an op of `compute_ns` sends while it runs, with the nanoseconds of each by which the op
-    takes longer: what does not hide behind the compute that runs meanwhile."""
+    """The exchanges that an op of `compute_ns` sends while it runs, each with the nanoseconds by
+    which it makes the op longer: those that do not hide behind the op's compute."""
 
     def ns(each: Exchange) -> int:
         whole = to_ns(collective_s(each.kind, each.in_bytes, each.out_bytes, mesh.axes[each.axis]))
         return max(0, whole - round(each.behind * compute_ns))
 
-    found = exchanges(graph, node, choice, mesh.sizes)
+    collectives = exchanges(graph, node, choice, mesh.sizes)
     # A ring sends the same in each of its hops.
-    priced = {each: ns(each) for each in dict.fromkeys(found)}
-    return tuple((each, priced[each]) for each in found)
+    priced = {each: ns(each) for each in dict.fromkeys(collectives)}
+    return tuple((each, priced[each]) for each in collectives)

@@ -1,9 +1,9 @@
-"""What is offloaded, or may be, in the problem: copies to and from the host instead of memory.
+"""Offloading in the problem: copies to and from the host instead of device memory.
 
-Where it is open what backward recomputes, it is open what is offloaded too, on devices whose host
-has memory of its own and meshes of up to one axis: each state that an activation of a class can be
-saved in is one more choice. Tensors of the class that stay on the device (`ir.offloading`) take
-memory, and so do as many as are on their way at a time.
+Where the problem decides what backward recomputes, it decides what is offloaded too (`is_open`). An
+activation class then has each sharding that it can be saved in as one more choice, offloaded.
+Tensors of the class that stay on the device (`ir.offloading`) take device memory, and so do those
+whose copies are under way.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from autopar.plans.scheduling.host_copies import elements, pace
 
 @dataclass(frozen=True, slots=True)
 class SavedForBackward:
-    """A class of activations: per choice of the node `holder` the state in which one of its `count`
-    tensors is handed over, None where it is not, and whether it is offloaded."""
+    """A class of `count` saved activations. Per choice of the node `holder`, `states` has the
+    sharding in which a tensor is saved, None where it is not, and `offloaded` whether it is."""
 
     holder: str
     root: Ref
@@ -61,8 +61,8 @@ class SavedForBackward:
 
 
 class Offloads:
-    """Those of a request: `tensors` has what is away of each class that is offloaded, or may be if
-    that `is_open`."""
+    """The offloading of a request. `tensors` has the offloaded tensors of each class, or, if that
+    `is_open`, of each class that may be offloaded."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.mesh = request.step, request.mesh
@@ -72,18 +72,20 @@ class Offloads:
         self.is_open = request.recompute is None
         self.tensors: Mapping[str, Sequence[OffloadedTensor]] = {}
         if not self.is_open:
-            away = offloaded(self.graph, self.mesh, request.offloaded)
-            self.tensors = grouped((root_key(self.graph, each.root), each) for each in away)
+            self.tensors = grouped(
+                (root_key(self.graph, each.root), each)
+                for each in offloaded(self.graph, self.mesh, request.offloaded)
+            )
         elif is_open(request):
             computed = self._computed()
             self.tensors = {
-                key: away
-                for key, away in offloadable(self.graph, self.mesh).items()
-                if self._hides(away[0].root, request.cluster, computed)
+                key: tensors
+                for key, tensors in offloadable(self.graph, self.mesh).items()
+                if self._hides(tensors[0].root, request.cluster, computed)
             }
 
     def _computed(self) -> Mapping[int, float]:
-        """What forward computes in the block of each op."""
+        """The work of forward in the block of each op."""
         blocks = blocks_of(self.graph, self.mesh).of
         total: dict[int, float] = {}
         for node in self.graph.nodes:
@@ -93,8 +95,8 @@ class Offloads:
         return {index: total.get(block, 0) for index, block in blocks.items()}
 
     def _hides(self, root: Ref, cluster: Cluster, computed: Mapping[int, float]) -> bool:
-        """Whether a copy of a tensor, cut by all devices, takes longer than its start, and no
-        longer than the block that makes it computes."""
+        """Whether the copy of a tensor, sharded over all devices, takes more than twice its start,
+        and no longer than the block that makes the tensor computes."""
         num_bytes = self.graph.type_of(root).num_bytes // self.mesh.num_devices
         takes = elements(num_bytes, pace(cluster)) * self.mesh.num_devices
         is_long = copy_ns(num_bytes, cluster.host) > 2 * copy_ns(0, cluster.host)
@@ -102,15 +104,15 @@ class Offloads:
 
     @property
     def open_classes(self) -> Mapping[str, Sequence[OffloadedTensor]]:
-        """Those of which it is open."""
+        """The classes for which offloading is a decision."""
         return self.tensors if self.is_open else {}
 
     def labels(self, key: str, states: Sequence[Sharding | None]) -> tuple[Decision, ...]:
-        """How a class may be saved that is not recomputed, on the device and in the host's memory;
-        None is not at all."""
+        """The ways to save a class that is not recomputed, on the device or on the host. A state
+        None stands for not saving it."""
         may_be = key in self.open_classes
-        away = (Saved((s,), offloaded=True) for s in states if may_be and s is not None)
-        return (*(Saved() if s is None else s for s in states), *away)
+        on_host = (Saved((s,), offloaded=True) for s in states if may_be and s is not None)
+        return (*(Saved() if s is None else s for s in states), *on_host)
 
     def saved_for_backward(
         self,
@@ -118,8 +120,8 @@ class Offloads:
         table: Mapping[str, NodeClass],
         saves: Mapping[str, Sequence[Decision]],
     ) -> Iterator[SavedForBackward]:
-        """All that forward hands to backward, or may: of the outputs of an op that may be made
-        again, those that anyone reads there."""
+        """All activations that forward saves for backward, or may. Of an op that may be recomputed,
+        those outputs that backward reads."""
         nodes = self.graph.nodes
         read = {(nodes[group.root.node].key, group.root.output) for group in all_groups}
         for entry in table.values():
@@ -147,10 +149,10 @@ class Offloads:
         return flags if root_key(self.graph, root) in self.tensors else (False,) * len(flags)
 
     def held(self, activations: SavedForBackward) -> IntArray:
-        """Bytes on the device when forward ends, per choice: of what is offloaded those that stay,
-        and those that are soon on their way."""
-        away = len(self.tensors.get(root_key(self.graph, activations.root), ()))
-        near = min(activations.count, activations.count - away + AHEAD)
+        """Bytes on the device when forward ends, per choice. Of an offloaded class,
+        the tensors that stay on the device count, and `AHEAD` whose copies are under way."""
+        num_offloaded = len(self.tensors.get(root_key(self.graph, activations.root), ()))
+        near = min(activations.count, activations.count - num_offloaded + AHEAD)
         counts = np.where(activations.offloaded, near, activations.count)
         return counts * self._bytes(activations)
 
@@ -161,16 +163,16 @@ class Offloads:
         windows: Windows,
         number: Mapping[str, int],
     ) -> None:
-        """What copies cost, and where they hide, per choice."""
-        away = self.tensors.get(root_key(self.graph, activations.root), ())
-        if not away or not any(activations.offloaded):
+        """Adds the cost of copies to `costs`, and what hides them to `windows`, per choice."""
+        tensors = self.tensors.get(root_key(self.graph, activations.root), ())
+        if not tensors or not any(activations.offloaded):
             return
         pairs = zip(self._bytes(activations).tolist(), activations.offloaded, strict=True)
         each = np.array([copy_ns(n, self.host) if copied else 0 for n, copied in pairs], np.int64)
         launched = np.array(activations.offloaded, np.int64) * self.launch_ns
-        copies = self.graph.microbatches * len(HOST_LINKS) * len(away)
+        copies = self.graph.microbatches * len(HOST_LINKS) * len(tensors)
         costs[activations.holder] += copies * (each + launched)
-        hides = (copied_in(self.graph, self.mesh, one) for one in away)
+        hides = (copied_in(self.graph, self.mesh, one) for one in tensors)
         for k, places in enumerate(zip(*hides, strict=True)):
             sent = windows.hiding.sent(len(self.mesh) + k, each)
             for place, count in Counter(places).items():
@@ -186,30 +188,30 @@ class Offloads:
 
 
 def optional_ops(graph: Graph, keys: Mapping[str, Sequence[OffloadedTensor]]) -> frozenset[str]:
-    """The keys of the ops that make what has these keys."""
-    return frozenset(graph.nodes[away[0].root.node].key for away in keys.values())
+    """The keys of the ops that make the tensors with these keys."""
+    return frozenset(graph.nodes[tensors[0].root.node].key for tensors in keys.values())
 
 
 def state_of(label: Decision) -> Sharding | None:
-    """In which state a class is saved, if it is, by the label of that decision."""
+    """The sharding that a label says a class is saved in; None if it is not saved."""
     if isinstance(label, Saved):
         return label.states[0] if label.states else None
     assert isinstance(label, Sharding)
     return label
 
 
-# What it costs and saves that parameters live on the host: copies, and the optimizer's step.
+# Parameters on the host: their copies, the optimizer's step there, and the memory that they save.
 #
-# A class of parameters that may live there, or some of it may, has each storage once more for each
-# number that do (`ParamChoice.num_on_host`): they take none of the device's memory.
+# A class of which some parameters may be on the host has each storage once more for each number of
+# them (`ParamChoice.num_on_host`): these take none of the device's memory.
 
 _PARTS = 8
-"""In how many equal parts classes of parameters go to the host."""
+"""The number of equal parts in which a class of parameters goes to the host."""
 
 
 def why_not_on_host(optimizer: str, cluster: Cluster) -> str:
-    """Why no parameter can live on the host, where an optimizer cannot step there, or it is not
-    known how fast it does; empty if some can."""
+    """Why no parameter can be on the host: the optimizer cannot step there, or its speed there is
+    not known. Empty if some can."""
     if any(each.whole for each in find_optimizers(optimizer).all):
         return f"{optimizer} steps on whole parameters, which is not done on hosts"
     if not cluster.host.memory_bytes_per_s:
@@ -218,8 +220,8 @@ def why_not_on_host(optimizer: str, cluster: Cluster) -> str:
 
 
 def on_host_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
-    """Of how many parameters of each class the host may have the memory; classes that are not
-    listed live on the device. AutoparError if some live on the host that cannot."""
+    """The numbers of parameters of each class that may be on the host. Classes that are not listed
+    are on the device. AutoparError if the request has parameters on the host that cannot be."""
     wrong = why_not_on_host(request.options.given.optimizer, request.cluster)
     known = can_be_on_host(request.step)
     if request.params_on_host is None:
@@ -237,7 +239,7 @@ def on_host_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
 
 
 class ParamsOnHost:
-    """Which of a request's parameters live on the host, under which choice."""
+    """The parameters of a request that are on the host, by choice."""
 
     def __init__(self, request: PlanRequest) -> None:
         graph, self._given = request.step, request.params_on_host
@@ -246,13 +248,13 @@ class ParamsOnHost:
         known = can_be_on_host(graph)
         self.members = {key: known[key] for key in on_host_counts(request)}
         """The parameters of each class of which any may be on the host."""
-        names = [name for found in self.members.values() for name in found]
-        found = streamed(graph, request.mesh, names)
-        self.streamed = {graph.nodes[each.param.node].target: each for each in found}
+        names = [name for members in self.members.values() for name in members]
+        params = streamed(graph, request.mesh, names)
+        self.streamed = {graph.nodes[each.param.node].target: each for each in params}
         self._known: dict[tuple[str, int], frozenset[str]] = {}
 
     def on_host(self, key: str, count: int) -> frozenset[str]:
-        """Those of a class that are on the host, where so many are."""
+        """The names of the parameters of a class on the host, if `count` are."""
         if self._given is not None:
             return self._given
         if (key, count) not in self._known:
@@ -261,22 +263,22 @@ class ParamsOnHost:
         return self._known[key, count]
 
     def is_on_host(self, param: Node, choice: ParamChoice) -> bool:
-        """Whether a parameter is on the host, where that is chosen for its class."""
+        """Whether a parameter is on the host under a choice of its class."""
         return bool(choice.num_on_host) and param.target in self.on_host(
             param.key, choice.num_on_host
         )
 
     def is_elsewhere(self, param: Node, choice: ParamChoice) -> bool:
-        """Whether a parameter takes none of the device's memory at rest: that of the host of a CPU
-        is the same."""
+        """Whether a parameter takes none of the device's memory at rest. The host of a CPU shares
+        that memory."""
         return self._has_host_memory and self.is_on_host(param, choice)
 
     def stays(self, param: Node, choice: ParamChoice) -> bool:
-        """Whether what was copied of it for forward is kept for backward."""
+        """Whether the device keeps its copy of a parameter from forward to backward."""
         return self.is_on_host(param, choice) and self.streamed[param.target].stays
 
     def who(self, param: Node) -> str:
-        """What tells a parameter apart from others of its class that may be elsewhere."""
+        """The name of a parameter whose class may be on the host, else empty: a key for caches."""
         return param.target if param.key in self.members else ""
 
 
@@ -288,8 +290,8 @@ def add_param_copies(
     windows: Windows,
     number: Mapping[str, int],
 ) -> None:
-    """What copies of parameters that live on the host, or may, cost, and where they hide, per
-    choice."""
+    """Adds the copies of parameters that are on the host, or may be, to `costs`, and what hides
+    them to `windows`, per choice."""
     graph, mesh, cluster = request.step, request.mesh, request.cluster
     launch_ns = to_ns(cluster.device.host_launch_s)
     for key, members in hosts.members.items():
@@ -302,10 +304,10 @@ def add_param_copies(
             chosen = np.array([count == number_on_host for count in counts])
             takes, launched = chosen * each, chosen * np.int64(launch_ns)
             names = hosts.on_host(key, number_on_host)
-            found = [hosts.streamed[name] for name in members if name in names]
-            for (link, is_once, place), count in _places(graph, mesh, found).items():
-                turns = 1 if is_once else graph.microbatches
-                costs[key] += count * turns * (takes + launched)
+            params = [hosts.streamed[name] for name in members if name in names]
+            for (link, is_once, place), count in _places(graph, mesh, params).items():
+                times = 1 if is_once else graph.microbatches
+                costs[key] += count * times * (takes + launched)
                 sent = windows.hiding.sent(mesh.link_names.index(link), takes)
                 hidden = sent, windows.hiding.launched(launched)
                 windows.add_node(place, number[key], *hidden, count=count, once=is_once)
@@ -314,13 +316,13 @@ def add_param_copies(
 def _places(
     graph: Graph, mesh: Mesh, params: Sequence[StreamedParam]
 ) -> Counter[tuple[str, bool, WindowPlace | None]]:
-    """How many copies there are on a link to or from the host, in every turn or once, by what hides
-    them."""
+    """The number of copies, by link, by whether they happen once or in every microbatch, and by the
+    window that hides them."""
     known = blocks_of(graph, mesh)
-    found = Counter[tuple[str, bool, WindowPlace | None]]()
+    counts = Counter[tuple[str, bool, WindowPlace | None]]()
     for each in params:
         places = [*each.copied_in(known)]
         if each.gradient is not None:
-            found[TO_HOST, True, places.pop()] += 1
-        found.update((FROM_HOST, False, place) for place in places)
-    return found
+            counts[TO_HOST, True, places.pop()] += 1
+        counts.update((FROM_HOST, False, place) for place in places)
+    return counts

@@ -1,8 +1,8 @@
-"""What an optimizer's step takes on one rank, and what parameters, gradients and states hold there.
+"""The time of an optimizer's step on one rank, and the memory of parameters, gradients and states.
 
-The step is no part of the graph, but it is part of what a user waits for, and it is shorter where
-parameters are stored in shards. An optimizer of torch is a handful of kernels, each of which reads
-and writes tensors as large as the local shard (`optimizer_kinds`); it has hardly any arithmetic, so
+The optimizer's step is no part of the graph, but users wait for it, and it is shorter where
+parameters are sharded. An optimizer of torch is a handful of kernels, each of which reads and
+writes tensors as large as the local shard (`optimizer_kinds`). It has hardly any arithmetic, so
 that its time is that of its memory traffic.
 
 `foreach` kernels take many tensors at once: 65,536 elements to a chunk, up to 320 chunks and 30
@@ -31,14 +31,13 @@ _NEWTON_SCHULZ_STEPS = 5
 
 
 _UPDATES_ON_HOST = 0.43
-"""What an optimizer comes to of what a host's memory reads and writes: 10 billion parameters in
-2.57 s by Adam in one pass, 28 bytes each, where two processors have 256 GB/s (ZeRO-Offload, arXiv
+"""The part of a host's memory bandwidth that an optimizer reaches: Adam in one pass takes 2.57 s
+for 10 billion parameters, 28 bytes each, where two processors have 256 GB/s (ZeRO-Offload, arXiv
 2101.06840, table 4)."""
 
 
 _CALL_ON_HOST_S = 5e-6
-"""What an op of torch takes on a CPU however little it does; one tensor after the other, as
-optimizers step there."""
+"""Seconds of any op of torch on a CPU, where optimizers step on one tensor after the other."""
 
 
 def update_s(
@@ -50,8 +49,8 @@ def update_s(
     device: Device,
     host: Host | None = None,
 ) -> float:
-    """Seconds that a step of `optimizer` takes for a parameter stored so, on one rank; of one that
-    lives on the `host`, which steps there."""
+    """Seconds of a step of `optimizer` on one rank for a parameter with this `storage`. With a
+    `host`, the parameter is there, and the optimizer steps there."""
     if host is not None:
         passes, kernels = optimizer.passes("cpu")
         moved = passes * local_bytes(tensor, atoms, storage, mesh.sizes)
@@ -73,9 +72,9 @@ def state_bytes(
     sizes: Sequence[int],
     device: str,
 ) -> tuple[int, ...]:
-    """Bytes of each state of a parameter stored so on a mesh of `sizes`, on one rank whose device
-    is of a kind ("cuda", "cpu"). States of the parameter's shape are stored as it is, others whole
-    (`runtime.optimizers`)."""
+    """Bytes on one rank of each optimizer state of a parameter with this `storage`, on a mesh of
+    `sizes` and a kind of `device` ("cuda", "cpu"). States of the parameter's shape are sharded like
+    it, others are replicated (`runtime.optimizers`)."""
     return tuple(
         local_bytes(state, atoms, storage, sizes)
         if state.parts == tensor.parts and state.shape == tensor.shape
@@ -85,7 +84,7 @@ def state_bytes(
 
 
 def _kernels_s(optimizer: Optimizer, tensor: TensorType, elements: int, device: Device) -> float:
-    """The kernels on so many elements of `tensor`."""
+    """Seconds of the optimizer's kernels on `elements` elements of `tensor`."""
     passes, kernels = optimizer.passes(device.kind)
     launches = float(kernels)
     if device.kind == "cuda" and not optimizer.launches_each:
@@ -97,14 +96,14 @@ def _kernels_s(optimizer: Optimizer, tensor: TensorType, elements: int, device: 
 
 
 def _orthogonal_s(optimizer: Optimizer, tensor: TensorType, device: Device) -> float:
-    """Newton-Schulz steps on an m x n matrix, m <= n: m x n by n x m, m x m by m x m, m x m by
-    m x n (`torch.optim.Muon`). Tensors that are no matrices are left to another optimizer."""
+    """Seconds of Newton-Schulz steps on an m x n matrix, m <= n: m x n by n x m, m x m by m x m,
+    m x m by m x n (`torch.optim.Muon`). Another optimizer steps on other tensors."""
     if not optimizer.orthogonal or len(tensor.shape) != 2:
         return 0.0
     m, n = sorted(tensor.shape)
-    products = ((m * m, n), (m * m, m), (m * n, m))
+    matmuls = ((m * m, n), (m * m, m), (m * n, m))
     start_s = device.floor_s(device.kernels.matmul_start_s)
-    taken_s = (matmul_s(made, k, 0.0, "bfloat16", device) for made, k in products)
+    taken_s = (matmul_s(out, depth, 0.0, "bfloat16", device) for out, depth in matmuls)
     once_s = sum(max(0.0, each - start_s) for each in taken_s)
     return _NEWTON_SCHULZ_STEPS * once_s
 
@@ -116,8 +115,8 @@ def _gathers_s(
     storage: Sharding,
     mesh: Mesh,
 ) -> float:
-    """Parameter, gradient and states are made whole, over one axis after the other: that which cut
-    last, the slowest, first."""
+    """Seconds of gathering parameter, gradient and states, over one axis after the other: the axis
+    that sharded last, which is the slowest, first."""
     seconds, held = 0.0, local_bytes(tensor, atoms, storage, mesh.sizes)
     for axis, placement in zip(mesh.axes, storage, strict=True):
         if placement.kind != "R":
@@ -130,20 +129,20 @@ def _gathers_s(
     return (2 + alike) * seconds
 
 
-# What a device holds of parameters all the time: they, their gradients and the states of their
-# optimizer. Gradients are there in forward too: a loop that accumulates keeps them.
+# Memory that a device holds all the time: parameters, their gradients and optimizer states.
+# Gradients count in forward too: a loop that accumulates keeps them.
 
 
 @per_graph
 def trained(graph: Graph) -> frozenset[str]:
-    """The parameters that have gradients. A graph without a backward is of a model that another one
-    trains: all of its parameters may have them."""
+    """The names of parameters that have gradients. A graph without backward may be part of a model
+    that is trained: all of its parameters may have gradients."""
     with_gradient = frozenset(node.target for node in graph.with_role(Role.GRAD))
     return with_gradient or frozenset(node.target for node in graph.with_role(Role.PARAM))
 
 
 class ParamMemory:
-    """That of a request's parameters, on its devices or those of another kind ("cuda", "cpu")."""
+    """Memory of a request's parameters, on its devices or another kind ("cuda", "cpu")."""
 
     def __init__(self, request: PlanRequest, device: str = "") -> None:
         self._graph, self._sizes = request.step, request.mesh.sizes
@@ -152,21 +151,21 @@ class ParamMemory:
         self._trained = trained(request.step)
 
     def optimizer(self, param: Node) -> Optimizer | None:
-        """What steps on a parameter; None for one that is not trained."""
+        """The optimizer of a parameter; None if the parameter is not trained."""
         return None if param.target not in self._trained else self._optimizers.of(param)
 
     def local_bytes(self, param: Node, storage: Sharding) -> int:
-        """Of one stored so on one rank."""
+        """Bytes of a parameter with this storage on one rank."""
         return local_bytes(param.outputs[0], self._graph.atoms, storage, self._sizes)
 
     def gradient_bytes(self, param: Node, storage: Sharding) -> int:
-        """Of its gradient."""
+        """Bytes of a parameter's gradient on one rank."""
         return self.local_bytes(param, storage) if self.optimizer(param) else 0
 
     def state_bytes(
         self, param: Node, storage: Sharding, rounded: Callable[[int], int] = int
     ) -> int:
-        """Of the states of its optimizer, each `rounded` as an allocator does."""
+        """Bytes of a parameter's optimizer states, each `rounded` as an allocator does."""
         optimizer, tensor = self.optimizer(param), param.outputs[0]
         if optimizer is None:
             return 0
@@ -174,6 +173,6 @@ class ParamMemory:
         return sum(map(rounded, state_bytes(optimizer, *where)))
 
     def at_rest(self, param: Node, storage: Sharding) -> int:
-        """Of all of it, as it would be without an allocator."""
+        """Bytes of parameter, gradient and optimizer states, without an allocator's rounding."""
         both = self.local_bytes(param, storage) + self.gradient_bytes(param, storage)
         return both + self.state_bytes(param, storage)

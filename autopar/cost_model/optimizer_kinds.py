@@ -1,12 +1,12 @@
-"""What optimizers keep of each parameter and read and write in a step, by name and settings.
+"""The states of optimizers and the memory traffic of their steps, by name and settings.
 
-A name is a kind and its settings, `adamw-amsgrad-fused`. Where parameters are stepped differently,
-the text goes on with the others' names: `adamw; sgd-momentum for head.weight layers.{0-3}.bias`.
+A name is a kind and its settings, `adamw-amsgrad-fused`. Where parameters have different
+optimizers, the others follow: `adamw; sgd-momentum for head.weight layers.{0-3}.bias`.
 
 Figures were counted by running each optimizer of torch under a dispatch mode, in tests. They are
-those of the `foreach` implementation, which torch takes on GPUs, and those of its for-loop where
-that differs, which torch takes on CPUs (`torch.optim`, "How to run optimizers"). A `fused` step is
-one kernel that reads parameter, gradient and states and writes all but the gradient.
+those of the `foreach` implementation, torch's choice on GPUs, and where they differ those of the
+for-loop, its choice on CPUs (`torch.optim`, "How to run optimizers"). A `fused` step is one kernel
+that reads parameter, gradient and states and writes all but the gradient.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from autopar.ir.patterns import compress, expand
 from autopar.plans.requests.matching import matches
 
 StepPasses = tuple[int, int]
-"""How many tensors of a parameter's size are read or written, and by how many kernels."""
+"""The number of tensors of a parameter's size that a step reads or writes, and of kernels."""
 Implementation = Literal["foreach", "forloop", "fused", ""]
-"""How a step goes through its parameters; "" for torch's choice on the device."""
+"""The implementation of a step; "" for torch's choice on the device."""
 COUNTER = "float32"
 """The dtype of counters of one element."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a setting of torch's argument `argument` adds where that is true, or, if it is
-    `inverted`, given and false. One that `needs` another counts only beside that."""
+    """What a setting adds to an optimizer: states, passes and kernels. It is set where torch's
+    argument `argument` is true, or, if `inverted`, given and false. If it `needs` another setting,
+    it counts only with that one."""
 
     name: str
     argument: str
@@ -47,18 +48,19 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`states` tensors of a parameter's shape are kept, and `foreach` and, where it differs,
-    `forloop` are a step's passes. One that is `factored` keeps one more of parameters with one dim
-    or none, and of others what a mean over the last dim has, and over the last but one.
+    """An optimizer has `states` tensors of a parameter's shape. `foreach` and, where it differs,
+    `forloop` are a step's passes. If it is `factored`, it has one more state for parameters with
+    fewer than two dims. For others it has the shapes of a mean over the last dim, and of one over
+    the last but one.
 
-    `flat` are tensors of a parameter's size that every rank has whole. `counters` of one element
-    are in the host's memory unless `counts_on_device`; of `CPU`s, that is the same. States are
-    of a parameter's dtype, or of float32 if that is wider and `keeps_float32`.
+    `flat` are tensors of a parameter's size that are replicated. `counters` of one element are in
+    host memory unless `counts_on_device`; a CPU has only that memory. States are of a parameter's
+    dtype, or of float32 if that is wider and `keeps_float32`.
 
-    One that is `whole` steps on whole parameters, on every rank (`runtime.optimizers`), and one
-    with `launches_each` on one after the other. One that is `orthogonal` multiplies matrices, and
-    leaves other tensors to the kind `others`. With `history`, so many pairs of flat tensors are
-    kept."""
+    A `whole` optimizer steps on unsharded parameters, on every rank (`runtime.optimizers`). With
+    `launches_each`, it steps on one parameter after the other. An `orthogonal` optimizer multiplies
+    matrices; the kind `others` steps on other tensors. `history` is a number of pairs of flat
+    tensors."""
 
     states: int
     foreach: StepPasses
@@ -78,7 +80,7 @@ class Optimizer:
     others: str = ""
 
     def passes(self, device: str) -> StepPasses:
-        """Those of a step on a device of a kind ("cuda", "cpu")."""
+        """The passes and kernels of a step on a kind of device ("cuda", "cpu")."""
         implementation = self.implementation or ("forloop" if device == "cpu" else "foreach")
         if implementation == "fused":
             return 3 + 2 * self.states, 1
@@ -87,12 +89,12 @@ class Optimizer:
         return self.foreach
 
     def of(self, tensor: TensorType) -> Optimizer:
-        """What steps on a parameter of this type."""
+        """The optimizer for a parameter of this type: itself or `others`."""
         return self if len(tensor.shape) == 2 or not self.others else find_kind(self.others)
 
     def states_of(self, tensor: TensorType, device: str) -> tuple[TensorType, ...]:
-        """What is kept of a parameter in the memory of its device, which is of a kind ("cuda",
-        "cpu"). What has not the parameter's shape has no atoms: every rank has all of it."""
+        """The states of a parameter in the memory of a kind of device ("cuda", "cpu"). States of
+        another shape than the parameter's have no atoms: they are replicated."""
         is_narrow = self.keeps_float32 and itemsize(tensor.dtype) < itemsize("float32")
         alike = replace(tensor, dtype="float32") if is_narrow else tensor
         kept = [alike] * self.states
@@ -121,7 +123,7 @@ _CENTERED = Setting("centered", "centered", states=1, passes=6, kernels=2)
 _COMMON = (_DECAY, _MAXIMIZE)
 _HISTORY = 100
 _PAIR: StepPasses = (10, 4)
-"""What LBFGS reads and writes for each pair of its history."""
+"""The passes and kernels of LBFGS for each pair of its history."""
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "sgd": Optimizer(
@@ -164,17 +166,17 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     ),
     "none": Optimizer(0, (0, 0), counters=0),
 }  # fmt: skip
-"""By the name that users give. Lion is not in torch: a step of five operations, as in its paper
-(arXiv 2302.06675, program 1). Muon steps on matrices, and AdamW on all else ("Muon is designed for
-hidden layers", `torch.optim.Muon`). Those that are `whole` hold one whole parameter more while they
-step. LBFGS (all of them) has one evaluation in a step, and a history that is full; what few numbers
-it keeps beside that are not counted."""
+"""Optimizers by the name that users give. Lion is not in torch: a step of five operations, as in
+its paper (arXiv 2302.06675, program 1). Muon steps on matrices, and AdamW on all else ("Muon is
+designed for hidden layers", `torch.optim.Muon`). `whole` optimizers hold one more unsharded
+parameter while they step, and LBFGS all of them. LBFGS has one evaluation per step and a full
+history; its few scalars are not counted."""
 
 
 @cache
 def find_kind(name: str) -> Optimizer:
-    """The optimizer of a kind's name with its settings, in any order. AutoparError, listing what
-    there is, for another name."""
+    """The optimizer by a kind's name with its settings in any order. AutoparError for an unknown
+    name, with a list of the known ones."""
     kind, known, given = _parts(name)
     settings = {setting.name: setting for setting in known.settings}
     for word in dict.fromkeys(given):
@@ -208,7 +210,7 @@ _MAX_HISTORY = 10_000
 
 
 def _parts(name: str) -> tuple[str, Optimizer, list[str]]:
-    """The kind of a name, what it is without settings, and its settings."""
+    """The kind in a name, its optimizer without settings, and the settings."""
     words = name.lower().split("-")
     for count in range(len(words), 0, -1):
         kind = "-".join(words[:count])
@@ -229,8 +231,8 @@ def _with(known: Optimizer, setting: Setting) -> Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Optimizers:
-    """What steps on each parameter: `rest` on those that are not `named`, one by one or by a
-    pattern of the shell."""
+    """The optimizer of each parameter: by name (`named`), by a shell pattern (`patterns`), or
+    `rest`."""
 
     rest: Optimizer
     named: Mapping[str, Optimizer]
@@ -242,16 +244,16 @@ class Optimizers:
         return (self.rest, *self.named.values(), *(each for _, each in self.patterns))
 
     def of(self, param: Node) -> Optimizer:
-        """What steps on a parameter: of one that is `external`, nothing that is known."""
+        """The optimizer of a parameter; that of an external one is unknown, and counts as none."""
         name, tensor = param.target, param.outputs[0]
-        found = find_kind("none") if param.external else self.named.get(name)
-        if found is None:
+        optimizer = find_kind("none") if param.external else self.named.get(name)
+        if optimizer is None:
             hits = (each for pattern, each in self.patterns if matches(pattern, name))
-            found = next(hits, self.rest)
-        return found.of(tensor)
+            optimizer = next(hits, self.rest)
+        return optimizer.of(tensor)
 
     def stranger(self, names: frozenset[str]) -> str:
-        """A name or pattern here that none of `names` is meant by; empty if there is none."""
+        """A name or pattern that matches none of `names`; empty if all match."""
         unknown = (name for name in self.named if name not in names)
         unmet = (p for p, _ in self.patterns if not any(matches(p, name) for name in names))
         return next(unknown, "") or next(unmet, "")
@@ -259,12 +261,12 @@ class Optimizers:
 
 @cache
 def find_optimizers(text: str) -> Optimizers:
-    """The optimizers of a text. AutoparError if it cannot be read, or names what is not known."""
+    """The optimizers in a text. AutoparError if its form is wrong, or a name in it is unknown."""
     first, *others = text.split(";")
     named, patterns = dict[str, Optimizer](), list[tuple[str, Optimizer]]()
     for other in others:
-        name, found, listed = other.strip().partition(" for ")
-        if not found or not listed.split():
+        name, separator, listed = other.strip().partition(" for ")
+        if not separator or not listed.split():
             raise AutoparError(
                 f"optimizer {text!r}: behind a semicolon there is a name and what it is for, as in "
                 '"muon; adamw for head.weight embed.*"'
@@ -285,18 +287,18 @@ def _expanded(text: str, pattern: str) -> tuple[str, ...]:
         raise AutoparError(f"optimizer {text!r}: {error}") from None
 
 
-# The text that says which optimizers a user gives: names, classes, optimizers and their groups.
+# The text for the optimizers that a user gives: names, classes, optimizers and their groups.
 
 _ELSEWHERE = {"transformers.optimization.Adafactor": "transformers-adafactor"}
-"""Classes that have the name of one of torch's."""
+"""Classes outside of torch that have the name of an optimizer of torch."""
 _PLAIN = "{},\\[]:+=@/<>()"
 
 
 def optimizer_name(given: Any, model: Any = None) -> str:
-    """What `find_optimizers` reads, of what a user gives: that, an optimizer of torch, several of
-    them, a class or a `functools.partial` of one. Of optimizers each parameter of `model` that is
-    trained has the settings of its group, and one that is in none has none. AutoparError, listing
-    what is known, for anything else."""
+    """The text for `find_optimizers` from what a user gives: such a text, an optimizer of torch,
+    several of them, a class or a `functools.partial` of one. With optimizers, each trained
+    parameter of `model` has the settings of its group, or none if it is in no group. AutoparError
+    for anything else, with a list of the known names."""
     if given is None:
         raise AutoparError('optimizer is None: leave it out for AdamW, or write "none" for none')
     if isinstance(given, str):
@@ -329,12 +331,12 @@ def _check_names(text: str, model: Any) -> None:
 
 
 def _parameters(model: Any) -> Iterable[tuple[str, Any]]:
-    """Under all the names they have."""
+    """The parameters of a model, under each of their names."""
     return model.named_parameters(remove_duplicate=False)
 
 
 def _of_groups(groups: Sequence[tuple[type, Mapping[str, Any]]], model: Any) -> str:
-    """That of groups that have the parameters of `model`, or others like them."""
+    """The text for parameter groups of `model`, or of a model like it."""
     named: dict[int, str] = {}
     for kind, group in groups:
         text = _named(kind, group)
@@ -353,7 +355,7 @@ def _of_groups(groups: Sequence[tuple[type, Mapping[str, Any]]], model: Any) -> 
 
 
 def _text(named: Sequence[tuple[str, str]]) -> str:
-    """The kind that most parameters have, then each other with its parameters."""
+    """The kind of most parameters first, then every other kind with its parameters."""
     counts = Counter(text for _, text in named)
     first, *others = sorted(counts, key=lambda text: (-counts[text], text))
     parts = [first]
@@ -364,7 +366,7 @@ def _text(named: Sequence[tuple[str, str]]) -> str:
 
 
 def _named(kind: Any, settings: Mapping[str, Any]) -> str:
-    """A class with the arguments it was given."""
+    """The name of a class with its arguments."""
     bases: Sequence[type] = getattr(kind, "__mro__", (kind,))
     names = [_ELSEWHERE.get(f"{b.__module__}.{b.__name__}", b.__name__.lower()) for b in bases]
     name = next(

@@ -1,20 +1,19 @@
-"""What is held at moments of a step, as rows of the problem.
+"""Memory at peak candidates of a step, as rows of the problem.
 
-A step holds most while some op is computed: what comes before is saved, and what the op works on is
-there. `with_peak_rows` states how much that is at the least, as a sum over decisions:
+Memory peaks during some op, of which the inputs and outputs are in memory beside all that is saved
+before it. `with_peak_rows` states a lower bound of that memory, as a sum over decisions:
 
-* parameters, gradients and states of the optimizer, which are there all the time; what is kept of a
-  parameter between its last use of forward and its first of backward;
-* what is saved for backward and not offloaded, from its last use of forward to its first of
-  backward;
-* what an op makes, as it makes it, until that is first used, unless it is partial;
-* what the op of the moment reads, as it asks for it, what it makes, and what it needs meanwhile;
-* what the step is given, and what of it a script gets that is not read again;
-* of a tensor that is used before and after, and of gradients, a piece, cut on every axis.
+* parameters, gradients and optimizer states, all the time; the unsharded copy of a parameter,
+  between its last use in forward and its first in backward;
+* activations saved on the device, from their last use in forward to their first in backward;
+* the output of an op, in the sharding the op makes it in, until its first use, unless it is
+  partial;
+* during the op itself, its inputs in the shardings it needs, its outputs, and its scratch memory;
+* inputs of the step, and outputs of the step that are not read again;
+* a shard, cut on every axis, of gradients and of tensors that are used both before and after.
 
-Messages under way are left out, and tensors in several states at once: the step that is played
-holds no less at that moment, whatever was decided. A row of its own is what the host
-holds (`host_memory`).
+Messages in flight are left out, and tensors in several shardings at once: the simulated step holds
+no less at that op, whatever the decisions. Host memory is a row of its own (`host_memory`).
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ from autopar.rules.work import scratch_bytes
 def with_peak_rows(
     request: PlanRequest, problem: Problem, asides: Mapping[PeakCandidate, int]
 ) -> Problem:
-    """`problem`, which was stated for `request`, with a row for each moment of its step in order,
-    behind those it has (the first is that of the end of the forward phase). So many bytes are set
-    aside there."""
+    """`problem`, which was stated for `request`, with a row for each peak candidate of `asides`,
+    behind the rows it has (the first is for the end of forward). The values of `asides` are bytes
+    that are added to the row."""
     if not asides:
         return problem
     rows = _Rows(request, problem)
     first = max(usage.stop for usages in problem.usages for usage in usages)
     others, held = rows.in_flight(problem, InFlight(request)), list[dict[int, IntArray]]()
     limits = dict(problem.other_limits)
-    for moment, aside in asides.items():
-        if moment == ON_HOST:
+    for candidate, aside in asides.items():
+        if candidate == ON_HOST:
             limits[first + len(held)] = request.host_memory_bytes
             held.append(host_row(request, problem, aside))
         else:
-            row = rows.at(node_at(request.step, moment), aside)
+            row = rows.at(node_at(request.step, candidate), aside)
             held.append(row | {n: row.get(n, 0) + amounts for n, amounts in others.items()})
     return replace(
         problem,
@@ -79,7 +78,7 @@ def with_peak_rows(
 
 
 class _Rows:
-    """States rows of `problem`."""
+    """Makes the rows for peak candidates of `problem`."""
 
     def __init__(self, request: PlanRequest, problem: Problem) -> None:
         self.graph, self.sizes = request.step, request.mesh.sizes
@@ -102,8 +101,8 @@ class _Rows:
         self._row: dict[int, IntArray] = {}
 
     def at(self, place: int, aside: int) -> dict[int, IntArray]:
-        """Bytes per node of the problem and choice while the op at `place` is computed. What is set
-        aside counts for the op."""
+        """Bytes per node of the problem and choice while the op at `place` is computed. The bytes
+        `aside` count for that op."""
         self._row = {}
         graph, node = self.graph, self.graph.nodes[place]
         for given in graph.with_role(*GIVEN_ROLES):
@@ -130,19 +129,19 @@ class _Rows:
                 self._add(output, self._returned(output))
         if node.phase is Phase.BACKWARD:
             for params, gradient in gradients(graph):
-                # Of several parameters, any may have it on the host.
+                # If several parameters share a gradient, any of them may have it on the host.
                 alone = len(params) == 1 or not any(map(self.residency.who, params))
                 if gradient.node < place and alone:
                     self._add_gradient(params[0], gradient)
         return self._row
 
     def in_flight(self, problem: Problem, known: InFlight) -> dict[int, IntArray]:
-        """Bytes per node of the problem and choice of what other microbatches hold."""
+        """Bytes that other microbatches hold, per node of the problem and choice."""
         if not any(known.others):
             return {}
         params = self.graph.with_role(Role.PARAM)
         at_rest = {decision_key(n) for n in (*params, *filter(is_result, self.graph.nodes))}
-        found = {
+        row = {
             self.number[key]: known.amounts(key, self.labels[key], usages[0].amounts)
             for key, usages in zip(problem.keys, problem.usages, strict=True)
             if key not in at_rest
@@ -152,45 +151,47 @@ class _Rows:
                 self.number[param.key],
                 known.others.backward * self._unsharded_bytes(param),
             )
-            found[node] = found[node] + copies if node in found else copies
-        return found
+            row[node] = row[node] + copies if node in row else copies
+        return row
 
     def _add(self, node: Node, amounts: IntArray, key: str = "") -> None:
         number = self.number[key or decision_key(node)]
         self._row[number] = self._row[number] + amounts if number in self._row else amounts
 
     def _add_param(self, life: Life, param: Node, node: Node) -> None:
-        """What is kept of it, and a state that the op of the moment reads it in, which may be that
-        or its storage."""
-        kept = self._unsharded_bytes(param)
+        """Adds the unsharded copy of a parameter, and the sharding in which the op `node` reads it:
+        that may be the unsharded one, or the storage."""
+        unsharded = self._unsharded_bytes(param)
         if not life.group.crosses or life.group.phase is Phase.FORWARD:
-            is_kept = False
+            is_unsharded = False
         elif node.phase is Phase.FORWARD:
-            is_kept = node.index > self.last[life.group.root]
+            is_unsharded = node.index > self.last[life.group.root]
         else:
-            # What is cast of it may be cast early.
-            is_kept = node.index <= life.first and not any(use in self.casts for use in life.uses)
-        if is_kept:
-            self._add(param, kept)
+            # Casts of the parameter may come early.
+            is_unsharded = node.index <= life.first and not any(
+                use in self.casts for use in life.uses
+            )
+        if is_unsharded:
+            self._add(param, unsharded)
         if node.index in life.uses:
             self._add(node, self._read_bytes(life, node))
-            self._add(param, -self._output_bytes(param, 0) - (kept if is_kept else 0))
+            self._add(param, -self._output_bytes(param, 0) - (unsharded if is_unsharded else 0))
 
     def _add_optional(self, life: Life, copy: Node, node: Node) -> None:
-        """An output of an optional copy, if that is there; else what is saved of the original's."""
-        output, piece = life.group.root.output, self._shard_key(life.group.root)
+        """Adds an output of an optional copy, if that is computed; else the saved original."""
+        output, shard_bytes = life.group.root.output, self._shard_bytes(life.group.root)
         if node.phase is Phase.FORWARD:
             root = Ref(self.by_name[copy.name], output)
             if node.index > self.last.get(root, root.node):
                 self._add(copy, self._saved(copy, output))
         elif node.index < life.first:
-            # A copy is made where the first op needs it that is there: maybe later than here.
+            # A copy is computed for the first op that reads it, which may come later than this one.
             self._add(copy, self._saved(copy, output))
         elif life.certain < node.index < life.last:
-            self._add(copy, self._per_label(copy, ("piece", output), lambda _: piece))
+            self._add(copy, self._per_label(copy, ("piece", output), lambda _: shard_bytes))
 
     def _add_saved(self, life: Life, root: Node, node: Node) -> None:
-        """What crosses, while nothing reads it, and later a piece of it."""
+        """Adds a saved activation while nothing reads it, and later a shard of it."""
         ref = life.group.root
         is_whole = (
             node.index > self.last.get(ref, ref.node)
@@ -212,7 +213,7 @@ class _Rows:
         if root.index in self.casts or node.index <= life.start:
             return
         if root.op == RESTORE and node.index < life.certain:
-            # It is brought back for the first op that is there: maybe later than here.
+            # The first op that is computed restores it, which may come later than this one.
             return
         if node.index < life.first:
             self._add(root, self._waiting(root, life.group.root.output))
@@ -220,25 +221,27 @@ class _Rows:
             self._add_shard(root, life.group.root)
 
     def _add_gradient(self, param: Node, gradient: Ref) -> None:
-        """A piece of it, unless it may be on the host already."""
-        piece, residency = self._shard_key(gradient), self.residency
+        """Adds a shard of a gradient, unless it may be on the host already."""
+        shard_bytes, residency = self._shard_bytes(gradient), self.residency
 
         def size(label: Label) -> int:
             assert isinstance(label, ParamChoice)
-            return 0 if residency.is_on_host(param, label) else piece
+            return 0 if residency.is_on_host(param, label) else shard_bytes
 
-        self._add(param, self._per_label(param, ("gradient", piece, residency.who(param)), size))
+        self._add(
+            param, self._per_label(param, ("gradient", shard_bytes, residency.who(param)), size)
+        )
 
     def _add_shard(self, root: Node, ref: Ref) -> None:
         self._add(
-            root, np.full(len(self.labels[decision_key(root)]), self._shard_key(ref), np.int64)
+            root, np.full(len(self.labels[decision_key(root)]), self._shard_bytes(ref), np.int64)
         )
 
-    def _shard_key(self, ref: Ref) -> int:
+    def _shard_bytes(self, ref: Ref) -> int:
         return self.graph.type_of(ref).num_bytes // prod(self.sizes)
 
     def _at_rest(self, param: Node) -> IntArray:
-        """Bytes of a parameter with its gradient and states."""
+        """Bytes of a parameter with its gradient and optimizer states, per choice."""
 
         def size(label: Label) -> int:
             assert isinstance(label, ParamChoice)
@@ -250,7 +253,7 @@ class _Rows:
         return self._per_label(param, ("at rest", stepped, self.residency.who(param)), size)
 
     def _output_bytes(self, node: Node, output: int) -> IntArray:
-        """Bytes of an output as the node makes it, or as a parameter is stored."""
+        """Bytes per choice of an output as the node makes it, or as a parameter is stored."""
 
         def size(label: Label) -> int:
             match label:
@@ -270,14 +273,14 @@ class _Rows:
         return self._per_label(node, ("made", output, who), size)
 
     def _waiting(self, node: Node, output: int) -> IntArray:
-        """Bytes of an output that nothing has read yet: what is partial may be in pieces."""
+        """Bytes of an output before its first use: partial sums may be reduced to shards."""
         ref = Ref(node.index, output)
 
         def size(label: Label) -> int:
             if not isinstance(label, Choice):
                 return 0
             state = shardings(node, label)[1][output]
-            return self._shard_key(ref) if state.has_partial else self._local(ref, state)
+            return self._shard_bytes(ref) if state.has_partial else self._local(ref, state)
 
         return self._per_label(node, ("waiting", output), size)
 
@@ -292,7 +295,7 @@ class _Rows:
         return self._per_label(copy, ("saved", output), size)
 
     def _returned(self, output: Node) -> IntArray:
-        """Bytes of what leaves the graph."""
+        """Bytes of an output of the graph, per choice."""
 
         def size(label: Label) -> int:
             assert isinstance(label, Sharding)
@@ -311,7 +314,7 @@ class _Rows:
         return self._per_label(param, ("kept", residency.who(param)), size)
 
     def _read_bytes(self, life: Life, user: Node) -> IntArray:
-        """Bytes of a tensor in the state that an op reads it in."""
+        """Bytes of a tensor in the sharding that an op reads it in, per choice of the op."""
         use, ref = life.uses[user.index], life.group.root
         views = tuple(self.graph.nodes[view].key for view in use.chain)
 
@@ -338,15 +341,15 @@ class _Rows:
         size: Callable[[Label], int],
         decision: str = "",
     ) -> IntArray:
-        """`size` of each choice of a node, or of another decision; `what` tells apart what is asked
-        of nodes alike."""
+        """`size` of each choice of a node, or of another `decision`, cached by the node's key and
+        `what`, which says what is measured."""
         if (node.key, *what) not in self._known:
-            found = [size(label) for label in self.labels[decision or decision_key(node)]]
-            self._known[node.key, *what] = np.array(found, np.int64)
+            sizes = [size(label) for label in self.labels[decision or decision_key(node)]]
+            self._known[node.key, *what] = np.array(sizes, np.int64)
         return self._known[node.key, *what]
 
     def _crossing(self, root: Node, ref: Ref, decision: str) -> IntArray:
-        """Bytes of a tensor in each of the states of a decision how it is saved."""
+        """Bytes of a tensor per choice of the decision on saving it."""
 
         def size(label: Label) -> int:
             return self._saved_bytes(ref, label) if isinstance(label, Sharding) else 0
@@ -354,7 +357,7 @@ class _Rows:
         return self._per_label(root, ("crossing", ref.output), size, decision)
 
     def _saved_bytes(self, ref: Ref, state: Sharding) -> int:
-        """Bytes of a tensor as it is saved."""
+        """Bytes of a saved tensor, in the dtype that it is saved in."""
         return local_bytes(self.rounding.saved_type(ref), self.graph.atoms, state, self.sizes)
 
     def _local(self, ref: Ref, state: Sharding) -> int:

@@ -1,4 +1,4 @@
-"""The bill of a pipeline, from those of its stages: its step, and what each device holds."""
+"""The estimates of a pipeline from those of its stages: its step, and each device's memory."""
 
 from __future__ import annotations
 
@@ -40,18 +40,17 @@ def add_up(
     held: Sequence[Memory],
     cluster: Cluster,
 ) -> Estimates:
-    """The estimates of a pipeline on `cluster` whose stages have so many devices each, of which
-    those of a rank hold what `held` says. What ranks share at the end is communication that nothing
-    hides."""
-    played = simulate_pipeline(actions, stages, sends, shared)
-    step_ns = played.step_ns
-    rank = played.busy_ns.index(max(played.busy_ns))
+    """The estimates of a pipeline on `cluster`. Each stage has a number of `devices`, and each rank
+    of the pipeline the memory in `held`. Communication `shared` at the end is not hidden."""
+    simulated = simulate_pipeline(actions, stages, sends, shared)
+    step_ns = simulated.step_ns
+    rank = simulated.busy_ns.index(max(simulated.busy_ns))
     own = [stages[s] for s, at in actions.ranks.items() if at == rank]
     total = {name: sum(getattr(each, name) for each in own) for name in _ADDED}
     total["exposed_host_ns"] += sum(
         stages[a.stage].microbatch.action_ns for a in actions.rows[rank]
     )
-    shared_ns = played.shared_ns[rank]
+    shared_ns = simulated.shared_ns[rank]
     total["communication_ns"] += shared_ns
     total["exposed_communication_ns"] += shared_ns
     useful = sum(
@@ -64,7 +63,7 @@ def add_up(
         **total,
         memory_limit=own[0].memory_limit,
         step_ns=step_ns,
-        bubble_ns=step_ns - played.busy_ns[rank] - shared_ns,
+        bubble_ns=step_ns - simulated.busy_ns[rank] - shared_ns,
         cluster=cluster_rates(cluster),
         flops=sum(each.flops for each in stages),
         memory=max(held, key=lambda each: each.total),
@@ -84,7 +83,7 @@ def add_up(
 def _on_host(
     actions: PipelineSchedule, stages: Sequence[StageEstimates], cluster: Cluster
 ) -> HostMemory:
-    """What a device has on its host, of the rank that has most there: of all its stages."""
+    """Host memory of a device, over all stages of its rank; of the rank with most of it."""
     ranks: list[HostMemory] = []
     for rank in range(len(actions.rows)):
         own = [stages[stage].host_memory for stage in actions.stages_of(rank)]
@@ -107,21 +106,21 @@ _ADDED = (
     "host_ns",
     "exposed_host_ns",
 )
-"""What a rank does is the sum of what it does for each of its stages."""
+"""Estimates of a rank that are sums over its stages."""
 
-# What a device of each rank of a pipeline holds in a step, for all of its stages together.
+# Memory of a device of each rank of a pipeline in a step, over all stages of the rank.
 #
-# Its row of the table is gone through action by action. At each a device holds what is there all
-# the time of every stage, what other microbatches keep as they wait for their backward in any of
-# them, what the stage at work holds itself, and messages: those that were sent and are not read
-# yet, and those that it has asked for, in the order in which the executor does
+# It is added up action by action of the rank's row of the schedule. During each action a device
+# holds the static memory of every stage, and the saved activations of other microbatches in flight
+# in any of them. It also holds the memory of the stage at work, and messages. Messages are those
+# sent and not read yet, and those whose receive is posted, in the executor's order
 # (`runtime.program.mail`).
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What a stage holds on its own: `memory` as its plan has it, and `microbatches` part by part;
-    an allocator hands memory out in multiples of `granule_bytes`."""
+    """Memory of a stage on its own: `memory` as in its plan, and `microbatches` part by part. The
+    allocator's blocks are multiples of `granule_bytes`."""
 
     layout: Layout
     memory: Memory
@@ -129,7 +128,7 @@ class StageMemory:
     granule_bytes: int
 
     def there(self, roles: Collection[Role]) -> Iterator[tuple[tuple[Role, str], int]]:
-        """Bytes of a device of what is there all the time in these roles, by role and name."""
+        """Static bytes of a device for nodes of these roles, by role and name."""
         layout = self.layout
         for node in layout.graph.with_role(*roles):
             if node.role is not Role.PARAM or not layout.params[node.target].num_on_host:
@@ -144,10 +143,12 @@ def device_memory(
     spans: Mapping[Action, ActionSpan],
     messages: Mapping[Hop, MessageBytes],
 ) -> tuple[Memory, ...]:
-    """At its fullest moment, by rank, where actions start and end as `spans` say, and stages send
-    each other `messages` for each microbatch."""
-    mail = _MessageBytes(actions, spans, messages)
-    return tuple(_fullest(actions, stages, mail, rank) for rank in range(len(actions.rows)))
+    """Peak memory of a device of each rank. `spans` are the times of actions, and `messages` the
+    bytes that stages send each other for a microbatch."""
+    message_bytes = _MessageBytes(actions, spans, messages)
+    return tuple(
+        _fullest(actions, stages, message_bytes, rank) for rank in range(len(actions.rows))
+    )
 
 
 def _fullest(
@@ -176,7 +177,7 @@ def _fullest(
             waiting[stage, behind[kind]] += 1
     memories = [each.memory for each in own.values()]
     params = sum(each.params for each in memories)
-    # A tied weight, with what belongs to it, is there once for all stages of a device.
+    # A device has a tied weight, its gradient and its states once for all of its stages.
     once = sum(dict(each for s in own.values() for each in s.there([Role.PARAM])).values())
     share = once / params if params else 0.0
     return Memory(
@@ -191,7 +192,7 @@ def _fullest(
 
 
 class _Sent(NamedTuple):
-    """What a rank has sent `peer`, which `reads` it in its action number `place`."""
+    """A message of a rank to `peer`, whose action `reads`, at `place` in its row, reads it."""
 
     peer: int
     place: int
@@ -200,11 +201,11 @@ class _Sent(NamedTuple):
 
 
 _Message = tuple[Hop, int]
-"""What goes along a hop, of a microbatch."""
+"""A hop, and the microbatch of which a message goes along it."""
 
 
 class _MessageBytes:
-    """What messages take on the ranks of a table."""
+    """Bytes of messages on the ranks of a pipeline schedule."""
 
     def __init__(
         self,
@@ -218,12 +219,12 @@ class _MessageBytes:
             for hop in sorted(messages)
             for stage, is_source in ((hop[0], True), (hop[1], False))
         )
-        """By stage and phase, along what it sends, or is sent something."""
+        """The hops by stage, phase, and whether the stage is the source."""
         self.place = {action: k for row in actions.rows for k, action in enumerate(row)}
 
     def held(self, rank: int) -> Iterator[int]:
-        """Bytes of a device, action by action of a row: of what it has sent, or handed itself, that
-        is not read yet, and of what it has asked for, but for what the action reads."""
+        """Bytes of a device's messages, per action of a row: those sent to others or to itself and
+        not read yet, and posted receives. The messages that the action reads do not count."""
         row, table = self.actions.rows[rank], self.actions
         later = answers(table.rows, rank)
         peers = {table.ranks[hop[0]] for hop in self.messages if table.ranks[hop[1]] == rank}
@@ -234,7 +235,7 @@ class _MessageBytes:
             for reads in (action, *(each for each in row[k + 1 : k + 2] if each not in later)):
                 for message in self._ends(reads, is_source=False):
                     order = orders[table.ranks[message[0][0]]]
-                    # What was sent before it comes before it.
+                    # Messages arrive in the order in which they are sent.
                     while message in order:
                         came = order.popleft()
                         here[came] = self.messages[came[0]].received
@@ -251,14 +252,14 @@ class _MessageBytes:
                 if peer == rank:
                     here[message] = num_bytes
                     continue
-                # As the next thing is sent it is seen what has come.
+                # Sending the next message frees those that have arrived.
                 under_way = [
                     e for e in under_way if e.peer != peer or self.spans[e.reads].start >= end
                 ]
                 under_way.append(_Sent(peer, self.place[reads], reads, num_bytes))
 
     def _ends(self, action: Action, *, is_source: bool) -> list[_Message]:
-        """What an action sends, or reads."""
+        """The messages that an action sends, or reads."""
         if action.kind is Pass.WEIGHTS:
             return []
         phase = Phase.FORWARD if action.kind is Pass.FORWARD else Phase.BACKWARD
@@ -272,7 +273,7 @@ class _MessageBytes:
         return Action(source if is_source else target, kind, microbatch)
 
     def _order(self, peer: int, rank: int) -> Iterator[_Message]:
-        """What a rank is sent by another one, one after the other; it asks itself for nothing."""
+        """The messages to `rank` from another one, `peer`, in order; none if they are the same."""
         return (
             message
             for action in (self.actions.rows[peer] if peer != rank else ())

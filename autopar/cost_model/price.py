@@ -4,7 +4,7 @@ node costs     compute time of the choice, times the nodes of the class        (
                the time in which the host launches it                          (`kernel_cost`);
                of a parameter's, its share of the optimizer's step             (`optimizer`)
 flows          one per class of groups: redistributions of its tensor          (`flows`)
-usages         parameters, gradients, optimizer states, kept copies           (`optimizer`);
+usages         parameters, gradients, optimizer states, unsharded copies      (`optimizer`);
                activations saved for backward, in the sharding that is chosen  (`offloads`)
 offloads       copies to and from the host, instead of memory                  (`offloads`);
                of parameters that live there, and their gradients              (`offloads`)
@@ -59,18 +59,20 @@ from autopar.plans.requests.request import PlanRequest
 
 @collection_paused()
 def price(request: PlanRequest) -> Problem:
-    """The problem of finding the plan that is wanted. Costs in nanoseconds per step, usages in
-    bytes per device, which may add up to the memory limit. InfeasibleError if an op has no choice
-    at all."""
+    """The problem whose solution is the plan. Costs are in nanoseconds per step. Usages are in
+    bytes per device, and their sum may not exceed the memory limit. InfeasibleError if an op has
+    no choice at all."""
     graph, cluster, mesh = request.step, request.cluster, request.mesh
     all_groups = groups(graph)
     table, limits = limited_classes(request, all_groups)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
     offloads = Offloads(request)
-    away = offloads.open_classes
-    table = with_savings(graph, mesh, all_groups, table, owners, limits, optional_ops(graph, away))
-    states = saved_states(graph, mesh, all_groups, table, owners, limits, away)
-    saves = {key: offloads.labels(key, found) for key, found in states.items()}
+    open_classes = offloads.open_classes
+    table = with_savings(
+        graph, mesh, all_groups, table, owners, limits, optional_ops(graph, open_classes)
+    )
+    states = saved_states(graph, mesh, all_groups, table, owners, limits, open_classes)
+    saves = {key: offloads.labels(key, options) for key, options in states.items()}
     keys = (*table, *(SAVED + key for key in saves))
     number = {key: i for i, key in enumerate(keys)}
     in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
@@ -84,9 +86,11 @@ def price(request: PlanRequest) -> Problem:
     usages = _held(request, table, saves, 1 + in_flight.others.backward, hosts)
     for key, entry in table.items():
         usages[key] += in_flight.recomputed(key, entry.choices)
-    for handed in offloads.saved_for_backward(all_groups, table, saves):
-        usages[handed.holder] += in_flight.times(handed.holder) * offloads.held(handed)
-        offloads.add_copies(handed, costs, windows, number)
+    for activations in offloads.saved_for_backward(all_groups, table, saves):
+        usages[activations.holder] += in_flight.times(activations.holder) * offloads.held(
+            activations
+        )
+        offloads.add_copies(activations, costs, windows, number)
     add_param_copies(request, hosts, table, costs, windows, number)
     return Problem(
         name=f"{graph.name} on {mesh}",
@@ -109,8 +113,8 @@ def price(request: PlanRequest) -> Problem:
 def limited_classes(
     request: PlanRequest, all_groups: Sequence[Group]
 ) -> tuple[dict[str, NodeClass], Limits]:
-    """The classes with the choices that what is imposed leaves them, and the limits it sets to all
-    else. InfeasibleError if a class has none."""
+    """The classes with the choices that imposed constraints leave, and the limits on all else.
+    InfeasibleError if a class has no choice."""
     graph, mesh = request.step, request.mesh
     limits = impose(graph, mesh, all_groups, request.imposed)
     table = classes(graph, mesh, all_groups, limits, on_host_counts(request))
@@ -138,8 +142,8 @@ def _compute(
     windows: Windows,
     hosts: ParamsOnHost,
 ) -> dict[str, IntArray]:
-    """Compute time of every choice of every class, and of what its op sends, summed over the nodes
-    of the class; the optimizer's time of parameters that are trained."""
+    """Nanoseconds of every choice of every class, summed over its nodes: compute, and what the op
+    sends while it runs; for trained parameters, the optimizer's time."""
     graph, cluster, mesh, options = request.step, request.cluster, request.mesh, request.options
     fused, known = options.fuses(cluster.device), blocks_of(graph, mesh)
     work = traffic(graph, fused=fused)
@@ -154,10 +158,10 @@ def _compute(
         entry = table[key]
         if (key, done) not in done_of:
             done_of[key, done] = _node_ns(graph, cluster.device, mesh, entry, done)
-        computed, talk, launched = done_of[key, done]
-        costs[key] += graph.microbatches * count * (computed + talk.sum(axis=0) + launched)
-        talks = np.flatnonzero(talk.any(axis=1)).tolist()
-        waited = (windows.hiding.waited(axis, talk[axis]) for axis in talks)
+        computed, sent, launched = done_of[key, done]
+        costs[key] += graph.microbatches * count * (computed + sent.sum(axis=0) + launched)
+        axes = np.flatnonzero(sent.any(axis=1)).tolist()
+        waited = (windows.hiding.waited(axis, sent[axis]) for axis in axes)
         hidden = windows.hiding.computed(computed), windows.hiding.launched(launched), *waited
         windows.add_node(place, number[key], *hidden, count=count)
     where = Rounding(request), mesh, cluster.device, all_groups, table
@@ -170,10 +174,10 @@ def _compute(
         tensor = table[key].node.outputs[0]
         for c, choice in enumerate(table[key].choices):
             assert isinstance(choice, ParamChoice)
-            hosted = (
+            names_on_host = (
                 hosts.on_host(key, choice.num_on_host) if choice.num_on_host else frozenset[str]()
             )
-            kinds = Counter((optimizers.of(each), each.target in hosted) for each in params)
+            kinds = Counter((optimizers.of(each), each.target in names_on_host) for each in params)
             for (optimizer, on_host), count in kinds.items():
                 where = tensor, graph.atoms, choice.storage, mesh, cluster.device
                 host = cluster.host if on_host else None
@@ -184,10 +188,10 @@ def _compute(
 def _node_ns(
     graph: Graph, device: Device, mesh: Mesh, entry: NodeClass, done: Traffic
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Nanoseconds of a node of a class, per choice; by which it takes longer for what it sends, per
-    mesh axis and choice; and in which the host launches it."""
+    """Three times of one node in nanoseconds: compute per choice; what sends while it runs add, per
+    mesh axis and choice; and the host's launches per choice."""
     computed = np.zeros(len(entry.choices), np.int64)
-    talk = np.zeros((len(mesh.axes), len(entry.choices)), np.int64)
+    sent = np.zeros((len(mesh.axes), len(entry.choices)), np.int64)
     launched = np.zeros(len(entry.choices), np.int64)
     for c, choice in enumerate(entry.choices):
         if isinstance(choice, Saved):
@@ -196,8 +200,8 @@ def _node_ns(
         pair = (entry.inputs[c], entry.outputs[c])
         computed[c], sends, launched[c] = op_ns(graph, entry.node, done, choice, pair, mesh, device)
         for each, longer in sends:
-            talk[each.axis, c] += longer
-    return computed, talk, launched
+            sent[each.axis, c] += longer
+    return computed, sent, launched
 
 
 def _held(
@@ -207,9 +211,9 @@ def _held(
     in_flight: int,
     hosts: ParamsOnHost,
 ) -> dict[str, IntArray]:
-    """Bytes per device of every choice that parameters and their like take all the time, of all
-    nodes, and what is kept of them for as many microbatches as are `in_flight`; and what turns add
-    up, beside the gradients that a script may have kept."""
+    """Bytes per device of every choice, summed over the nodes of a class: parameters, gradients and
+    optimizer states, and unsharded copies for `in_flight` microbatches. Sums over microbatches
+    count beside the gradients that a script may have accumulated."""
     graph, mesh = request.step, request.mesh
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
@@ -220,20 +224,20 @@ def _held(
             tensor = entry.node.outputs[0]
             for c, choice in enumerate(entry.choices):
                 assert isinstance(choice, ParamChoice)
-                kept = (
+                unsharded = (
                     in_flight * local_bytes(tensor, graph.atoms, choice.for_backward, mesh.sizes)
                     if choice.for_backward != choice.storage
                     else 0
                 )
                 elsewhere = choice.num_on_host if request.cluster.has_host_memory else 0
-                hosted = hosts.on_host(key, elsewhere) if elsewhere else frozenset[str]()
-                here = [node for node in members[key] if node.target not in hosted]
-                usages[key][c] = len(here) * kept
+                names_on_host = hosts.on_host(key, elsewhere) if elsewhere else frozenset[str]()
+                here = [node for node in members[key] if node.target not in names_on_host]
+                usages[key][c] = len(here) * unsharded
                 stepped_alike = grouped((at_rest.optimizer(node), node) for node in here)
                 for alike in stepped_alike.values():
                     usages[key][c] += len(alike) * at_rest.at_rest(alike[0], choice.storage)
         if is_result(entry.node):
-            for c, (made,) in enumerate(entry.outputs):
+            for c, (state,) in enumerate(entry.outputs):
                 tensor = entry.node.outputs[0]
-                usages[key][c] = entry.count * local_bytes(tensor, graph.atoms, made, mesh.sizes)
+                usages[key][c] = entry.count * local_bytes(tensor, graph.atoms, state, mesh.sizes)
     return usages

@@ -1,5 +1,5 @@
-"""What a plan says beside its times: what a cluster can do, in whole numbers, how much of it a step
-uses, and what ops read and make, in words."""
+"""Figures and texts of a plan file beside its times: the rates of the cluster in whole numbers, how
+much of them a step uses, and the inputs and outputs of ops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MIB = 2**20
 
 
 def cluster_rates(cluster: Cluster) -> ClusterRates:
-    """The figures that prices are made of."""
+    """The figures of a cluster from which prices are computed."""
     device = cluster.device
     return ClusterRates(
         device=device.name,
@@ -50,15 +50,15 @@ def cluster_rates(cluster: Cluster) -> ClusterRates:
 
 
 def _kernels(device: Device) -> dict[str, int]:
-    found: dict[str, int] = {}
+    figures: dict[str, int] = {}
     for name, figure in asdict(device.kernels).items():
         if name.endswith("_s"):
-            found[name.removesuffix("s") + "ns"] = to_ns(device.floor_s(figure))
+            figures[name.removesuffix("s") + "ns"] = to_ns(device.floor_s(figure))
         else:
-            found[f"{name}_ppm"] = round(figure * 1e6)
+            figures[f"{name}_ppm"] = round(figure * 1e6)
     if device.host_launch_s:
-        found["launch_ns"] = to_ns(device.host_launch_s)
-    return found
+        figures["launch_ns"] = to_ns(device.host_launch_s)
+    return figures
 
 
 def _measured(link: Link) -> Iterator[CollectiveRates]:
@@ -70,16 +70,16 @@ def _measured(link: Link) -> Iterator[CollectiveRates]:
 
 
 def rate_unit(graph: Graph) -> tuple[int, int]:
-    """(tokens, samples) of a step, of which one is 0: a model's speed is told in tokens where its
-    inputs are sequences of them, and else in samples.
+    """(tokens, samples) of a step, of which one is 0: speed is in tokens if the model's inputs are
+    token sequences, else in samples.
 
-    Inputs are sequences where one of them is integers [batch, sequence] that are looked up in a
-    table as they are, or that are the targets of a loss, one for each position of an input
-    [batch, sequence, width] (a model that is given embeddings). Positions of a sequence also see
-    one another: there is attention or recurrence over so many, or a loss for each of them or for
-    each but one. So columns of categories [batch, columns] are none, nor are labels of images.
-    Where numbers come in that have other dims (images, features of sound), tokens are not all that
-    there is, and samples are told. Samples are the size of dim 0 of the first input that has dims.
+    An input is a token sequence if it has integers [batch, sequence] that are indices of an
+    embedding table. In a model that gets embeddings [batch, sequence, width], it may be the targets
+    of a loss instead, one for each position. Positions of a sequence also interact:
+    there is attention or recurrence over that many, or a loss for each or for all but one of them.
+    So columns of categories [batch, columns] are no sequence, nor are labels of images. With
+    floating-point inputs of other dims (images, audio features), speed is in samples. Samples are
+    the size of dim 0 of the first input that has dims.
     """
     inputs = graph.with_role(Role.INPUT)
     shapes = [node.outputs[0].shape for node in inputs if node.outputs[0].shape]
@@ -100,18 +100,18 @@ def rate_unit(graph: Graph) -> tuple[int, int]:
 
 @per_graph
 def _looked_up(graph: Graph) -> frozenset[int]:
-    """The inputs that are looked up in tables as they are."""
-    found = (
+    """The inputs that are indices of embedding tables, without ops on them before."""
+    nodes = (
         _given(graph, ref)
         for node in graph.with_role(Role.OP)
         if record_of(node.op).embedding_lookup and node.phase is Phase.FORWARD
         for ref in node.inputs[1:]
     )
-    return frozenset(node.index for node in found if node.role is Role.INPUT)
+    return frozenset(node.index for node in nodes if node.role is Role.INPUT)
 
 
 def _given(graph: Graph, ref: Ref) -> Node:
-    """What a tensor is a view of, or the microbatch's rows."""
+    """The node that a tensor is a view of; for rows of a microbatch, that of the whole batch."""
     node = graph.nodes[root_of(graph, ref)[0].node]
     if graph.microbatches == 1 or node.role is not Role.OP or len(node.inputs) != 1:
         return node
@@ -121,7 +121,7 @@ def _given(graph: Graph, ref: Ref) -> Node:
 
 
 def _is_sequence(graph: Graph, shape: tuple[int, ...]) -> bool:
-    """Whether positions in dim 1 of an input of this shape see one another, or are scored."""
+    """Whether positions in dim 1 of an input of this shape interact, or each has a loss."""
     batch, length = shape
     targets = {batch * length, batch * (length - 1)}
     for node in graph.with_role(Role.OP):
@@ -136,9 +136,9 @@ def _is_sequence(graph: Graph, shape: tuple[int, ...]) -> bool:
 
 
 def utilisation_ppm(graph: Graph, cluster: Cluster, computed: Iterable[int], step_ns: int) -> int:
-    """The model's FLOPs in a step over what the devices could do meanwhile: contractions alone,
-    each against the peak of its dtype, nothing counted twice that is done twice (model FLOPs
-    utilisation, as in "PaLM", arXiv 2204.02311, appendix B)."""
+    """Model FLOPs utilisation of a step, in millionths ("PaLM", arXiv 2204.02311, appendix B).
+    FLOPs of contractions alone count, each against the peak of its dtype; recomputed ops do not
+    count again."""
     done: dict[str, float] = defaultdict(float)
     for index in computed:
         node = graph.nodes[index]
@@ -153,7 +153,7 @@ Reads = Mapping[tuple[int, int], tuple[Group, Sharding]]
 
 
 def reads(layout: Layout, all_groups: Sequence[Group]) -> Reads:
-    """Per (node, tensor input): the group it belongs to, and the state its root is in for that."""
+    """Per (node, tensor input): its group, and the sharding of the root for that use."""
     return {
         (use.node, use.arg): (group, state)
         for group in all_groups
@@ -162,13 +162,13 @@ def reads(layout: Layout, all_groups: Sequence[Group]) -> Reads:
 
 
 def inputs(layout: Layout, node: Node, reads: Reads) -> Words:
-    """(key of the root, the sharding it is in to be read) of each tensor input."""
+    """(key of the root, sharding in which it is read) of each tensor input."""
     read = (reads[node.index, arg] for arg in range(len(node.inputs)))
     return tuple((root_key(layout.graph, group.root), str(state)) for group, state in read)
 
 
 def outputs(layout: Layout, node: Node) -> Words:
-    """(type, sharding) of each output; a parameter's sharding is how it is stored."""
+    """(type, sharding) of each output; a parameter's sharding is its storage."""
     if node.role is Role.PARAM:
         return ((type_text(node.outputs[0]), str(layout.params[node.target].storage)),)
     states = layout.pair(node)[1]

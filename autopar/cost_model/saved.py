@@ -1,4 +1,4 @@
-"""In which states activations are saved for backward, and what saving costs beside memory."""
+"""The shardings that activations are saved in, and the cost of saving beside memory."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from autopar.ir.uses import SAVED, Group, root_key
 from autopar.plans.requests.request import PlanRequest
 
 _MAX_SAVED = 64
-"""Of an op with several outputs, in how many ways they may be saved together."""
+"""The most combinations of shardings in which several outputs of an op may be saved."""
 
 
 def decision_key(node: Node) -> str:
-    """What a problem calls the decision on nodes like `node`: of an optional copy, how its original
-    is saved."""
+    """The key in a problem of the decision on the class of `node`; for an optional copy, of the
+    decision on saving its original."""
     return SAVED + original_key(node.key) if is_optional(node) else node.key
 
 
@@ -49,10 +49,10 @@ def saved_states(
     limits: Limits,
     offloaded: Collection[str] = (),
 ) -> dict[str, tuple[Sharding | None, ...]]:
-    """Per class of activations that cross, the states they may be saved in: what their forward
-    groups can bring them into, but not partial. None, not to be saved, where only optional copies
-    read them. On one device there is one state, of which there is something to decide for those,
-    and for the classes `offloaded`, which may be offloaded."""
+    """Per class of activations that backward reads, the shardings they may be saved in: those that
+    their forward groups can reach and that are not partial. Where only optional copies read them,
+    None (not saved) is one more. On one device there is one sharding: only the latter classes, and
+    those in `offloaded`, which may be offloaded, have something to decide."""
     ends: dict[str, set[Sharding]] = {}
     roots: dict[str, Group] = {}
     certain = _read_for_certain(graph, all_groups)
@@ -61,32 +61,32 @@ def saved_states(
         is_open = group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP
         if is_open and (mesh.axes or key in offloaded or key not in certain):
             source = {s for s in source_states(table[root.key], group) if s is not None}
-            asked = (
-                s for _, wanted in consumer_states(graph, group, table, owners) for s in wanted
+            targets = (
+                s for _, states in consumer_states(graph, group, table, owners) for s in states
             )
-            ends.setdefault(key, source).update(s for s in asked if s is not None)
+            ends.setdefault(key, source).update(s for s in targets if s is not None)
             roots.setdefault(key, group)
     return {
         key: (
-            *_storable(graph, mesh, limits, roots[key].root, found),
+            *_storable(graph, mesh, limits, roots[key].root, states),
             *(() if key in certain else (None,)),
         )
-        for key, found in ends.items()
+        for key, states in ends.items()
     }
 
 
 def _storable(
     graph: Graph, mesh: Mesh, limits: Limits, root: Ref, ends: Collection[Sharding]
 ) -> tuple[Sharding, ...]:
-    """The states that an activation may be saved in, of those on the way between `ends`."""
+    """The shardings that an activation may be saved in, of those between `ends`."""
     tensor = graph.type_of(root)
-    found = closure(tensor, graph.atoms, sorted(ends), mesh.sizes)
-    whole = tuple(state for state in found if not state.has_partial)
+    states = closure(tensor, graph.atoms, sorted(ends), mesh.sizes)
+    whole = tuple(state for state in states if not state.has_partial)
     return limits.saved_states(root_key(graph, root), tensor, whole)
 
 
 def _read_for_certain(graph: Graph, all_groups: Sequence[Group]) -> frozenset[str]:
-    """The classes of tensors that ops of backward read which are no optional copies."""
+    """The classes of tensors that backward reads in ops that are no optional copies."""
     return frozenset(
         root_key(graph, group.root)
         for group in all_groups
@@ -104,22 +104,23 @@ def with_savings(
     limits: Limits,
     offloaded: Collection[str] = (),
 ) -> dict[str, NodeClass]:
-    """`table`, in which optional copies may also be none: what their originals make is saved, in
-    any state that the original leaves it in or a reader of backward asks for, or on the way
-    between, or nothing reads it. What ops with keys `offloaded` make may be offloaded."""
-    found = dict(table)
+    """`table` with more choices for optional copies: not to recompute, but to save the original's
+    outputs, or nothing if no op reads them. Outputs are saved in any sharding in which the original
+    makes them or a reader in backward needs them, or between these. Outputs of ops with keys in
+    `offloaded` may be offloaded."""
+    widened = dict(table)
     ends: dict[tuple[str, int], set[Sharding]] = {}
     for group in {group.key: group for group in reversed(all_groups)}.values():
         maker = graph.nodes[group.root.node]
         if is_optional(maker):
             states = ends.setdefault((maker.key, group.root.output), set())
-            asked = consumer_states(graph, group, table, owners)
-            states.update(s for _, wanted in asked for s in wanted if s is not None)
+            consumers = consumer_states(graph, group, table, owners)
+            states.update(s for _, targets in consumers for s in targets if s is not None)
     for key, entry in table.items():
         if not is_optional(entry.node):
             continue
         original = table[original_key(key)]
-        made = map(original.output_states, range(len(entry.node.outputs)))
+        output_states = map(original.output_states, range(len(entry.node.outputs)))
         per_output = [
             _storable(
                 graph,
@@ -128,26 +129,26 @@ def with_savings(
                 Ref(original.node.index, output),
                 {s for s in states if s is not None} | ends.get((key, output), set()),
             )
-            for output, states in enumerate(made)
+            for output, states in enumerate(output_states)
         ]
         kept = [Saved(states) for states in _together(original, per_output)]
         if original.key in offloaded:
             kept += [replace(each, offloaded=True) for each in kept]
         more = (*kept, Saved())
-        found[key] = replace(
+        widened[key] = replace(
             entry,
             choices=(*entry.choices, *more),
             inputs=(*entry.inputs, *((),) * len(more)),
             outputs=(*entry.outputs, *(each.states for each in more)),
         )
-    return found
+    return widened
 
 
 def _together(
     original: NodeClass, per_output: Sequence[tuple[Sharding, ...]]
 ) -> Iterator[tuple[Sharding, ...]]:
-    """How the outputs of an op may be saved: in every combination, or, where there are many, as the
-    op leaves them."""
+    """The shardings in which the outputs of an op may be saved together: every combination, or,
+    where there are many, those in which the op makes them."""
     if len(per_output) == 1 or prod(map(len, per_output)) <= _MAX_SAVED:
         yield from product(*per_output)
     else:
@@ -155,27 +156,27 @@ def _together(
         yield from dict.fromkeys(whole)
 
 
-# What saving costs beside memory, in the problem that is open about what is recomputed.
+# The cost of saving beside memory, in the problem that decides what is recomputed.
 #
-# What an optional copy makes is saved by a decision. Where it is saved in fewer bits than it has,
-# no ops round it and bring it back (`ir.passes.rounding`), as they do once the step is settled. So
-# that decision takes their time, and the memory of what is rounded.
+# The output of an optional copy is saved by a decision. If it is saved in fewer bits, the graph has
+# no ops yet that round it and convert it back (`ir.passes.rounding`): these come once all is
+# decided. So the decision bears their time, and the memory is that of the rounded tensor.
 #
-# Where kernels are fused, what an optional copy makes is read by its like in the same kernel, and
-# what its original makes may never be written. Where it is saved instead, the kernel that makes it
-# writes it, and those that read it in backward do. Readers that are optional copies themselves are
-# not counted: they may not be.
+# With fused kernels, fusible ops read the output of an optional copy in the kernel that recomputes
+# it, and the original's output may never be written. If it is saved instead, the kernel that makes
+# it writes it, and its readers in backward read it. Readers that are optional copies themselves do
+# not count: they may not be computed.
 
 
 class Rounding:
-    """What is rounded to `dtype` of what the step of a request with optional copies saves; nothing
-    if that is ""."""
+    """Which saved activations of a request with optional copies are rounded to `dtype`; none if
+    that is ""."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.dtype = request.step, request.options.saved_dtype
 
     def rounds(self, root: Ref) -> bool:
-        """Whether a tensor is rounded if it is saved: of a copy, that of its original."""
+        """Whether a tensor is rounded if it is saved; for an optional copy, its original."""
         if not self.dtype:
             return False
         maker = self.graph.nodes[root.node]
@@ -184,7 +185,7 @@ class Rounding:
         return is_rounded(self.graph, root)
 
     def saved_type(self, root: Ref) -> TensorType:
-        """A tensor as it is saved."""
+        """The type of a tensor when it is saved."""
         tensor = self.graph.type_of(root)
         return replace(tensor, dtype=self.dtype) if self.rounds(root) else tensor
 
@@ -196,14 +197,14 @@ def _originals(graph: Graph) -> Mapping[tuple[str, str], Node]:
 
 
 def _original(graph: Graph, copy: Node) -> Node:
-    """What an optional copy is one of."""
+    """The op that an optional copy recomputes."""
     return _originals(graph)[original_key(copy.key), copy.module]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """A kernel that writes or reads `tensors` in the state that an output is saved in, at `part` of
-    the bandwidth. It is one that there would not be else if it `starts`."""
+    """Memory traffic of `tensors` in the sharding that an output is saved in, at `part` of the
+    bandwidth. It is a kernel of its own if it `starts`, else a part of another kernel."""
 
     key: str
     output: int
@@ -225,8 +226,8 @@ def add_saved_traffic(
     *,
     fused: bool,
 ) -> None:
-    """Adds to the `costs` of saving what optional copies would recompute, and to `windows`. What
-    is rounded is written and read as it was rounded alone."""
+    """Adds the time of saving, instead of recomputing, to `costs` and `windows`. Rounded tensors
+    are written and read in the rounded dtype alone."""
     graph = rounding.graph
     number = {key: i for i, key in enumerate(table)}
     plain = [group for group in all_groups if not rounding.rounds(group.root)]
@@ -244,9 +245,9 @@ def add_saved_traffic(
 def _casts(
     rounding: Rounding, mesh: Mesh, device: Device, all_groups: Sequence[Group], *, fused: bool
 ) -> Iterator[_Kernel]:
-    """Those that round what is saved, after the last op of forward that reads it, and that bring it
-    back before the first of backward. They touch what it is rounded from too, where no kernel that
-    they are part of has that."""
+    """Kernels that round a saved tensor after its last use in forward, and that convert it back
+    before its first use in backward. They read or write the tensor before rounding too, unless a
+    kernel that they are fused into has it."""
     graph, known = rounding.graph, blocks_of(rounding.graph, mesh)
     forward = {g.root: g for g in all_groups if g.phase is Phase.FORWARD}
     for group in all_groups:
@@ -272,7 +273,7 @@ def _casts(
 def _writers(
     graph: Graph, mesh: Mesh, device: Device, work: Mapping[int, Traffic]
 ) -> Iterator[_Kernel]:
-    """The originals that nothing but their own kernel reads, for each of their copies."""
+    """Writes of originals that only their own kernel reads, for each of their copies."""
     known = blocks_of(graph, mesh)
     for copy in filter(_is_fused_copy, graph.nodes):
         original = _original(graph, copy)
@@ -286,7 +287,7 @@ def _writers(
 def _readers(
     graph: Graph, mesh: Mesh, device: Device, all_groups: Sequence[Group]
 ) -> Iterator[_Kernel]:
-    """The ops of backward that are certain, and in one kernel with a copy that they read."""
+    """Reads by ops of backward that are no copies, and fused with a copy that they read."""
     known = blocks_of(graph, mesh)
     for group in all_groups:
         copy = graph.nodes[group.root.node]
@@ -306,7 +307,7 @@ def _is_fused_copy(node: Node) -> bool:
 def _kernel_ns(
     graph: Graph, mesh: Mesh, device: Device, entry: NodeClass, kernel: _Kernel
 ) -> IntArray:
-    """Nanoseconds of a kernel, per choice of the copy's node; 0 where its output is not saved."""
+    """Nanoseconds of a kernel per choice of the copy; 0 where its output is not saved."""
 
     def ns(state: Sharding) -> int:
         moved = sum(local_bytes(t, graph.atoms, state, mesh.sizes) for t in kernel.tensors)

@@ -1,5 +1,5 @@
-"""What the stages of a pipeline send each other, and how long that is under way: between them in
-every microbatch, and what several of them share at the end of a step."""
+"""Bytes and times of communication between pipeline stages: messages of every microbatch, and
+collectives among ranks at the end of a step."""
 
 from __future__ import annotations
 
@@ -27,52 +27,51 @@ from autopar.plans.layout import Layout
 RESULTS, RANDOM_STATE, TIED = "results", "state of random numbers", "gradients of tied weights"
 
 _WHOLE = (Role.LOSS, Role.VALUE, Role.MUTATION)
-"""The results that all ranks have whole: others stay where they are."""
+"""The results of which every rank gets the whole; others stay where they are."""
 
 Tied = Mapping[str, tuple[Collection[int], int]]
-"""The stages that use a weight, and bytes of its gradient on a device, by name."""
+"""By name of a tied weight, the stages that use it and bytes of its gradient on a device."""
 
 
 class MessageBytes(NamedTuple):
-    """Bytes of what goes along a hop for a microbatch: of a device that sends, and of one that is
-    sent it."""
+    """Bytes along a hop for a microbatch, of a device that sends, and of one that receives."""
 
     sent: int
     received: int
 
 
 def message_bytes(layouts: Sequence[Layout], granule_bytes: int) -> dict[Hop, MessageBytes]:
-    """What stages send each other, where memory comes in multiples of `granule_bytes`."""
-    found: dict[Hop, list[int]] = defaultdict(lambda: [0, 0])
+    """Bytes that stages send each other, each tensor rounded up to `granule_bytes`."""
+    totals: dict[Hop, list[int]] = defaultdict(lambda: [0, 0])
     for stage, layout in enumerate(layouts):
         for node in layout.graph.nodes:
             if is_end(node):
                 link, size = link_of(node, stage), round_up(_own_bytes(layout, node), granule_bytes)
-                found[link.source, link.target, link.phase][node.op == RECEIVE] += size
-    return {hop: MessageBytes(*total) for hop, total in found.items()}
+                totals[link.source, link.target, link.phase][node.op == RECEIVE] += size
+    return {hop: MessageBytes(*total) for hop, total in totals.items()}
 
 
 def delays(layouts: Sequence[Layout], firsts: Sequence[int], cluster: Cluster) -> tuple[Delay, ...]:
-    """Per pair of stages and phase: bytes of a device of the stage that sends, for a microbatch,
-    and nanoseconds. `layouts` are those of the stages, which begin with the devices `firsts` of
-    `cluster`; each tensor is a message of its own. Stages on the same devices send nothing."""
-    found: dict[tuple[int, int, str], list[int]] = defaultdict(lambda: [0, 0])
+    """Bytes of a device of the sending stage and nanoseconds, per pair of stages and phase, for a
+    microbatch. The stages have these `layouts` and begin with the devices `firsts` of `cluster`.
+    Each tensor is a message of its own. Stages on the same devices send nothing."""
+    totals: dict[tuple[int, int, str], list[int]] = defaultdict(lambda: [0, 0])
     for source, layout in enumerate(layouts):
         for node in layout.graph.nodes:
             if node.op == SEND:
                 link = link_of(node, source)
                 size, most = _sent_bytes(layout, node, layouts[link.target], link)
-                total = found[link.source, link.target, link.phase.value]
+                total = totals[link.source, link.target, link.phase.value]
                 total[0] += size
                 total[1] += hop_ns(most, firsts[source], firsts[link.target], firsts, cluster)
-    return tuple(Delay(*hop, *total) for hop, total in sorted(found.items()))
+    return tuple(Delay(*hop, *total) for hop, total in sorted(totals.items()))
 
 
 def hop_ns(
     num_bytes: int, source: int, target: int, firsts: Sequence[int], cluster: Cluster
 ) -> int:
-    """Nanoseconds of a message of so many bytes from each device of one part of `cluster` to
-    another: as a permutation among the parts, which begin with the devices `firsts`."""
+    """Nanoseconds of a message of `num_bytes` from each device of one part of `cluster` to another,
+    as a permutation among the parts. These begin with the devices `firsts`."""
     if source == target:
         return 0
     axis = axis_between(cluster, source, target, len({*firsts}))
@@ -80,56 +79,56 @@ def hop_ns(
 
 
 def sent_bytes(layout: Layout, phase: Phase) -> list[int]:
-    """Bytes of a device of each message of a stage, in one phase of a microbatch."""
+    """Bytes of a device of each message that a stage sends, in one phase of a microbatch."""
     return [_own_bytes(layout, n) for n in layout.graph.nodes if n.op == SEND and n.phase is phase]
 
 
 def _own_bytes(layout: Layout, node: Node) -> int:
-    """Bytes of a device of what a stage sends or is sent."""
-    is_sent, (given, made) = node.op == SEND, layout.pair(node)
+    """Bytes of a device of the tensor of a send or receive node."""
+    is_sent, (inputs, outputs) = node.op == SEND, layout.pair(node)
     tensor = layout.graph.type_of(node.inputs[0]) if is_sent else node.outputs[0]
-    (state,) = given if is_sent else made
+    (state,) = inputs if is_sent else outputs
     return local_bytes(tensor, layout.graph.atoms, state, layout.mesh.sizes)
 
 
 def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> tuple[int, int]:
-    """Bytes of a device of what a stage sends another one, and the most that a device of either
-    sends or is sent of it."""
+    """Bytes of a device of a tensor that a stage sends to another, and the most bytes of it that a
+    device of either sends or receives."""
     own, ((state,), _) = _own_bytes(layout, node), layout.pair(node)
     end = next(n for n in other.graph.nodes if n.op == RECEIVE and link_of(n, link.target) == link)
-    (made,) = other.pair(end)[1]
-    if layout.mesh.sizes == other.mesh.sizes and state == made:
+    (target,) = other.pair(end)[1]
+    if layout.mesh.sizes == other.mesh.sizes and state == target:
         return own, own
     tensor, atoms = end.outputs[0], layout.graph.atoms
     held = holders(tensor, atoms, OnMesh(layout.mesh, state))
     out, come = Counter[int](), Counter[int]()
     for device in range(other.mesh.num_devices):
-        for parcel in shard_pieces(
-            held, OnMesh(other.mesh, made).box(tensor, atoms, device), device
+        for part in shard_pieces(
+            held, OnMesh(other.mesh, target).box(tensor, atoms, device), device
         ):
-            size = itemsize(tensor.dtype) * prod(b - a for a, b in parcel.box)
-            out[parcel.source] += size
+            size = itemsize(tensor.dtype) * prod(b - a for a, b in part.box)
+            out[part.source] += size
             come[device] += size
     return own, max((*out.values(), *come.values()))
 
 
 def tied_in(layouts: Sequence[Layout]) -> Tied:
-    """The weights that several stages use."""
+    """The tied weights, which several stages use."""
     stages = grouped(
         (node.target, stage)
         for stage, layout in enumerate(layouts)
         for node in layout.graph.with_role(Role.GRAD)
     )
-    # All of them store it alike.
+    # All stages store a tied weight alike.
     return {
-        name: (found, gradient_bytes(layouts[found[0]], name))
-        for name, found in stages.items()
-        if len(found) > 1
+        name: (users, gradient_bytes(layouts[users[0]], name))
+        for name, users in stages.items()
+        if len(users) > 1
     }
 
 
 def gradient_bytes(layout: Layout, name: str) -> int:
-    """Bytes of a device of the gradient of a parameter."""
+    """Bytes of a parameter's gradient on a device."""
     node = next(n for n in layout.graph.with_role(Role.PARAM) if n.target == name)
     return layout.held_bytes(Ref(node.index), layout.params[name].storage)
 
@@ -141,15 +140,15 @@ def shared_at_end(
     cluster: Cluster,
     firsts: Sequence[int],
 ) -> tuple[Shared, ...]:
-    """What ranks of a pipeline over `cluster` share of the step `graph` when all microbatches are
-    done, in the order in which they do: `rank_of` says on which of them each stage is, and they
-    begin with the devices `firsts`. A result goes to all as in a ring, which passes on what an
-    all_gather does; the gradients of a weight are added up among the ranks that have it."""
+    """Communication among ranks of a pipeline over `cluster` after the last microbatch, in order.
+    `graph` is the step, `rank_of` the rank of each stage, and ranks begin with the devices
+    `firsts`. A result goes to all ranks, priced as an all_gather in a ring. The gradients of a tied
+    weight are summed among the ranks that have it."""
     if 1 in (len(rank_of), cluster.num_devices):
         return ()
     ranks = sorted(set(rank_of.values()))
     everyone = axis_over("world", cluster.num_devices, 1, cluster)
-    found = [
+    shared = [
         _shared(kind, ranks, sizes, "all_gather", everyone)
         for kind, sizes in ((RESULTS, _results(graph)), (RANDOM_STATE, _states(graph, cluster)))
     ]
@@ -160,8 +159,8 @@ def shared_at_end(
     for places, sizes in sums.items():
         if len(places) > 1:
             axis = axis_of_copies(cluster, [firsts[place] for place in places])
-            found.append(_shared(TIED, places, sizes, "all_reduce", axis))
-    return tuple(each for each in found if each.count)
+            shared.append(_shared(TIED, places, sizes, "all_reduce", axis))
+    return tuple(each for each in shared if each.count)
 
 
 def _shared(
@@ -173,12 +172,12 @@ def _shared(
 
 
 def _results(graph: Graph) -> Iterator[int]:
-    """Bytes of each result of a step that all ranks have."""
+    """Bytes of each result of a step that every rank gets."""
     return (graph.type_of(node.inputs[0]).num_bytes for node in graph.with_role(*_WHOLE))
 
 
 def _states(graph: Graph, cluster: Cluster) -> Iterator[int]:
-    """Bytes of the state of random numbers, if the step draws any: a GPU's is its seed and how far
-    it has come."""
+    """Bytes of the generator's state, if the step draws random numbers; on a GPU a seed and an
+    offset."""
     if any(node.random for node in graph.nodes):
         yield STATE_BYTES if cluster.device.kind == "cpu" else 16

@@ -23,8 +23,8 @@ from autopar.ir.uses import Group, Use, read_in_forward, requirement
 class NodeClass:
     """The nodes of one key, of which `node` is the first, and what they may choose.
 
-    `inputs[c]` and `outputs[c]` are the shardings under choice `c`; for a parameter `outputs[c]` is
-    (storage, kept), for an output item `inputs[c]` is what it asks for.
+    `inputs[c]` and `outputs[c]` are the shardings under choice `c`. For a parameter `outputs[c]` is
+    (storage, sharding for backward); for an output item `inputs[c]` is the sharding it needs.
     """
 
     key: str
@@ -35,11 +35,11 @@ class NodeClass:
     outputs: tuple[tuple[Sharding, ...], ...]
 
     def only(self, labels: Collection[str]) -> NodeClass:
-        """The class with the choices that are written so, if it has any."""
+        """The class with those of its choices whose text is in `labels`."""
         return self.taking([c for c, each in enumerate(self.choices) if str(each) in labels])
 
     def taking(self, kept: Sequence[int]) -> NodeClass:
-        """The class with these of its choices."""
+        """The class with the choices at the indices `kept`."""
         return replace(
             self,
             choices=tuple(self.choices[c] for c in kept),
@@ -48,11 +48,11 @@ class NodeClass:
         )
 
     def input_states(self, arg: int) -> tuple[Sharding | None, ...]:
-        """What it asks input `arg` to be in, per choice; None where it does not read it."""
+        """The sharding it needs input `arg` in, per choice; None where it does not read it."""
         return tuple(states[arg] if states else None for states in self.inputs)
 
     def output_states(self, output: int) -> tuple[Sharding | None, ...]:
-        """What it leaves output `output` in, per choice; None where it makes none."""
+        """The sharding it makes output `output` in, per choice; None where it makes none."""
         return tuple(states[output] if states else None for states in self.outputs)
 
 
@@ -63,15 +63,15 @@ def classes(
     limits: Limits,
     on_host_counts: Mapping[str, Sequence[int]],
 ) -> dict[str, NodeClass]:
-    """Every class that takes a decision (no views, nothing that leaves as a parameter is stored),
-    in order of the first node.
+    """Every class that takes a decision, in order of the first node: no views, and no outputs that
+    leave the graph in a parameter's storage.
 
-    A choice that asks for an input no root can be brought into is left out, as is a parameter's if
-    no gradient can be, and what `limits` forbid. `on_host_counts` says how many parameters, by
-    their class, may be on the host; of those left out none. InfeasibleError if they leave nothing.
+    A choice is left out if a root cannot reach the sharding of an input, if a gradient cannot reach
+    the storage, or if `limits` forbid it. `on_host_counts` are the numbers of parameters that may
+    be on the host, by class (by default 0). InfeasibleError if no choice is left.
     """
-    made = (n for n in graph.nodes if not n.view and n.role not in STORED_ROLES)
-    members = grouped((node.key, node) for node in made)
+    deciding = (n for n in graph.nodes if not n.view and n.role not in STORED_ROLES)
+    members = grouped((node.key, node) for node in deciding)
     constant = _constants(graph)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
     uses: dict[str, dict[tuple[int, tuple[str, ...]], tuple[Use, TensorType]]] = {}
@@ -83,7 +83,7 @@ def classes(
             key = owners[user.target] if user.role in STORED_ROLES else user.key
             distinct = uses.setdefault(key, {})
             distinct.setdefault((use.arg, chain), (use, tensor))
-    found: dict[str, NodeClass] = {}
+    table: dict[str, NodeClass] = {}
     for key, nodes in members.items():
         reads = tuple(uses.get(key, {}).values())
         if nodes[0].role is Role.PARAM:
@@ -92,8 +92,8 @@ def classes(
             entry = _param_class(graph, mesh, nodes, reads, given, counts, in_forward=in_forward)
         else:
             entry = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
-        found[key] = limits.filtered(entry)
-    return found
+        table[key] = limits.filtered(entry)
+    return table
 
 
 def _node_class(
@@ -118,7 +118,9 @@ def _node_class(
     if is_constant:
         offered = offered[:1]
     pairs = zip(offered, all_shardings(node, offered), strict=True)
-    return _feasible(graph, mesh, reads, nodes, [(choice, *found) for choice, found in pairs])
+    return _feasible(
+        graph, mesh, reads, nodes, [(choice, *shardings) for choice, shardings in pairs]
+    )
 
 
 def _feasible(
@@ -128,13 +130,13 @@ def _feasible(
     nodes: Sequence[Node],
     offered: Sequence[tuple[Decision, tuple[Sharding, ...], tuple[Sharding, ...]]],
 ) -> NodeClass:
-    """The class with the choices, each with the shardings of inputs and outputs, whose inputs every
-    root can be brought into."""
+    """The class with those of the offered (choice, input shardings, output shardings) whose inputs
+    every root can reach."""
     kept = offered
     for use, tensor in reads:
-        asked = {inputs[use.arg] for _, inputs, _ in kept}
-        found = {each for each in asked if _reaches(graph, mesh.sizes, use, tensor, each)}
-        kept = [each for each in kept if each[1][use.arg] in found]
+        targets = {inputs[use.arg] for _, inputs, _ in kept}
+        reached = {each for each in targets if _reaches(graph, mesh.sizes, use, tensor, each)}
+        kept = [each for each in kept if each[1][use.arg] in reached]
     return NodeClass(
         nodes[0].key,
         nodes[0],
@@ -148,41 +150,41 @@ def _feasible(
 def _reaches(
     graph: Graph, sizes: Sequence[int], use: Use, tensor: TensorType, target: Sharding
 ) -> bool:
-    """Whether the root, of type `tensor`, can be brought into what gives the use `target`."""
+    """Whether the root, of type `tensor`, can reach a sharding that gives the use `target`."""
     needed = requirement(graph, use, target)
     return needed is not None and is_legal(tensor, graph.atoms, needed, sizes)
 
 
 def _constants(graph: Graph) -> frozenset[int]:
-    """Nodes computed from nothing the step is given: positions, masks, tables. They are cheap, and
+    """Nodes that depend on no input of the step: positions, masks, tables. They are cheap, and
     every rank computes them whole."""
-    found: set[int] = set()
+    constants: set[int] = set()
     for node in graph.nodes:
         if node.role is Role.CONSTANT or (
             node.role is Role.OP
             and node.op != RECEIVE
-            and all(ref.node in found for ref in node.inputs)
+            and all(ref.node in constants for ref in node.inputs)
         ):
-            found.add(node.index)
-    return frozenset(found)
+            constants.add(node.index)
+    return frozenset(constants)
 
 
 def _expressible(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...]:
-    """The states DTensor can say: no partial sums, and only leading parts are sharded."""
-    found = states(tensor, graph.atoms, mesh.sizes, partial=False)
-    return tuple(s for s in found if all(p.kind == "R" or p.part == 0 for p in s))
+    """The shardings DTensor can express: no partial sums, and only leading parts sharded."""
+    candidates = states(tensor, graph.atoms, mesh.sizes, partial=False)
+    return tuple(s for s in candidates if all(p.kind == "R" or p.part == 0 for p in s))
 
 
 def _stored(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...]:
-    """How a parameter may be stored: in any state DTensor can say. A dim is cut into uneven chunks
-    only where the axis does not divide it, and only one dim is: it saves as much memory as
-    another, and the space stays as large as that of a parameter whose dims all divide."""
+    """The storages of a parameter: all shardings that DTensor can express. Uneven chunks are only
+    of a dim that the axis does not divide, and of one dim only. That saves as much memory as
+    another dim would, and the space stays as large as if all dims divided."""
     even = _expressible(graph, tensor, mesh)
     dim = chunkable_dim(tensor, mesh.sizes)
     dims = (None, *(d for d, parts in enumerate(tensor.parts) if parts))
     per_axis = product(dims, repeat=len(mesh.axes))
-    found = (stored(tensor, graph.atoms, some, mesh.sizes) for some in per_axis)
-    uneven = (s for s in found if chunked_axes(s) and chunked_dim(s) == dim)
+    candidates = (stored(tensor, graph.atoms, some, mesh.sizes) for some in per_axis)
+    uneven = (s for s in candidates if chunked_axes(s) and chunked_dim(s) == dim)
     return (*even, *(s for s in uneven if is_legal(tensor, graph.atoms, s, mesh.sizes)))
 
 
@@ -196,12 +198,12 @@ def _param_class(
     *,
     in_forward: bool,
 ) -> NodeClass:
-    """(storage, kept) pairs: a parameter is kept for backward as it is stored or, if it is read
-    `in_forward`, gathered over some of the axes; nothing where any are on the host, of which there
-    are as many as one of `counts`. It is stored in one of `given`, if that is limited; whole if it
-    is external."""
+    """Choices are pairs (storage, sharding for backward). The latter is the storage or, if forward
+    reads the parameter, the storage gathered over some axes; with parameters on the host, whose
+    number is one of `counts`, it is the storage. Storages are those in `given`, if that is not
+    None, and whole for an external parameter."""
     node, tensor = nodes[0], nodes[0].outputs[0]
-    found: list[ParamChoice] = []
+    options: list[ParamChoice] = []
     if node.external:
         given = [Sharding.replicated(len(mesh))]
     for storage in _stored(graph, tensor, mesh) if given is None else given:
@@ -214,7 +216,7 @@ def _param_class(
                 if target not in gathered and step(tensor, graph.atoms, state, target):
                     gathered.append(target)
         if 0 in counts:
-            found.extend(ParamChoice(storage, kept) for kept in gathered)
-        found.extend(ParamChoice(storage, storage, count) for count in counts if count)
-    pairs = tuple((choice.storage, choice.for_backward) for choice in found)
-    return NodeClass(node.key, node, len(nodes), tuple(found), ((),) * len(pairs), pairs)
+            options.extend(ParamChoice(storage, kept) for kept in gathered)
+        options.extend(ParamChoice(storage, storage, count) for count in counts if count)
+    pairs = tuple((choice.storage, choice.for_backward) for choice in options)
+    return NodeClass(node.key, node, len(nodes), tuple(options), ((),) * len(pairs), pairs)

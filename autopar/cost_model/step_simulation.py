@@ -1,4 +1,4 @@
-"""One step under a plan's decisions, priced event by event and played."""
+"""One step under a plan's decisions, priced and simulated event by event."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from autopar.plans.structure import Stage
 
 @dataclass(frozen=True, slots=True)
 class StepSimulation:
-    """The events of a step, what they take and hold, when they happen, and what hides behind
-    what."""
+    """The schedule of a step, its simulated timeline, the prices of its events, and what windows
+    hide."""
 
     scheduled: Schedule
     timeline: Timeline
@@ -40,7 +40,7 @@ class StepSimulation:
 
 def simulate_step(request: PlanRequest, structure: Stage) -> StepSimulation:
     """One step on each device under `structure`. PlanMismatchError if the decisions do not fit the
-    graph or a tensor never reaches the state a use asks for."""
+    graph, or a tensor never reaches the sharding that a use needs."""
     cluster, mesh, options = request.cluster, request.mesh, request.options
     layout = parse_layout(request.step, structure)
     alike = {group.key: group for group in groups(layout.graph)}
@@ -58,15 +58,15 @@ def simulate_step(request: PlanRequest, structure: Stage) -> StepSimulation:
         cluster.device.granule_bytes,
     )
     before = len(scheduled.microbatch_before), scheduled.microbatches - 1
-    played = simulate_events(scheduled.events, prices.given(), prices, *before)
-    return StepSimulation(scheduled, played, prices, hiding)
+    timeline = simulate_events(scheduled.events, prices.given(), prices, *before)
+    return StepSimulation(scheduled, timeline, prices, hiding)
 
 
 def _ops_ns(
     layout: Layout, cluster: Cluster, mesh: Mesh, *, fused: bool
 ) -> tuple[dict[int, int], dict[int, int], dict[int, Sequence[PricedStep]]]:
-    """Per op its time on the device, that in which the host launches it, and what it sends while it
-    runs."""
+    """Per op its nanoseconds on the device, those in which the host launches it, and the exchanges
+    it sends while it runs."""
     graph, work = layout.graph, traffic(layout.graph, fused=fused)
     kinds = {index: (graph.nodes[index].key, done) for index, done in work.items()}
     nodes = {kind: graph.nodes[index] for index, kind in kinds.items()}
@@ -76,8 +76,8 @@ def _ops_ns(
         for (key, done), node in nodes.items()
     }
     sends = {
-        kind: [PricedStep(each.kind, each.axis, each.in_bytes, ns, 0) for each, ns in found]
-        for kind, (_, found, _) in priced.items()
+        kind: [PricedStep(each.kind, each.axis, each.in_bytes, ns, 0) for each, ns in exchanges]
+        for kind, (_, exchanges, _) in priced.items()
     }
     return (
         {index: priced[kind][0] for index, kind in kinds.items()},
@@ -104,7 +104,7 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
 
 
 def _steps(layout: Layout, cluster: Cluster, mesh: Mesh, group: Group) -> Iterator[PricedStep]:
-    """Every step of the route of a group and its like."""
+    """The priced steps of the route of a group, and of all groups of its key."""
     graph = layout.graph
     tensor, atoms = graph.type_of(group.root), graph.atoms
     shared = sharing(graph) if is_bucketed(graph, group) else None

@@ -1,21 +1,21 @@
-"""What hides behind what: the windows of a problem, and of a plan.
+"""Hidden communication: the windows of a problem, and of a plan.
 
 A window is the blocks of one list in one phase, or a block beside lists (`ir.blocks`). The device
-computes and waits for what ops ask for; beside it the links of every mesh axis gather the
-parameters of the next block and reduce the gradients of the one before. A window takes as long as
-its busiest resource. With `c` computed in it, `w[a]` waited for and `h[a]` sent beside on axis `a`,
-`l` the time in which the host launches it all, where there is one beside the device, and `k[a]` the
-part by which compute and links slow each other down where both are busy (`Link.contention`),
+computes, and waits for redistributions that ops need. Meanwhile the links of every mesh axis gather
+the parameters of the next block and reduce the gradients of the one before. A window takes as long
+as its busiest resource. `c` is the compute in it; `w[a]` is waited for, and `h[a]` sent beside
+compute, on axis `a`. `l` is the time of the host's launches, where the device has a host. `k[a]` is
+the part by which compute and links slow each other down while both are busy (`Link.contention`).
 
     device    c + sum_a w[a] + sum_a k[a] h[a]
     axis a    w[a] + h[a] + k[a] c
     host      l
 
-The links to and from the host are two more axes where activations are offloaded, or parameters live
-there, on which nothing is waited for.
+The links to and from the host are two more axes if activations are offloaded or parameters are on
+the host; ops never wait for those.
 
-What was measured of pairs is `max + k min`, which is the larger of the two. What such a maximum
-saves of the sum of all is stated here, resource by resource.
+The time of a pair was measured as `max + k min`, which is the larger of the first two lines. The
+saving is the sum of all times minus that maximum, and is stated here resource by resource.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ Amount = TypeVar("Amount", int, IntArray)
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """What things that happen in a window save, for each resource in turn: the device, the axes of
-    a mesh, the links to and from the host where something is copied, and the host if there is one
-    that launches (`has_host`)."""
+    """The savings of events in a window, one for each resource: the device, the axes of a mesh, the
+    links to and from the host if there are copies, and the host if it launches (`has_host`)."""
 
     contention: tuple[int, ...]
     has_host: bool = False
@@ -55,20 +54,20 @@ class Hiding:
         return Hiding((*contention, *copies), device.host_launch_s > 0)
 
     def computed(self, ns: Amount) -> tuple[Amount, ...]:
-        """Compute, by one op."""
+        """The savings of one op's compute."""
         axes = (self._left(ns, axis) for axis in range(len(self.contention)))
         return (0 * ns, *axes, *self._but_host(ns))
 
     def launched(self, ns: Amount) -> tuple[Amount, ...]:
-        """What the host launches."""
+        """The savings of launches by the host."""
         return (*(ns for _ in range(1 + len(self.contention))), *self._but_host(0 * ns))
 
     def waited(self, axis: int, ns: Amount) -> tuple[Amount, ...]:
-        """A collective on `axis` that an op waits for; `NO_AXIS` for copies of the device."""
+        """Those of a collective on `axis` that an op waits for; `NO_AXIS`: a copy on the device."""
         return (0 * ns, *self._beside(axis, ns))
 
     def sent(self, axis: int, ns: Amount) -> tuple[Amount, ...]:
-        """A collective on `axis` for which nothing waits."""
+        """The savings of a collective on `axis` that no op waits for."""
         device = 0 * ns if axis == NO_AXIS else self._left(ns, axis)
         return (device, *self._beside(axis, ns))
 
@@ -88,15 +87,14 @@ _Table = dict[int, IntArray]
 
 @dataclass(slots=True)
 class Windows:
-    """The windows of a problem in the making: what the choices of its nodes and the arcs of its
-    flows save."""
+    """Collects the windows of a problem: the savings of its nodes' choices and its flows' arcs."""
 
     hiding: Hiding
     resources: tuple[str, ...]
     """Their names."""
     microbatches: int = 1
-    """How often what is added happens in a step (`ir.passes.microbatches`), unless it happens
-    `once`: in the last turn."""
+    """How often each addition happens in a step (`ir.passes.microbatches`), unless it happens
+    `once`: in the last microbatch."""
     nodes: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
     flows: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
 
@@ -104,7 +102,7 @@ class Windows:
     def of(
         mesh: Mesh, device: Device, copies: Sequence[int] = (), microbatches: int = 1
     ) -> Windows:
-        """None yet, as `Hiding.of` has it."""
+        """No windows yet; arguments are those of `Hiding.of`."""
         hiding = Hiding.of(mesh, device, copies)
         links = mesh.link_names[: len(hiding.contention)]
         return Windows(hiding, ("device", *links, *("host",) * hiding.has_host), microbatches)
@@ -117,7 +115,7 @@ class Windows:
         count: int = 1,
         once: bool = False,
     ) -> None:
-        """What the choices of a node save, `count` times, in a window, or in none."""
+        """Adds the savings of a node's choices, `count` times, to a window; None is no window."""
         for saved in savings:
             self._add(self.nodes, place, node, [count * each for each in saved], once=once)
 
@@ -129,7 +127,7 @@ class Windows:
         *,
         once: bool = False,
     ) -> None:
-        """What the arcs of a flow save in a window, or in none."""
+        """Adds the savings of a flow's arcs to a window; None is no window."""
         self._add(self.flows, place, flow, saved, once=once)
 
     def of_arcs(
@@ -138,11 +136,11 @@ class Windows:
         axes: IntArray,
         saved: Callable[[int, IntArray], tuple[IntArray, ...]],
     ) -> list[IntArray]:
-        """What arcs save, each of the `costs` on links of `axes`."""
-        found = np.zeros((len(self.resources), len(costs)), np.int64)
+        """The savings of arcs of these `costs` on links of `axes`, a row per resource."""
+        rows = np.zeros((len(self.resources), len(costs)), np.int64)
         for axis in np.unique(axes).tolist():
-            found[:, axes == axis] = saved(axis, costs[axes == axis])
-        return list(found)
+            rows[:, axes == axis] = saved(axis, costs[axes == axis])
+        return list(rows)
 
     def _add(
         self,
@@ -163,38 +161,38 @@ class Windows:
     def stated(self) -> tuple[Window, ...]:
         """All windows in which something may hide."""
         nothing: list[_Table] = [{} for _ in self.resources]
-        found: list[Window] = []
+        windows: list[Window] = []
         for place in sorted({*self.nodes, *self.flows}):
             nodes, flows = (some.get(place, nothing) for some in (self.nodes, self.flows))
             if all(map(any, zip(nodes, flows, strict=True))):
                 savings = map(Saving, self.resources, nodes, flows)
-                found.append(Window(window_key(place), tuple(savings)))
-        return tuple(found)
+                windows.append(Window(window_key(place), tuple(savings)))
+        return tuple(windows)
 
 
 class Hidden:
-    """What is hidden under a plan, added up thing by thing."""
+    """Hidden time under a plan, added up event by event."""
 
     def __init__(self, hiding: Hiding, microbatches: int = 1) -> None:
         self._microbatches = microbatches
         self._sums: dict[Place, list[int]] = defaultdict(lambda: [*hiding.computed(0)])
 
     def add(self, place: Place | None, savings: Sequence[int], *, once: bool = False) -> None:
-        """Something that happens in a window, or in none; in every turn or `once`."""
+        """Adds an event in a window, in every microbatch or `once`; None is no window."""
         for there, count in _places_by_part(place, 1 if once else self._microbatches):
             for resource, saving in enumerate(savings):
                 self._sums[there][resource] += count * saving
 
     @property
     def by_window(self) -> dict[str, int]:
-        """Nanoseconds, of each window in which something is hidden, by its key."""
+        """Hidden nanoseconds by the key of a window; windows that hide nothing are left out."""
         least = {window_key(place): min(self._sums[place]) for place in sorted(self._sums)}
         return {key: ns for key, ns in least.items() if ns}
 
 
 def _places_by_part(place: Place | None, microbatches: int) -> Iterator[tuple[Place, int]]:
-    """The windows of the last turn and of all before it, and how often something happens there that
-    happens in so many turns. What happens once hides in the last; None is no window."""
+    """The windows of the last microbatch and of all before it, each with the number of times that
+    an event happens there. An event of one microbatch hides in the last; None is no window."""
     if place is None:
         return
     yield place, 1

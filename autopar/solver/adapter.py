@@ -1,8 +1,7 @@
-"""The adapter to HiGHS, which takes a program as arrays and reads the truth back.
+"""The adapter to HiGHS, which takes a program as arrays and reads back the true result.
 
-`Highs` checks every option, reads status, incumbent and bound from HiGHS itself, and can solve the
-program again with other costs, with columns fixed at zero, or with its integer columns integer
-after they were relaxed.
+`Highs` checks every option, and reads status, incumbent and bound from HiGHS itself. It can run the
+program once more with other costs, with columns fixed, or with integer columns after a relaxation.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ SOLVER = f"HiGHS {highspy.Highs().version()}"
 Option = str | int | float | bool
 _ANY_NUMBER, _ANY_COST = 2**31 - 1, float("inf")
 _NEARLY_WHOLE = 1e-5
-"""How far from a whole number a column of a point may be that stands for it."""
+"""The largest distance of a column of a point from the integer that it stands for."""
 
 _INTERIOR: dict[str, Option] = {
     "solver": "ipm",
     "ipm_optimality_tolerance": 1e-7,
     "start_crossover_tolerance": 1e-4,
 }
-"""The interior point method hands over early, and the simplex method ends at the optimum: with
-HiGHS's 1e-8 it makes no progress at last where costs are large, and all of it is for nothing."""
+"""The interior point method stops early, and the simplex method ends at the optimum. With HiGHS's
+1e-8 the interior point method stalls near the end where costs are large, and the run is wasted."""
 
 
 class Outcome(Enum):
@@ -77,8 +76,8 @@ class LinearProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What HiGHS said. `values` is empty without a feasible point; `bound` is a lower bound on the
-    objective (-inf when none is known); `row_duals` is empty for integer runs."""
+    """The result of HiGHS. `values` is empty without a feasible point. `bound` is a lower bound on
+    the objective (-inf when none is known). `row_duals` is empty for integer runs."""
 
     outcome: Outcome
     objective: float
@@ -90,13 +89,12 @@ class Answer:
 
 
 class Highs:
-    """HiGHS in this process. Deterministic: one thread, seed 0, no gap, no clock unless asked."""
+    """HiGHS in this process. Deterministic: one thread, seed 0, and by default no gap or clock."""
 
     def __init__(
         self, options: Mapping[str, Option] | None = None, clock: Clock | None = None
     ) -> None:
-        """`options` are HiGHS's own, on top of the fixed ones. No run goes on when the `clock` has
-        expired."""
+        """`options` are HiGHS's own, beside the fixed ones. Runs end when the `clock` expires."""
         self.options: dict[str, Option] = {
             "output_flag": False,
             "threads": 1,
@@ -118,15 +116,15 @@ class Highs:
         start: highspy.HighsBasis | None = None,
         enough: float = _ANY_COST,
     ) -> Answer:
-        """Takes the program over and solves its relaxation, without presolve, from `start` on if
-        there is one: by the interior point method, with a crossover to a basis, where the simplex
-        method takes more steps than `patience`. Dense rows, as windows have them, sometimes make
-        those many. It ends at a `LIMIT`, with the duals it has, once it costs `enough`.
+        """Loads the program and solves its relaxation, without presolve, from the basis `start` if
+        there is one. If the simplex method takes more steps than `patience`, as with the dense rows
+        of windows, the interior point method takes over, with a crossover to a basis. Once the
+        objective is `enough`, the run ends at a `LIMIT`, with its duals.
 
         On the programs of `ilp`, presolve costs more than it saves: it folds the flows' sparse
-        states into dense rows. Without it, one to thirteen times faster was measured (three axes).
+        states into dense rows. Without it, runs were 1 to 13 times as fast (three axes).
         """
-        # A scheduler made for another number of threads makes every run fail in this process.
+        # A scheduler for another number of threads makes every run fail in this process.
         highspy.Highs.resetGlobalScheduler(True)
         self._highs, self._is_integer = highspy.Highs(), False
         most = self.options.get("simplex_iteration_limit", _ANY_NUMBER)
@@ -150,8 +148,8 @@ class Highs:
         return self.last
 
     def _run_interior(self) -> None:
-        """By the interior point method, or if that fails, as it does on a few programs of some
-        columns, by the simplex method to its end."""
+        """Runs the interior point method. If that fails, as on a few programs with a part of the
+        columns, the simplex method runs to its end."""
         self._highs.clearSolver()
         for name, value in _INTERIOR.items():
             self.set_option(name, value)
@@ -167,7 +165,7 @@ class Highs:
             raise SolverError(f"HiGHS {self._highs.version()} refuses the option {name} = {value}")
 
     def _take_over(self, program: LinearProgram) -> None:
-        """Hands the relaxation over, by rows, in one call."""
+        """Passes the relaxation to HiGHS, by rows, in one call."""
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(program.costs), len(program.row_lower)
         model.col_cost_ = program.costs
@@ -212,7 +210,7 @@ class Highs:
         self._highs.changeColsBounds(len(columns), columns.astype(np.int32), lower, upper)
 
     def free(self) -> None:
-        """Takes all columns and rows of the model back to their own limits."""
+        """Resets all columns and rows of the model to their own limits."""
         columns = np.arange(len(self._columns[0]), dtype=np.int32)
         self._highs.changeColsBounds(len(columns), columns, *self._columns)
         rows = np.arange(len(self._rows[0]), dtype=np.int32)
@@ -223,7 +221,7 @@ class Highs:
         return self._highs.getBasis()
 
     def start_from(self, basis: highspy.HighsBasis) -> None:
-        """Where `solve_warm` is to start; all else that is left of earlier runs is forgotten."""
+        """Sets the basis from which `solve_warm` starts, and clears all else of earlier runs."""
         self._highs.clearSolver()
         self._highs.setBasis(basis)
 
@@ -242,8 +240,8 @@ class Highs:
     def solve_integer(
         self, extra: npt.NDArray[np.int64] | None = None, enough: float = _ANY_COST
     ) -> Answer:
-        """Runs again with the integer columns integer, and those of `extra` with them. What costs
-        `enough` or more is not looked for, though it may be found."""
+        """Runs with the integer columns, and those of `extra`, integer. Solutions that cost
+        `enough` or more are not searched, though the run may find one."""
         columns = self._integer
         if extra is not None and len(extra):
             columns = np.union1d(columns, extra).astype(np.int32)
@@ -257,21 +255,21 @@ class Highs:
         return self.answer
 
     def point_with(self, columns: npt.NDArray[np.int64]) -> FloatArray:
-        """The cheapest point of the relaxation in which `columns` are one; empty if there is none.
-        Leaves all columns free."""
+        """The cheapest point of the relaxation in which `columns` are 1; empty if there is none.
+        Frees all columns at the end."""
         self.fix(columns, 1.0)
         values = self.solve_warm().values
         self.free()
         return values
 
     def start_at(self, values: FloatArray) -> None:
-        """A point for the next integer run, which is its incumbent also where it ends at a limit
+        """Sets the start of the next integer run: its incumbent, even if the run ends at a limit
         before it finds another.
 
-        HiGHS tests one that has all columns, as it is. What is left out, or off by more than its
-        tolerance, it would have to solve for, and at a limit it drops the start instead: integer
-        columns are rounded, and others that are whole but for a rounding error.
-        SolverError if a column is left out, or not near an integer where it has to be.
+        HiGHS tests a point with all columns as it is. For columns that are missing, or off by more
+        than its tolerance, it would have to solve a program, and at a limit it drops the start
+        instead. So integer columns are rounded, and others that are integer but for a rounding
+        error. SolverError if a column is missing, or an integer column is not near an integer.
         """
         whole = np.round(values)
         is_whole = np.abs(values - whole) <= _NEARLY_WHOLE
@@ -282,7 +280,7 @@ class Highs:
     def _run_integer(self) -> None:
         self._run_from_point()
         if self.last.outcome is Outcome.FAILED:
-            # HiGHS's presolve sometimes ends with a point that breaks a row, and says so.
+            # HiGHS's presolve sometimes ends with a point that breaks a row, and reports that.
             self._highs.clearSolver()
             self.set_option("presolve", "off")
             self._run_from_point()
@@ -297,7 +295,7 @@ class Highs:
         self._run()
 
     def solve_warm(self, most: int | None = None) -> Answer:
-        """Runs the relaxation again from the last basis, `most` steps of the simplex method."""
+        """Runs the relaxation from the last basis, at most `most` steps of the simplex method."""
         usual = int(self.options.get("simplex_iteration_limit", _ANY_NUMBER))
         self.set_option("presolve", "off")
         self.set_option("simplex_iteration_limit", usual if most is None else min(most, usual))
@@ -307,8 +305,8 @@ class Highs:
         return self.last
 
     def solve_relaxed(self) -> Answer:
-        """Runs again with all columns continuous, from scratch: presolve does more for a changed
-        objective than the last basis does."""
+        """Runs with all columns continuous, from scratch: for a changed objective, presolve saves
+        more time than the last basis."""
         columns = np.arange(self._highs.getNumCol(), dtype=np.int32)
         self._set_kind(columns, highspy.HighsVarType.kContinuous)
         self._highs.clearSolver()
@@ -321,8 +319,8 @@ class Highs:
         self._is_integer = kind is highspy.HighsVarType.kInteger and len(columns) > 0
 
     def _run(self) -> None:
-        # Of a linear program, HiGHS compares its limit with the time of all runs so far, whatever
-        # their kind; of an integer program, with that of this run (1.13 and 1.15).
+        # For an integer program, HiGHS compares the limit with the time of this run. For a linear
+        # one it takes the time of all runs so far, of either kind (1.13 and 1.15).
         spent_s = 0.0 if self._is_integer else self._highs.getRunTime()
         self.set_option("time_limit", spent_s + self._clock.left_s())
         self._highs.run()

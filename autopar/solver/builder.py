@@ -1,5 +1,5 @@
-"""Columns, rows and entries of a linear program, as they are added, each with a name; and the
-weights of choices, by their names, that break ties."""
+"""Columns, rows and entries of a linear program, collected as they are added, each with a name; and
+the tie weights of choices, computed from their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ODD = 0x1E3779B97F4A7C15
 
 
 class NameKind(IntEnum):
-    """The first number of a name: of what it is a column or row."""
+    """The first number of a name: what the column or row stands for."""
 
     CHOICE = 0
     EDGE = 1
@@ -32,7 +32,7 @@ class NameKind(IntEnum):
 
 @dataclass(slots=True)
 class ProgramBuilder:
-    """Columns and rows as they are added; entries are collected as (row, column, value) arrays."""
+    """Collects columns and rows, and entries as (row, column, value) arrays."""
 
     costs: list[IntArray] = field(default_factory=list[IntArray])
     column_names: list[IntArray] = field(default_factory=list[IntArray])
@@ -46,8 +46,8 @@ class ProgramBuilder:
     num_rows: int = 0
 
     def add_columns(self, costs: IntArray, *name: int | IntArray) -> IntArray:
-        """New columns with these costs; returns their indices. Of the numbers of their names, those
-        that differ are given per column."""
+        """New columns with these costs; returns their indices. `name` has the numbers of their
+        names: a number for all columns, or an array with one per column."""
         first = self.num_columns
         self.costs.append(costs)
         self.column_names.append(_names(len(costs), name))
@@ -69,10 +69,10 @@ class ProgramBuilder:
 
 
 def _names(count: int, parts: Sequence[int | IntArray]) -> IntArray:
-    found = np.zeros((count, _NAME_SIZE), dtype=np.int64)
+    names = np.zeros((count, _NAME_SIZE), dtype=np.int64)
     for place, part in enumerate(parts):
-        found[:, place] = part
-    return found
+        names[:, place] = part
+    return names
 
 
 def places_of(count: int) -> IntArray:
@@ -82,7 +82,7 @@ def places_of(count: int) -> IntArray:
 
 @lru_cache(maxsize=1 << 16)
 def name_of(text: str) -> int:
-    """A part of a name, by a key, a state or whatever else has a text."""
+    """A part of a name, from a text such as a key or a state."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 

@@ -1,4 +1,4 @@
-"""The time a caller gave, and what is left of it."""
+"""The caller's time limit, and the time left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _now() -> float:
 
 @dataclass(slots=True)
 class Clock:
-    """What is left of the time the caller gave; without a limit no clock is read."""
+    """The time left of the caller's limit; without a limit no clock is read."""
 
     limit_s: float | None
     started: float = field(default_factory=_now)

@@ -3,7 +3,7 @@
 The format is JSON, plain or gzip: `problem.nodes.intervals` ([lower, upper), half open), `.costs`
 and `.usages` with an entry per choice, `problem.edges.nodes` and `.costs` (flattened, row by row of
 the first node's choices), `problem.usage_limit`. All figures are integers of at least 0 and of any
-size. A file is somebody else's: every fault is a `ProblemFileError` that says where it is.
+size. Files are untrusted: every fault is a `ProblemFileError` that says where it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autopar.ir.files import read_at_most
 from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem, Usage
 
 MAX_BYTES = 1 << 29
-"""The largest file, unpacked, that is read. The largest of the contest have a tenth of that."""
+"""The largest file, unpacked, that is read. Those of the contest have at most a tenth of that."""
 
 _GZIP = b"\x1f\x8b"
 _COST_BITS = 60
@@ -45,8 +45,8 @@ class _Edges(msgspec.Struct):
 
 
 class ContestFile(msgspec.Struct):
-    """A problem file that has been read and checked: `usage_limit` is the limit at every point in
-    time, None if there is none."""
+    """A problem file that has been read and checked. `usage_limit` is the limit at every time, None
+    if there is none."""
 
     nodes: _Nodes
     edges: _Edges = msgspec.field(default_factory=_Edges)
@@ -54,7 +54,7 @@ class ContestFile(msgspec.Struct):
     name: str = ""
 
     def cost(self, choice: Sequence[int]) -> int:
-        """What `choice` costs, in exact arithmetic."""
+        """The cost of `choice`, in exact arithmetic."""
         nodes, edges = self.nodes, self.edges
         total = sum(costs[c] for costs, c in zip(nodes.costs, choice, strict=True))
         for (a, b), costs in zip(edges.nodes, edges.costs, strict=True):
@@ -72,8 +72,8 @@ class ContestFile(msgspec.Struct):
         return max(accumulate(changes[time] for time in sorted(changes)), default=0)
 
     def not_allowed_above(self) -> int | None:
-        """The cost that stands for "not allowed": the largest one in the file, if a plan without it
-        is always cheaper than any with it. None if there is no such cost."""
+        """The cost that stands for "not allowed": the largest one in the file, if every plan
+        without it is cheaper than any with it. None if there is no such cost."""
         rows = [*self.nodes.costs, *self.edges.costs]
         largest = max(map(max, rows))
         if largest < _NOT_ALLOWED:
@@ -82,8 +82,8 @@ class ContestFile(msgspec.Struct):
         return largest if rest < largest else None
 
     def state(self, *, forbid: bool) -> Stated:
-        """The problem for the solver. With `forbid`, `not_allowed_above()` is forbidden; else it is
-        a cost like others, and all are rounded so far that they fit."""
+        """The problem for the solver. With `forbid`, the cost `not_allowed_above()` is forbidden;
+        else it is a cost like others. Costs are rounded as far as needed to fit."""
         nodes, edges = self.nodes, self.edges
         wall = self.not_allowed_above() if forbid else None
         rows = [*nodes.costs, *edges.costs]
@@ -113,9 +113,9 @@ class ContestFile(msgspec.Struct):
         return Stated(problem, shift, bounded=not rounded)
 
     def _usages(self) -> tuple[tuple[IntArray, ...], int | None, bool]:
-        """Usages and limit such that no sum of them leaves 64 bits: what is above the limit alone
-        is cut down to just above it, and if that is not enough, all are rounded (up, the limit
-        down)."""
+        """Usages, limit, and whether they are rounded: no sum of them exceeds 64 bits. Single
+        usages above the limit are cut to just above it. If that is not enough, all usages are
+        rounded up, and the limit down."""
         nodes, limit = self.nodes, self.usage_limit
         most = sum(map(max, nodes.usages))
         if limit is None or most <= limit:
@@ -137,20 +137,20 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A problem for the solver and what its figures mean: a cost of `c` there stands for
-    `c << shift` here, rounded down; `bounded` is false where usages had to be rounded up."""
+    """A problem for the solver, whose costs are those of the file shifted right by `shift` bits.
+    `bounded` is false if usages were rounded up."""
 
     problem: Problem
     shift: int
     bounded: bool
 
     def lower_bound(self, bound: int) -> int:
-        """What a lower bound for `problem` says about the file."""
+        """The lower bound for the file, from one for `problem`."""
         return bound << self.shift if self.bounded else 0
 
 
 def load(path: Path) -> ContestFile:
-    """Reads and checks the file at `path`. ProblemFileError says what is wrong with it."""
+    """Reads and checks the file at `path`. ProblemFileError if anything is wrong with it."""
     try:
         stated = msgspec.json.decode(_unpacked(path), type=_File).problem
     except msgspec.ValidationError as error:

@@ -1,15 +1,20 @@
 """The stages of a pipeline, as an integer linear program.
 
-Columns are how many segments of each sort each stage has (integer), and how many of them it does in
-each way; which sorts are all done once a stage is (binary); what the busiest rank takes; and the
-most that a rank takes for what is done once. A sort is begun only once the one before it is done.
-Depth costs nothing: equal segments are counted. Where ranks may differ in their meshes, which one
-each has is binary, and so is which one the segments have that have to be on one. At first a segment
-may be done partly in one way, partly in another, which bounds what is possible. Then, with the
-sizes of stages given, each is done in one.
+Its columns are:
+
+* the number of segments of each kind in each stage (integer), and how many of these have each
+  segment plan;
+* whether all segments of a kind are in the stages up to each one (binary);
+* the time of the busiest rank for a microbatch, and the longest time of a rank once per step;
+* where ranks may differ in their meshes: which mesh each rank has, and which one all segments have
+  that must be on the same (binary).
+
+A kind begins only when the one before it is complete. Depth costs nothing: equal segments are
+counted. At first a segment may have parts of several plans, which gives a bound. Then, with the
+sizes of stages fixed, each segment has one plan.
 """
 
-# PuLP has no types of its own: what it hands out is unknown, not wrong.
+# PuLP has no types of its own: its results are unknown, not wrong.
 # pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
 # pyright: reportUnknownVariableType=none, reportUnknownArgumentType=none
 
@@ -28,30 +33,30 @@ from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.modelling import as_arrays
 
 _GAP = 1e-3
-"""Of the objective: what a stage takes is not known that well."""
+"""The gap, as a part of the objective: times of stages are not known more exactly."""
 
 _MANY_KINDS, _SLACK = 20, 1.2
-"""From how many sorts on, segments are first kept to where no rank need take longer by such a
-factor than if all took the same: that leaves each few stages to be in. The relaxation shares
-segments among all stages, and takes long where none are equal."""
+"""With at least `_MANY_KINDS` segment kinds, a segment may first be only in stages where no rank
+takes more than `_SLACK` times the mean of all ranks. That leaves few stages for each segment. The
+relaxation shares segments among all stages, and takes long if no segments are equal."""
 
 _Time = Literal["time_ns", "once_ns", "forward_ns"]
 
 _Sizes = Sequence[Sequence[int]]
-"""How many segments of each sort each stage has."""
+"""The number of segments of each kind, for each stage."""
 
 
 def divide(problem: CutProblem, sizes: _Sizes | None = None) -> Division:
-    """The stages with the least step, or those with `sizes`. InfeasibleError if none fit in
-    memory."""
+    """The stages with the shortest step, or the best ones with `sizes`. InfeasibleError if none fit
+    in memory."""
     if sizes is not None:
         return _Program(problem, sizes).solve()
     first = _divide_parts(problem)
-    sizes = [[round(sum(ways)) for ways in stage] for stage in first.taken]
+    sizes = [[round(sum(counts)) for counts in stage] for stage in first.taken]
     try:
         whole = _Program(problem, sizes).solve()
     except InfeasibleError:
-        # In whole segments stages of these sizes may just not fit.
+        # With one plan per segment, stages of these sizes may not fit.
         whole = _Program(problem, None, whole=True).solve()
     if problem.is_split:
         first = _divide_parts(problem, is_least=True)
@@ -59,25 +64,27 @@ def divide(problem: CutProblem, sizes: _Sizes | None = None) -> Division:
 
 
 def _divide_parts(problem: CutProblem, *, is_least: bool = False) -> Division:
-    """The best division of segments that may each be done in several ways, partly in each."""
+    """The best division where a segment may have parts of several plans."""
     all_ns = sum(_least_ns(problem))
     microbatch_ns = _SLACK * all_ns / len({*problem.ranks})
     while len(problem.counts) >= _MANY_KINDS and microbatch_ns < all_ns:
         try:
-            found = _Program(problem, None, is_least=is_least, microbatch_ns=microbatch_ns).solve()
+            division = _Program(
+                problem, None, is_least=is_least, microbatch_ns=microbatch_ns
+            ).solve()
         except InfeasibleError:
             microbatch_ns *= 2
             continue
-        longest_ns = _longest_microbatch(problem, found, is_least=is_least)
+        longest_ns = _longest_microbatch(problem, division, is_least=is_least)
         if longest_ns <= microbatch_ns:
-            return found
+            return division
         return _Program(problem, None, is_least=is_least, microbatch_ns=longest_ns).solve()
     return _Program(problem, None, is_least=is_least).solve()
 
 
 def _longest_microbatch(problem: CutProblem, known: Division, *, is_least: bool) -> float:
-    """What the busiest rank takes at most for a microbatch in divisions as good as one that is
-    `known`."""
+    """The longest time of the busiest rank for a microbatch, in divisions as good as the `known`
+    one."""
     if is_least:
         return known.least_ns(problem) / problem.microbatches
     often = problem.microbatches - 1 / problem.chunks
@@ -86,16 +93,15 @@ def _longest_microbatch(problem: CutProblem, known: Division, *, is_least: bool)
 
 
 def _least_ns(problem: CutProblem) -> list[int]:
-    """What all segments of each sort take at the least for a microbatch."""
-    ways = zip(problem.counts, problem.plans, strict=True)
-    return [count * min(way.time_ns for way in own) for count, own in ways]
+    """The least time of all segments of each kind for a microbatch."""
+    pairs = zip(problem.counts, problem.plans, strict=True)
+    return [count * min(plan.time_ns for plan in plans) for count, plans in pairs]
 
 
 class _Program:
-    """The program of `problem`; with `sizes`, or where that is asked for, segments are `whole`:
-    done in one way each. What is made least of is `Division.step_ns`, or, where it `is_least`, what
-    that takes at the least whose backward comes in two parts. No segment
-    is where some rank would have to take more than `microbatch_ns` for a microbatch."""
+    """The program of `problem`. If `whole`, or with `sizes`, each segment has one plan. The
+    objective is `Division.step_ns` or, if `is_least`, the least step with backward in two parts. No
+    segment is in a stage where a rank would take more than `microbatch_ns` for a microbatch."""
 
     def __init__(
         self,
@@ -110,7 +116,7 @@ class _Program:
         self.microbatch_ns = microbatch_ns * (1 + _GAP)
         self.is_whole = whole or sizes is not None
         self.stages, self.kinds = range(len(problem.ranks)), range(len(problem.counts))
-        self.unit_ns = max(1.0, *(way.time_ns for ways in problem.plans for way in ways))
+        self.unit_ns = max(1.0, *(plan.time_ns for plans in problem.plans for plan in plans))
         """Times are in units of the longest segment's, so that HiGHS sees numbers around 1."""
         self.program = pulp.LpProblem("stages", pulp.LpMinimize)
         self.most = [[self._most(s, k) for k in self.kinds] for s in self.stages]
@@ -119,8 +125,8 @@ class _Program:
         self.once = self.program.add_variable("o", 0)
 
     def _most(self, stage: int, kind: int) -> int:
-        """How many segments of a sort a stage may have: none, if the ranks up to it have no time
-        for all that come before one, or those from it on for all that come after."""
+        """The most segments of a kind in a stage. It is 0 if the ranks up to the stage have no time
+        for all segments before one, or the ranks from it on for all after one."""
         least, ranks = _least_ns(self.problem), self.problem.ranks
         count = self.problem.counts[kind]
         one = least[kind] / count
@@ -128,16 +134,16 @@ class _Program:
         after = (sum(least[kind + 1 :]) + one) / len({*ranks[stage:]})
         return count if max(before, after) <= self.microbatch_ns else 0
 
-    def _plans(self, stage: int, sort: int) -> list[Any]:
-        kind = pulp.LpInteger if self.is_whole else pulp.LpContinuous
-        most = self.most[stage][sort]
+    def _plans(self, stage: int, kind: int) -> list[Any]:
+        category = pulp.LpInteger if self.is_whole else pulp.LpContinuous
+        most = self.most[stage][kind]
         return [
-            self.program.add_variable(f"a{stage:04d}_{sort:04d}_{way:04d}", 0, most, kind)
-            for way in range(len(self.problem.plans[sort]))
+            self.program.add_variable(f"a{stage:04d}_{kind:04d}_{plan:04d}", 0, most, category)
+            for plan in range(len(self.problem.plans[kind]))
         ]
 
     def solve(self) -> Division:
-        """The best choice there is, with its bound."""
+        """The best division, with its bound."""
         self._minimise()
         if self.sizes is None:
             self._in_order()
@@ -156,11 +162,11 @@ class _Program:
         for column, value in zip(self.program.variables(), answer.values.tolist(), strict=True):
             column.varValue = value
         taken = tuple(
-            tuple(tuple(way.varValue or 0.0 for way in ways) for ways in stage)
+            tuple(tuple(variable.varValue or 0.0 for variable in variables) for variables in stage)
             for stage in self.taken
         )
         if self.is_whole:
-            taken = tuple(tuple(tuple(map(round, ways)) for ways in stage) for stage in taken)
+            taken = tuple(tuple(tuple(map(round, counts)) for counts in stage) for stage in taken)
         return Division(taken, floor(answer.bound * self.unit_ns * (1 + 1e-9)))
 
     def _minimise(self) -> None:
@@ -173,15 +179,15 @@ class _Program:
         self.program.setObjective(often * self.busiest + total / chunks + self.once)
 
     def _time(self, stage: int, what: _Time) -> pulp.LpAffineExpression:
-        """What a microbatch takes in a stage, or its forward, or what is done once."""
+        """The time of a stage: for a microbatch, for its forward, or once per step."""
         return pulp.lpSum(
-            column * (getattr(way, what) / self.unit_ns)
-            for columns, ways in zip(self.taken[stage], self.problem.plans, strict=True)
-            for column, way in zip(columns, ways, strict=True)
+            column * (getattr(plan, what) / self.unit_ns)
+            for columns, plans in zip(self.taken[stage], self.problem.plans, strict=True)
+            for column, plan in zip(columns, plans, strict=True)
         )
 
     def _in_order(self) -> None:
-        """Every segment is in a stage, every stage has one, and sorts come one after the other."""
+        """Every segment is in a stage, every stage has one, and kinds follow one another."""
         program, counts = self.program, self.problem.counts
         so_far: list[Any] = [pulp.lpSum([]) for _ in self.kinds]
         for s in self.stages:
@@ -204,11 +210,11 @@ class _Program:
 
     def _of_sizes(self, sizes: _Sizes) -> None:
         for stage, numbers in zip(self.taken, sizes, strict=True):
-            for ways, number in zip(stage, numbers, strict=True):
-                self.program.addConstraint(pulp.lpSum(ways) == number)
+            for columns, number in zip(stage, numbers, strict=True):
+                self.program.addConstraint(pulp.lpSum(columns) == number)
 
     def _within_limits(self) -> None:
-        """No rank is busier than the busiest, or holds more than there is room for."""
+        """No rank takes longer than the busiest, or more memory than the limit."""
         problem, limit = self.problem, float(self.problem.limit_bytes)
         for rank in sorted(set(problem.ranks)):
             own = [s for s in self.stages if problem.ranks[s] == rank]
@@ -223,15 +229,15 @@ class _Program:
                 self.program.addConstraint(self.busiest >= microbatch)
                 self.program.addConstraint(self.once >= once)
             held = [
-                column * ((way.static_bytes + problem.in_flight[s] * way.saved_bytes) / limit)
+                column * ((plan.static_bytes + problem.in_flight[s] * plan.saved_bytes) / limit)
                 for s in own
-                for columns, ways in zip(self.taken[s], problem.plans, strict=True)
-                for column, way in zip(columns, ways, strict=True)
+                for columns, plans in zip(self.taken[s], problem.plans, strict=True)
+                for column, plan in zip(columns, plans, strict=True)
             ]
             self.program.addConstraint(pulp.lpSum(held) <= 1)
 
     def _on_meshes(self, meshes: RankMeshes) -> None:
-        """A rank has one mesh, on which all of its segments are done, as are all that are alike."""
+        """Each rank has one mesh for all of its segments, and so have segments that are alike."""
         problem, program = self.problem, self.program
         ranks = sorted(set(problem.ranks))
         has = [self._one_of(f"m{rank:04d}", len(meshes.sizes)) for rank in ranks]
@@ -244,9 +250,9 @@ class _Program:
         for s in self.stages:
             for k in self.kinds:
                 self._done_on([s], k, has[ranks.index(problem.ranks[s])])
-        for number, sorts in enumerate(meshes.alike):
+        for number, kinds in enumerate(meshes.alike):
             one = self._one_of(f"l{number:04d}", len(meshes.sizes))
-            for k in sorts:
+            for k in kinds:
                 self._done_on(self.stages, k, one)
 
     def _one_of(self, name: str, count: int) -> list[Any]:
@@ -257,13 +263,13 @@ class _Program:
         self.program.addConstraint(pulp.lpSum(columns) == 1)
         return columns
 
-    def _done_on(self, stages: Sequence[int], sort: int, has: Sequence[Any]) -> None:
-        """What stages do of a sort they do on the mesh that is had."""
+    def _done_on(self, stages: Sequence[int], kind: int, has: Sequence[Any]) -> None:
+        """Segments of a kind in `stages` are on the mesh whose column in `has` is 1."""
         for mesh, column in enumerate(has):
             taken = [
                 done
                 for s in stages
-                for done, way in zip(self.taken[s][sort], self.problem.plans[sort], strict=True)
-                if way.mesh == mesh
+                for done, plan in zip(self.taken[s][kind], self.problem.plans[kind], strict=True)
+                if plan.mesh == mesh
             ]
-            self.program.addConstraint(pulp.lpSum(taken) <= self.problem.counts[sort] * column)
+            self.program.addConstraint(pulp.lpSum(taken) <= self.problem.counts[kind] * column)

@@ -1,4 +1,4 @@
-"""From a problem to a solution: check, put in order, search, and evaluate again."""
+"""From a problem to a solution: check, order, search, and evaluate."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from autopar.solver.memory import least_usage_conflict
 from autopar.solver.search import Progress, Search, least_whole, silent
 from autopar.solver.windows import renumbered
 
-# Nodes, edges and flows in an order that does not depend on how the problem was put together.
+# Nodes, edges and flows in an order that does not depend on how the problem was built.
 
 
 def in_canonical_order(
     problem: Problem,
 ) -> tuple[Problem, Callable[[tuple[int, ...]], tuple[int, ...]]]:
-    """Nodes sorted by key, edges by their ends, flows by key; what has equal keys stays in order.
+    """Nodes sorted by key, edges by their ends, flows by key; equal keys stay in order.
 
     HiGHS's path through a problem, and so the time it takes, depends on the order of columns.
     """
@@ -57,15 +57,15 @@ def _in_order(flow: Flow, place: dict[int, int]) -> Flow:
 
 
 MAX_ENTRIES = 20_000
-"""Entries in the tables of edges that the integer program takes."""
+"""The most entries in the tables of edges of one integer program."""
 
 _COARSE = 0.02
 _FEW_CHOICES = 2_000
-"""Plans of problems with windows and more choices are found by column generation where there is no
-limit on memory, or no start and a tolerance that is `_COARSE`: there part of the problem shows
-within a second or so how good a plan is, and the whole takes three to twenty times as long. Where
-memory binds, plans without it rule out little, and a relaxation that goes on from another is
-faster, with dives after it where the tolerance is `_COARSE`."""
+"""Problems with windows and more choices go to column generation if they have neither a memory
+limit nor a start. There a part of the problem shows within a second or so how good a plan is, and
+the whole takes 3 to 20 times as long. Where memory binds, plans without the limit rule out little.
+A relaxation that goes on from a start is faster, with dives after it if the tolerance is at least
+`_COARSE`."""
 
 
 def solve(
@@ -83,27 +83,28 @@ def solve(
 
     Without `time_limit_s` the answer depends on the problem alone and is `OPTIMAL`, `INFEASIBLE`
     or, with windows or beyond `MAX_CHOICES` or `MAX_ENTRIES`, `FEASIBLE` with its bound. With
-    it, the best plan in hand when the time is up is `FEASIBLE`, and `LIMIT` says that there is
-    none. Ties go to the lowest tie weight (`ties`). `progress` is told of new plans and bounds.
+    it, the best plan when the time is up is `FEASIBLE`, and `LIMIT` says that there is none. Ties
+    go to the lowest tie weight (`tiebreak`). `progress` is called for new plans and bounds.
     SolverError: the problem is malformed, or HiGHS failed or contradicts the evaluation.
 
-    With `max_iterations`, steps of the simplex method in each linear program, the work is limited
-    without a clock, on problems of one integer program; the answer is then as with a time limit.
+    `max_iterations` limits the steps of the simplex method in each linear program, and so the work
+    without a clock, on problems of one integer program. The solution is then as with a time limit.
 
-    `start` is the basis of the solution of a problem that has much in common with this one, best
-    all but its limits, from which a relaxation goes on; of any other, it is of no use.
+    `start` is the basis of the solution of a similar problem, best one that differs only in its
+    limits. The relaxation goes on from it. A basis of another problem is of no use.
 
-    With a `tolerance` the answer is the first plan that is known to cost no more than another by
-    more than such a part. Where that is `_COARSE`, a plan whose gap does not close soon is the
-    answer with that gap.
+    With a `tolerance`, the solution is the first plan whose gap is at most that part of its cost.
+    If the tolerance is at least `_COARSE`, a plan whose gap does not close soon is returned with
+    that gap.
 
-    What is to be `rough` may be the first plan that there is, which `is_rough` then, where more of
-    the search would take long: of windows and many choices.
+    With `rough`, the solution may be the first plan if the rest of the search would take long, as
+    with windows and many choices. It `is_rough` then.
 
-    Where no plan costs less than `cutoff`, the answer may be `BEATEN`, with a bound that says so.
+    If no plan costs less than `cutoff`, the solution may be `BEATEN`, with a bound that proves it.
 
-    `statistics` holds the size of the program as HiGHS got it, CPU seconds by phase, branch and
-    bound nodes, `reason` when infeasible, and `fault` when HiGHS said something that is not so.
+    `statistics` has the size of the program as HiGHS got it, CPU seconds by phase, and branch and
+    bound nodes. It has a `reason` when infeasible, and a `fault` when HiGHS reported something that
+    is wrong.
     """
     aim = Aim(max_iterations=max_iterations, start=start, tolerance=tolerance, rough=rough)
     _check(problem)
@@ -134,8 +135,8 @@ def solve(
 
 
 def get_ready(problem: Problem, *, by_columns: bool = False) -> None:
-    """Compiles the loops that solving `problem` takes, `by_columns` or because it is large, or
-    reads them from their cache: no limit of time is for that."""
+    """Compiles the loops for solving `problem`, `by_columns` or because it is large, or reads them
+    from their cache. That is no part of the time limit."""
     if not (by_columns or is_large(problem)):
         return
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
@@ -149,7 +150,7 @@ def get_ready(problem: Problem, *, by_columns: bool = False) -> None:
 
 
 def _is_in_parts(problem: Problem, aim: Aim) -> bool:
-    """Whether column generation solves `problem`, and no integer program of all of it."""
+    """Whether column generation solves `problem`, not one integer program."""
     count = sum(map(len, problem.costs))
     in_parts = bool(problem.windows) and count > _FEW_CHOICES and aim.max_iterations is None
     is_free = problem.usage_limit is None and aim.start is None
@@ -157,8 +158,8 @@ def _is_in_parts(problem: Problem, aim: Aim) -> bool:
 
 
 def _takes_columns(problem: Problem, cutoff: int | None, aim: Aim) -> bool:
-    """Whether column generation has a part in solving it: also its bound, against a cutoff. A
-    relaxation that goes on from another takes no longer than a bound without one."""
+    """Whether column generation solves `problem`, or only bounds it against a cutoff. With a start,
+    a relaxation takes no longer than such a bound."""
     return _is_in_parts(problem, aim) or (cutoff is not None and aim.start is None)
 
 
@@ -189,7 +190,7 @@ def _search(
 
 
 def is_large(problem: Problem) -> bool:
-    """Whether `problem` goes to message passing: no flows, and tables beyond an integer program."""
+    """Whether message passing solves `problem`: no flows, and tables of over `MAX_ENTRIES`."""
     return not problem.flows and sum(edge.cost.size for edge in problem.edges) > MAX_ENTRIES
 
 

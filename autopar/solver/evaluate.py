@@ -1,6 +1,6 @@
-"""What a choice costs and uses, worked out from the problem alone, in integers.
+"""Cost and memory of a choice, computed from the problem alone, in integers.
 
-This shares no code with the ILP: it is the second opinion on everything the solver says.
+This shares no code with the ILP: it checks everything that the solver says.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from autopar.ir.grouping import grouped
 from autopar.ir.problem import FORBIDDEN, Flow, IntArray, Problem, Window
 from autopar.solver.routing import Links, Route, Router, links_of
 
-# Which of equally fast ways tensors take, so that most is hidden.
+# The choice among equally fast paths of tensors, so that most communication is hidden.
 #
-# Where two mesh axes lie on links of one kind, a tensor that moves over both may take either first:
-# as fast, but the links that carry more of it differ. Window by window the busiest resource counts,
-# so that what is best for one tensor depends on the others: each in turn takes the way with which
-# most is hidden, until none changes.
+# Where two mesh axes lie on links of one kind, a tensor that moves over both may take either first.
+# Both paths are as fast, but they load different links. In a window the busiest resource counts, so
+# that the best path of one tensor depends on the others. One after the other, each takes the path
+# with which most is hidden, until none changes.
 
 _MAX_SWEEPS = 8
 
 
 class _FlowPaths(NamedTuple):
-    """A route of a flow, and what it saves: per window that it is in, by resource."""
+    """A route of a flow, and its savings: pairs (window, saving of each resource)."""
 
     route: Route
     savings: tuple[tuple[int, IntArray], ...]
 
 
 class FastestPaths:
-    """Chooses among fastest ways, for one problem."""
+    """Chooses among the fastest paths of one problem."""
 
     def __init__(self, problem: Problem, links: Sequence[Links]) -> None:
         self.problem = problem
@@ -48,19 +48,19 @@ class FastestPaths:
         )
 
     def __call__(self, choice: Sequence[int], routes: Sequence[Route]) -> tuple[list[Route], int]:
-        """The ways that tensors take instead of `routes`, and what is hidden with them, where each
-        node takes its `choice`."""
+        """The routes that tensors take instead of `routes`, and the nanoseconds hidden with them,
+        where each node takes its `choice`."""
         sums = [_of_nodes(window, choice) for window in self.problem.windows]
-        found = {f: self._paths(f, choice, routes[f]) for f in self._of_flow}
-        open_to = {f: ways for f, ways in found.items() if len(ways) > 1}
-        taken, now = [*routes], {f: ways[0] for f, ways in found.items()}
-        for way in now.values():
-            _count(sums, way, 1)
+        paths = {f: self._paths(f, choice, routes[f]) for f in self._of_flow}
+        open_to = {f: options for f, options in paths.items() if len(options) > 1}
+        taken, now = [*routes], {f: options[0] for f, options in paths.items()}
+        for path in now.values():
+            _count(sums, path, 1)
         for _ in range(_MAX_SWEEPS):
             changed = False
-            for f, ways in open_to.items():
+            for f, options in open_to.items():
                 _count(sums, now[f], -1)
-                best = max(ways, key=lambda way: _gain(sums, way))
+                best = max(options, key=lambda path: _gain(sums, path))
                 if _gain(sums, best) > _gain(sums, now[f]):
                     now[f], taken[f], changed = best, best.route, True
                 _count(sums, now[f], 1)
@@ -71,25 +71,25 @@ class FastestPaths:
     def _paths(self, f: int, choice: Sequence[int], route: Route) -> list[_FlowPaths]:
         flow = self.problem.flows[f]
         root = int(flow.source_state[choice[flow.source]])
-        asked = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
-        goals = frozenset(state for state in asked if state >= 0)
+        states = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
+        goals = frozenset(state for state in states if state >= 0)
         key = f, root, goals
         if key not in self._known:
-            found = {route.arcs: route}
+            routes = {route.arcs: route}
             for router in self._routers_of(f) if route.arcs and route.exact else ():
                 other = router.route(root, goals)
                 if other is not None and other.cost == route.cost:
-                    found.setdefault(other.arcs, other)
+                    routes.setdefault(other.arcs, other)
             self._known[key] = [
                 _FlowPaths(
                     each, tuple((w, rows[:, each.arcs].sum(axis=1)) for w, rows in self._of_flow[f])
                 )
-                for each in found.values()
+                for each in routes.values()
             ]
         return self._known[key]
 
     def _routers_of(self, f: int) -> list[Router]:
-        """Of the fastest ways, one finds the way with which a resource is the least busy."""
+        """Routers for flow `f`: each finds the fastest path that loads one resource least."""
         if f not in self._routers:
             flow, links = self.problem.flows[f], self._links[f]
             savings = np.sum([rows for _, rows in self._of_flow[f]], axis=0)
@@ -97,8 +97,8 @@ class FastestPaths:
             most = flow.costs[is_open].max(initial=0) * len(savings)
             left = [np.where(is_open, most - saved, FORBIDDEN) for saved in savings]
             distinct = [*{some.tobytes(): some for some in left}.values()]
-            made = [Router(flow, links, some) for some in distinct] if len(distinct) > 1 else []
-            self._routers[f] = made
+            routers = [Router(flow, links, some) for some in distinct] if len(distinct) > 1 else []
+            self._routers[f] = routers
         return self._routers[f]
 
 
@@ -122,11 +122,11 @@ def _gain(sums: list[IntArray], path: _FlowPaths) -> int:
 class Evaluation:
     """Cost and use of one choice.
 
-    `objective` leaves out what is forbidden or unreachable, and means nothing unless `feasible`;
+    `objective` leaves out forbidden and unreachable parts, and means nothing unless `feasible`.
     `arcs[f]` and `flow_costs[f]` belong to flow `f`. `peak` bytes are in use at `peak_time`, the
-    first of the worst times (`peak_usage`). `violation` names the first rule broken. `exact` is
-    false when a flow had too many terminals for an exact arborescence: the objective is then an
-    upper bound.
+    first of the worst times (`peak_usage`). `violation` names the first rule that is broken.
+    `exact` is false if a flow has too many terminals for an exact arborescence: the objective is
+    then an upper bound.
     """
 
     objective: int
@@ -145,7 +145,7 @@ def evaluate(problem: Problem, choice: Sequence[int]) -> Evaluation:
 
 
 class Evaluator:
-    """`evaluate` for many choices of one problem; remembers routes."""
+    """`evaluate` for many choices of one problem, with a cache of routes."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -159,15 +159,15 @@ class Evaluator:
         if len(choice) != len(problem.keys):
             raise ValueError(f"{len(choice)} choices for {len(problem.keys)} nodes")
         objective, violations = self._nodes_and_edges(choice)
-        found = [
+        cheapest = [
             flow_route(*each, choice) for each in zip(problem.flows, self.routers, strict=True)
         ]
         violations += [
             f"flow {flow.key} cannot reach a state that is asked for"
-            for flow, route in zip(problem.flows, found, strict=True)
+            for flow, route in zip(problem.flows, cheapest, strict=True)
             if route is None
         ]
-        routes = [Route(0, ()) if route is None else route for route in found]
+        routes = [Route(0, ()) if route is None else route for route in cheapest]
         peak, peak_time = peak_usage(problem, choice)
         if problem.usage_limit is not None and peak > problem.limit_at(peak_time):
             limit = problem.limit_at(peak_time)
@@ -208,8 +208,8 @@ class Evaluator:
 
 def flow_route(flow: Flow, router: Router, choice: Sequence[int]) -> Route | None:
     """The cheapest arcs of `flow` under `choice`; None when a state cannot be reached."""
-    asked = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
-    terminals = frozenset(state for state in asked if state >= 0)
+    states = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
+    terminals = frozenset(state for state in states if state >= 0)
     root = int(flow.source_state[choice[flow.source]])
     if root < 0:
         return None if terminals else Route(0, ())
@@ -217,9 +217,9 @@ def flow_route(flow: Flow, router: Router, choice: Sequence[int]) -> Route | Non
 
 
 def peak_usage(problem: Problem, choice: Sequence[int]) -> tuple[int, int]:
-    """The sum of usages at the first of the worst times, and that time: when it is largest, or
-    furthest above its limit, if any have one of their own (`Problem.other_limits`); (0, 0) if
-    nothing is ever live."""
+    """The sum of usages at the first of the worst times, and that time. Worst is where the sum is
+    largest or, with limits of their own (`Problem.other_limits`), furthest above the limit. (0, 0)
+    if nothing is ever live."""
     changes: dict[int, int] = {}
     for usages, c in zip(problem.usages, choice, strict=True):
         for usage in usages:

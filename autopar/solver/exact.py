@@ -1,15 +1,15 @@
-"""The exact path: relaxation, bound, integer program on what the bound leaves, ties.
+"""The exact search: relaxation, bound, integer program on the open columns, tie breaking.
 
-1. The LP relaxation, and from its duals a bound that is worked out again (`relaxation`).
-2. Its rounding is the first plan. When it costs what the bound says, it is optimal and no integer
-   program is needed; else diving and coordinate descent look for better ones.
-3. Otherwise columns whose reduced cost exceeds the gap are taken out, and HiGHS solves the rest.
-   With windows, whose relaxations take long, it first gets what plans near the bound can use alone
-   (`_narrow`), in place of dives: memory leaves a few nodes split, which take others with them.
-   Of the programs of column generation even that takes too long: there dives do.
-   Its answer is evaluated again: where memory is broken by less than HiGHS's tolerance a cover row
-   is added, where a flow's shared arcs are fractional they are made integer, and HiGHS runs again.
-4. Among the plans of that cost the one of the lowest tie weight is found (`tiebreak`).
+1. HiGHS solves the LP relaxation; a bound is computed from its duals (`relaxation`).
+2. The rounded relaxation is the first plan. If it costs as much as the bound, it is optimal and no
+   integer program is needed. Else diving and coordinate descent look for better plans.
+3. Columns whose reduced cost exceeds the gap are taken out, and HiGHS solves the rest.
+   With windows, relaxations take long. HiGHS then first gets only the columns of plans near the
+   bound (`_narrow`), in place of dives: memory leaves a few nodes split, which affect others.
+   For the programs of column generation even that takes too long: there plans come of dives.
+   HiGHS's answer is evaluated: where it exceeds memory by less than HiGHS's tolerance, a cover row
+   is added. Where a flow's shared arcs are fractional, they become integer. HiGHS then runs again.
+4. Among plans of the lowest cost, the one of the lowest tie weight is chosen (`tiebreak`).
 """
 
 from __future__ import annotations
@@ -46,58 +46,58 @@ from autopar.solver.search import SAME_COST, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
 
 MAX_CHOICES = 8_000
-"""Choices that the integer program takes, with flows: models on two axes have about 5,000."""
+"""The most choices of one integer program, with flows: models on two axes have about 5,000."""
 
 _MAX_ROUNDS = 500
 _FEW_NODES = 200
 WINDOWED_TOLERANCE = 1e-3
-"""The gap with which a plan of a problem with windows is good enough. In the relaxation, resources
-of a window share one choice between them as no plan can."""
+"""The gap, as a part, at which a plan of a problem with windows is good enough. The relaxation
+splits choices among the resources of a window, as no plan can."""
 
 _NEAR = (1 / 400, 1 / 100, 1 / 25)
-"""How far above the bound plans are looked for, one after the other, as parts of it. Llama-8B on
-eight and on 64 devices, memory binding: within 1/400 is a plan 4 and 1 % better than what dives
-find, in a tenth of the time."""
+"""Distances above the bound, as parts of it, within which plans are searched, one after the other.
+For Llama-8B on 8 and on 64 devices, memory binding, a plan within 1/400 is 4 % and 1 % better than
+those of dives, in a tenth of the time."""
 
 _SUB_PROGRAMS = tuple(
     f"mip_heuristic_run_{kind}"
     for kind in ("rins", "rens", "root_reduced_cost", "feasibility_jump")
 )
-"""Heuristics of HiGHS that run whatever the effort that is asked for. They took half of the time of
-branch and bound or more (of Llama-8B at 32x8 40 of 62 s), and seldom found what it did not."""
+"""Heuristics of HiGHS that run at any setting of their effort. They took half of the time of branch
+and bound or more (Llama-8B at 32x8: 40 of 62 s), and seldom found a better plan."""
 
 _MAX_WINDOWED = 8_000
-"""Columns that plans of a program with windows may use which are better than the one in hand, that
-branch and bound takes where that is `_CLOSE` to the bound, a part of it: where there are more, it
-is kept, with its gap."""
+"""The most open columns, which better plans may use, for branch and bound with windows. With more,
+and a plan within `_CLOSE` of the bound, as a part of it, that plan stays, with its gap."""
 _CLOSE = 1 / 200
 
 _FEW_SPLIT = 10
-"""Choices that are split in the relaxation, with windows, of which branch and bound makes a plan
-sooner than a dive would. Of 40, memory binding, it took 250 s (Llama-8B on 64x8 L4s) for a plan
-that was 0.4 % worse than that of one dive, which took six."""
+"""Up to so many split choices in the relaxation, with windows, branch and bound finds a plan sooner
+than a dive. With 40, memory binding, it took 250 s (Llama-8B on 64x8 L4s) for a plan 0.4 % worse
+than that of one dive, which took 6 s."""
 
 _PATIENCE = 0.6
-"""Steps of the simplex method per row after which another method goes on, with windows: where a
-plan alone solves the relaxation it takes 0.2 to 0.55, else more than one each. The other one takes
-as long as five times as many steps, or more."""
+"""Steps of the simplex method per row after which the interior point method takes over, with
+windows. If the relaxation has an integral optimum, the simplex method takes 0.2 to 0.55 steps per
+row, else more than 1. The interior point method takes as long as 5 times as many steps, or more."""
 
 _TOLERANCE = 1e-6
-"""How far HiGHS's bound may be off, in its own scale: its tolerance for feasible and integer."""
+"""The error of HiGHS's bound, in its own scale: its tolerance for feasibility and integrality."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """When a search is over, and which ways flows may take: by default when the plan of the lowest
-    cost and tie weight is known. With a `cutoff` when no plan costs less than that, with a
-    `tolerance` when the best plan's gap is at most that part of its cost, whatever its weight. With
-    `max_iterations`, no linear program takes more steps of the simplex method than that, and branch
-    and bound no more than `_FEW_NODES` nodes. With windows, plans come of `dives` if so wished, and
-    there is no integer program where it is large. Relaxations go on from `start` where it fits.
-    What is `rough` ends with the first plan where that is a few percent from the bound and the
-    integer program is large. Only what is better than the plan that is `known`, if one is, is
-    looked for, by dives too where that is `_CLOSE` to the bound. No dive follows a relaxation that
-    costs as much as is `hopeless`."""
+    """When a search ends, and which `paths` flows may take. By default it ends with the plan of the
+    lowest cost and tie weight.
+
+    With a `cutoff`, it ends when no plan can cost less than that. With a `tolerance`, it ends when
+    the best plan's gap is at most that part of its cost, whatever its tie weight. With
+    `max_iterations`, no linear program takes more steps of the simplex method, and branch and bound
+    no more than `_FEW_NODES` nodes. With windows and `dives`, plans come of dives, and there is no
+    large integer program. Relaxations go on from `start` where it fits. A `rough` search ends with
+    the first plan if that is a few percent from the bound and the integer program is large. With a
+    `known` plan, only better ones are searched, also by dives if it is within `_CLOSE` of the
+    bound. No dive follows a relaxation that costs `hopeless` or more."""
 
     paths: PathFinder = any_path
     cutoff: float = inf
@@ -114,7 +114,7 @@ EXACT = Aim()
 
 
 def find_exactly(problem: Problem, clock: Clock, progress: Progress, aim: Aim = EXACT) -> Search:
-    """Solves `problem` as far as `aim` asks and the clock allows."""
+    """Solves `problem` as far as `aim` requires and the clock allows."""
     tolerance = max(aim.tolerance, WINDOWED_TOLERANCE) if problem.windows else aim.tolerance
     state = Search(
         problem, Evaluator(problem), clock, progress, cutoff=aim.cutoff, tolerance=tolerance
@@ -135,8 +135,8 @@ def find_exactly(problem: Problem, clock: Clock, progress: Progress, aim: Aim = 
 
 
 def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
-    """All steps, on a `problem` that may forbid more than the one of `state`. Whether nothing is
-    left to look for that is worth its time."""
+    """All steps, on a `problem` that may forbid more than the one of `state`. Returns whether the
+    search is over, or the rest is not worth its time."""
     started = process_time()
     model = build_model(problem, paths=aim.paths)
     state.raise_bound(least_cost(model))
@@ -163,9 +163,9 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
 def _descend(state: Search, start: tuple[int, ...] | None) -> None:
     descent = Descent(state.problem, state.evaluator, state.clock, state.shares)
     for choice in [start] if start else [descent.grown(), descent.smallest_memory()]:
-        found = descent.improve(choice)
-        if found is not None:
-            state.submit(*found)
+        plan = descent.improve(choice)
+        if plan is not None:
+            state.submit(*plan)
 
 
 def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs, Answer]:
@@ -173,10 +173,10 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
     most = aim.max_iterations
     highs = Highs(
         {
-            # With the tolerance of the bound on top still less than the one to the next cost.
+            # Less than 1, the distance to the next cost, even with the bound's tolerance added.
             "mip_abs_gap": 0.5 * model.cost_scale,
             "mip_rel_gap": state.tolerance,
-            # Diving has found good plans, and the program is small: these only cost time.
+            # After dives, and on a small program, these heuristics only cost time.
             "mip_heuristic_effort": 0.0,
             "mip_allow_restart": False,
             **dict.fromkeys(_SUB_PROGRAMS, False),
@@ -213,13 +213,13 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
 
 
 def _beaten_cost(aim: Aim) -> float:
-    """What a relaxation may cost that need not be solved to its end: no plan is below the cutoff
-    then, nor, as far as that is known, below the plan that the cutoff is tolerated of."""
+    """The cost at which a relaxation may end early: no plan is below the cutoff then. The cutoff
+    may be that of a plan less the tolerance, so the tolerance is added."""
     return aim.cutoff / (1 - aim.tolerance) * (1 + _TOLERANCE)
 
 
 def _is_beaten(model: Model, answer: Answer, cutoff: float) -> bool:
-    """Whether a relaxation that came to no end says that no plan costs less than `cutoff`."""
+    """Whether the duals of an unfinished relaxation prove that no plan costs less than `cutoff`."""
     duals = answer.row_duals / model.cost_scale
     return len(duals) > 0 and dual_bound(model, duals).value - SAME_COST > cutoff - 1
 
@@ -261,8 +261,8 @@ def _read_relaxation(
 
 
 def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Aim) -> bool:
-    """Looks for plans near the bound, if dives did not; whether that is enough, or all that is
-    worth its time."""
+    """Searches plans near the bound, unless dives did. Returns whether the result is good enough,
+    or more is not worth its time."""
     near, is_far = [part * duals.value for part in _NEAR], False
     for room in () if _dives(state, duals, aim) else near:
         if _room(state, duals) > room:
@@ -276,9 +276,8 @@ def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Ai
 
 
 def _is_enough(state: Search, duals: DualBound, aim: Aim, *, is_far: bool) -> bool:
-    """Whether no more is to be looked for. What can be used near the bound alone makes plans, of
-    which the best `is_far` from it, where resources share choices in the relaxation alone: then
-    branch and bound comes to no end."""
+    """Whether the search is over. If the best plan near the bound still `is_far` from it, the gap
+    comes of choices that resources share in the relaxation: branch and bound would not end."""
     if state.is_finished or state.evaluation is None:
         return state.is_finished
     is_slow = _num_open(state, duals) > _MAX_WINDOWED
@@ -286,14 +285,14 @@ def _is_enough(state: Search, duals: DualBound, aim: Aim, *, is_far: bool) -> bo
 
 
 def _dives(state: Search, duals: DualBound, aim: Aim) -> bool:
-    """Whether plans come of dives: also where one was known that is near the bound, as branch and
-    bound would take long to find a better one."""
+    """Whether plans come of dives: also if a known plan is near the bound, as branch and bound
+    would take long to find a better one."""
     return aim.dives or (bool(aim.known) and state.gap <= _CLOSE * duals.value)
 
 
 def _cutoff(state: Search, duals: DualBound | None) -> float:
-    """What a plan has to cost less than to be looked for, with windows: what the best one costs, or
-    in a large program what it may cost more than others."""
+    """The cost that a plan must be below to be searched, with windows: that of the best plan, less
+    the tolerance in a large program."""
     if not state.problem.windows:
         return inf
     is_slow = duals is not None and _num_open(state, duals) > _MAX_WINDOWED
@@ -301,12 +300,12 @@ def _cutoff(state: Search, duals: DualBound | None) -> float:
 
 
 def _num_open(state: Search, duals: DualBound) -> int:
-    """How many columns plans may use that are better than the best one."""
+    """The number of columns that plans better than the best one may use."""
     return int((np.abs(duals.reduced_costs) <= _room(state, duals)).sum())
 
 
 def _is_far(state: Search, duals: DualBound) -> bool:
-    """Whether there is a plan that is not `_CLOSE` to the bound, if near it, and many columns are
+    """Whether the best plan is near the bound, but not within `_CLOSE` of it, and many columns are
     open."""
     if not state.problem.windows or state.evaluation is None or state.is_finished:
         return False
@@ -315,7 +314,7 @@ def _is_far(state: Search, duals: DualBound) -> bool:
 
 
 def _room(state: Search, duals: DualBound) -> float:
-    """What plans may cost more than the relaxation and not more than the best one."""
+    """The cost of the best plan above the bound of the relaxation."""
     return state.cost - duals.value + SAME_COST
 
 
@@ -326,13 +325,13 @@ def _solve_integer(
     duals: DualBound | None,
     room: float = inf,
 ) -> bool:
-    """The best plan, of those that cost at most `room` more than the relaxation, and of others that
-    need no more; whether one is known to be that. With windows, only one that is better than the
-    best so far by more than is tolerated."""
+    """Searches the best plan among those that cost at most `room` more than the relaxation, and
+    others that use the same columns. Returns whether that plan is known. With windows, only plans
+    better than the best so far by more than the tolerance count."""
     started = process_time()
-    most, is_whole, is_best, wanted = inf, True, False, _cutoff(state, duals)
+    most, is_whole, is_best, cutoff = inf, True, False, _cutoff(state, duals)
     if duals is not None:
-        left = min(_room(state, duals), max(0.0, wanted - duals.value))
+        left = min(_room(state, duals), max(0.0, cutoff - duals.value))
         is_whole = left <= room
         room = min(left, room)
         most = duals.value + room
@@ -340,16 +339,16 @@ def _solve_integer(
             restrict(highs, model, duals, room)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
-        answer = highs.solve_integer(extra, wanted * model.cost_scale)
+        answer = highs.solve_integer(extra, cutoff * model.cost_scale)
         state.statistics["nodes"] = int(state.statistics["nodes"]) + answer.num_nodes
         if answer.outcome is Outcome.INFEASIBLE:
-            is_best = wanted < inf
-            least = min(most, wanted - _TOLERANCE / model.cost_scale)
+            is_best = cutoff < inf
+            least = min(most, cutoff - _TOLERANCE / model.cost_scale)
             _no_plan(state, least, is_whole=is_whole and not is_best)
             break
         if answer.outcome is Outcome.FAILED and state.evaluation is None:
             raise SolverError(f"HiGHS failed on the integer program: {answer.detail}")
-        # What was taken out of the program costs more than the best plan.
+        # Plans with columns that were taken out cost more than the best plan.
         bound = (answer.bound - _TOLERANCE) / model.cost_scale
         state.raise_bound(min(bound, most, state.cost))
         if not len(answer.values):
@@ -374,7 +373,7 @@ def _solve_integer(
 
 
 def _no_plan(state: Search, most: float, *, is_whole: bool) -> None:
-    """HiGHS says that nothing of what was left in is a plan: none costs `most` or less."""
+    """Records HiGHS's answer that the columns left have no plan: none costs `most` or less."""
     if not is_whole:
         state.raise_bound(most)
         return

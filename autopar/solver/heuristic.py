@@ -1,8 +1,9 @@
-"""Plans without proof: coordinate descent, with memory as a price or a wall.
+"""Plans without proof: coordinate descent, with memory as a price or a hard limit.
 
-One node at a time takes its cheapest choice while all others stay. The figures steer in floating
-point and price a sink's move by attaching it to what its flow already reaches; whether a plan is
-feasible and what it costs is `evaluate`'s word alone. Deterministic: fixed order, no random start.
+One node at a time takes its cheapest choice while all others stay. Prices are in floating point,
+and price a sink's move by a path from the nearest state that its flow already reaches. `evaluate`
+alone decides whether a plan is feasible and what it costs. Deterministic: fixed order, no random
+start.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _FIRST_PRICE = 2.0**-12
 
 
 class Descent:
-    """Coordinate descent on one problem, from starts of its own or one that is given."""
+    """Coordinate descent on one problem, from its own starts or a given one."""
 
     def __init__(
         self, problem: Problem, evaluator: Evaluator, clock: Clock, shares: Shares | None = None
     ) -> None:
-        """What windows save counts in these `shares` where moves are compared."""
+        """Moves are compared with the savings of windows in these `shares`."""
         self.problem = problem
         self.clock = clock
         self._evaluator = evaluator
@@ -55,7 +56,7 @@ class Descent:
         self._limits = np.array([problem.limit_at(time) for time, _ in sets], dtype=np.int64)
 
     def improve(self, start: Sequence[int]) -> tuple[tuple[int, ...], Evaluation] | None:
-        """The best feasible choice found from `start`, with its evaluation; None if none was."""
+        """The feasible choice that descent from `start` ends at, with its evaluation, or None."""
         choice = list(start)
         self._prices.forget()
         if not self._fits(choice) and not self._make_fit(choice):
@@ -65,14 +66,14 @@ class Descent:
         return (tuple(choice), evaluation) if evaluation.feasible else None
 
     def smallest_memory(self) -> tuple[int, ...]:
-        """Every node's choice of least usage that is not forbidden, the cheapest of those."""
+        """Every node's allowed choice of least usage, the cheapest of equal ones."""
         return tuple(
             int(np.lexsort((costs, np.where(costs >= FORBIDDEN, np.inf, sizes)))[0])
             for costs, sizes in zip(self.problem.costs, self._sizes, strict=True)
         )
 
     def grown(self) -> tuple[int, ...]:
-        """Decides node after node, neighbours of what is decided first, each as suits those."""
+        """Decides node after node, each given the decided ones, in breadth-first order."""
         choice = [_UNDECIDED] * len(self.problem.keys)
         by_spread = sorted(
             range(len(choice)), key=lambda i: (-int(np.ptp(self.problem.costs[i])), i)
@@ -81,13 +82,13 @@ class Descent:
         graph = nx.Graph(dict(enumerate(self._prices.neighbours)))
         for first in by_spread:
             if choice[first] == _UNDECIDED:
-                for node in (first, *(found for _, found in nx.bfs_edges(graph, first))):
+                for node in (first, *(other for _, other in nx.bfs_edges(graph, first))):
                     choice[node] = int(np.argmin(self._prices(node, choice)))
                     self._prices.moved(node)
         return tuple(choice)
 
     def _make_fit(self, choice: list[int]) -> bool:
-        """Raises the price of a byte until what is chosen fits."""
+        """Raises the price of a byte until the choice fits in memory."""
         spread = max(float(np.ptp(sizes)) for sizes in self._sizes) or 1.0
         costs = (c[c < FORBIDDEN] for c in self.problem.costs)
         price = max([1.0, *(float(np.ptp(c)) for c in costs if len(c))]) / spread * _FIRST_PRICE
@@ -99,7 +100,7 @@ class Descent:
         return False
 
     def _settle(self, choice: list[int], price: float, *, wall: bool, sweeps: int) -> None:
-        """Sweeps over the nodes until none wants to move, or (with `wall`) the time is up."""
+        """Sweeps over the nodes until no move helps, or (with `wall`) the time is up."""
         in_use = self._usage(choice)
         for _ in range(sweeps):
             moved = False
@@ -136,9 +137,9 @@ class Descent:
 
 
 class _Prices:
-    """Per node, what each of its choices costs while the others stay as they are.
+    """Per node, the cost of each of its choices while the other nodes stay as they are.
 
-    Nodes that are `_UNDECIDED` cost and ask nothing. Figures are kept until a neighbour moves.
+    `_UNDECIDED` nodes cost nothing and read nothing. Prices are cached until a neighbour moves.
     """
 
     def __init__(self, problem: Problem, evaluator: Evaluator) -> None:
@@ -207,7 +208,7 @@ class _Prices:
             by_state = self._distances[f][:, sorted(terminals)].sum(axis=1)
         else:
             by_state = np.minimum(np.array(lengths, dtype=np.float64), _PROHIBITIVE)
-        # A state of -1 picks the last entry: nothing is made.
+        # A state of -1, for which no tensor is made, picks the last entry.
         absent = _PROHIBITIVE if terminals else 0.0
         return np.append(by_state, absent)[self.problem.flows[f].source_state]
 
@@ -219,8 +220,8 @@ class _Prices:
         root = self._source_states[f][choice[flow.source]]
         if root < 0:
             return np.where(states < 0, 0.0, _PROHIBITIVE)
-        asked, own = self._consumer_states(f, choice), self._state_of(f, k, choice)
-        others = frozenset(state for state, count in asked.items() if count > (state == own))
+        counts, own = self._consumer_states(f, choice), self._state_of(f, k, choice)
+        others = frozenset(state for state, count in counts.items() if count > (state == own))
         route = self._evaluator.routers[f].route(root, others)
         heads = self._heads[f]
         reached = {root} if route is None else {root, *(heads[a] for a in route.arcs)}
@@ -228,15 +229,15 @@ class _Prices:
         return np.append(near, 0.0)[states]
 
     def _consumer_states(self, f: int, choice: Sequence[int]) -> Counter[int]:
-        """How many of the decided sinks of flow `f` ask for each state: one weight may be used in
-        every step of a loop, and have thousands."""
+        """The number of decided sinks of flow `f` by the state they need: a weight used in every
+        step of a loop may have thousands."""
         if f not in self._consumers:
             states = (self._state_of(f, k, choice) for k in range(len(self._sink_states[f])))
             self._consumers[f] = Counter(state for state in states if state >= 0)
         return self._consumers[f]
 
     def _state_of(self, f: int, k: int, choice: Sequence[int]) -> int:
-        """The state that sink `k` of flow `f` asks for, below 0 if none."""
+        """The state that sink `k` of flow `f` needs, below 0 if none."""
         node, states = self._sink_states[f][k]
         return -1 if choice[node] == _UNDECIDED else states[choice[node]]
 

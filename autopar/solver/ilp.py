@@ -1,23 +1,23 @@
-"""The problem as an integer linear program, in arrays, which `relaxation` hands to HiGHS.
+"""The problem as an integer linear program, in arrays, which `relaxation` passes to HiGHS.
 
 Variables (all in [0, 1], only `s` integer):
 
 * `s[i,c]` -- node `i` takes choice `c`; `sum_c s[i,c] = 1`. Forbidden choices have no column.
 * `z[p,q]` per edge, between classes of choices with equal costs: `sum_q z[p,q] = s(p)` and
   `sum_p z[p,q] = s(q)`, cost on `z`. Forbidden pairs have no column.
-* `f_k[a]` per flow and commodity `k` (the sinks of one node that ask alike), on arcs `a`: per
-  state, `out - in + dump = s(source in that state) - s(sink asks for it)`. `dump` takes up what
-  nobody asks for, where a sink has a choice that asks for nothing.
+* `f_k[a]` per flow and commodity `k` (equal sinks of one node), on arcs `a`: per state,
+  `out - in + dump = s(source in that state) - s(sink in that state)`. `dump` takes up the flow of
+  choices whose sink reads nothing.
 * `y[a] >= f_k[a]` on arcs that several commodities can use: the cost is on `y`, so that a shared
   arc is charged once. On an arc of one commodity the cost is on `f`.
 * memory: `sum s[i,c] (usage[i,c] - least usage of i) <= limit - sum of least usages`, per maximal
-  set of live nodes. With `excess` the rows may be broken, and how far is the objective instead.
-* `w` per window, the part of `most_hidden` that is hidden, which is its cost, below 0:
+  set of live nodes. With `excess` the rows may be broken, and the excess is the objective.
+* `w` per window, the part of `most_hidden` that is hidden; its cost is below 0:
   `most_hidden w <= sum s saved + sum y saved` for each of its savings.
 
 With `s` integer, every flow splits into paths and `z` is integer. `y` may stay fractional where
-several commodities share arcs (the relaxation of a directed Steiner problem has a gap), so the
-caller compares each flow's cost with the exact one and asks for integer `y` where they differ.
+several commodities share arcs: the relaxation of a directed Steiner problem has a gap. So the
+caller compares each flow's cost with the exact one and makes `y` integer where they differ.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LARGEST_COST_BITS = 20
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The row of the memory that is live at `time`: bytes times `scale`."""
+    """The memory row of `time`: its unit is bytes times `scale`."""
 
     time: int
     row: int
@@ -65,8 +65,8 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FlowParts:
-    """Columns that bear cost and the arcs they stand for, those of them that several commodities
-    share, rows per commodity and state."""
+    """The columns of a flow that bear cost (`priced`) and their `arcs`, those columns that several
+    commodities share, and the rows per commodity and state."""
 
     priced: IntArray
     arcs: IntArray
@@ -78,15 +78,16 @@ class _FlowParts:
 class Model:
     """`min cost x` with `row_lower <= A x <= row_upper`, `0 <= x <= 1`; `A` in compressed rows.
 
-    `cost` is exact; the solver sees `cost * cost_scale`, and memory rows are scaled likewise, by
-    powers of two: its tolerances are absolute and made for figures near one. `choices[i][c]` is the
-    column of a choice (-1: it has none), row `i` the one that takes exactly one of them. `flows[f]`
-    are the columns of flow `f` that bear a cost, `shared[f]` those of them that must be integer for
-    the flow to be exact, `balances[f][k][p]` the row of commodity `k` (in the order of
-    `distinct_sinks`) at state `p` (-1: there is none). `hidden[w]` is the column of what is
-    hidden in window `w`, of which a plan has any part, `windows[w]` are the rows of its savings,
-    nanoseconds times `window_scales[w]`. Names are rows of four numbers, made of keys, labels and
-    states: what two problems have in common has the same names in both.
+    `cost` is exact. The solver gets `cost * cost_scale`, and memory rows are scaled likewise, by
+    powers of two: its tolerances are absolute, and made for figures near one.
+
+    `choices[i][c]` is the column of a choice (-1: none), and row `i` takes exactly one choice of
+    node `i`. `flows[f]` are the columns of flow `f` that bear a cost. `shared[f]` are those that
+    must be integer for an exact flow. `balances[f][k][p]` is the row of commodity `k` (in the order
+    of `distinct_sinks`) at state `p` (-1: none). `hidden[w]` is the column of the hidden part of
+    window `w`, which is continuous, and `windows[w]` are the rows of its savings, in nanoseconds
+    times `window_scales[w]`. Names are rows of four numbers, made of keys, labels and states: what
+    two problems have in common has the same names in both.
     """
 
     cost: IntArray
@@ -114,12 +115,12 @@ class Model:
         return 2.0 ** (_LARGEST_COST_BITS - largest.bit_length())
 
     def byte_ns(self, row_duals: FloatArray) -> float:
-        """What a byte more would save, if it were there at all times, by `row_duals` in units of
-        the cost: no more bytes save more each."""
+        """Nanoseconds that one more byte, at all times, would save, by `row_duals` in units of the
+        cost. Further bytes save no more each."""
         return sum(max(0.0, -float(row_duals[each.row])) * each.scale for each in self.limits)
 
     def shares(self, row_duals: FloatArray) -> Shares:
-        """What `row_duals`, in units of the cost, say of the windows: their savings' weights."""
+        """The weights of the windows' savings by `row_duals`, in units of the cost."""
         scales = zip(self.windows, self.window_scales, strict=True)
         return normalised([scale * row_duals[rows] for rows, scale in scales])
 
@@ -137,8 +138,7 @@ class Model:
 def build_model(problem: Problem, *, excess: bool = False, paths: PathFinder = any_path) -> Model:
     """The model of `problem`, with rows for memory when it has a limit; flows take `paths`.
 
-    With `excess`, the objective is how far the worst memory row is broken and nothing else; what
-    the nodes cost is left out.
+    With `excess`, the objective is the excess of the worst memory row alone, without costs.
     """
     builder = ProgramBuilder()
     nodes = [name_of(key) for key in problem.keys]
@@ -215,8 +215,8 @@ def _add_flow(
     state_names = np.array([name_of(state) for state in flow.states], np.int64)
     arc_names = joined_name(state_names[flow.tails], state_names[flow.heads])
     source_states = _states(flow.source_state, choices[flow.source])
-    asked = [_states(state, choices[node]) for node, state in sinks]
-    usable = paths(flow, distance, source_states, asked)
+    targets = [_states(state, choices[node]) for node, state in sinks]
+    usable = paths(flow, distance, source_states, targets)
     users = np.zeros(len(flow.costs), dtype=np.int64)
     for arcs in usable:
         users[arcs] += 1
@@ -228,8 +228,8 @@ def _add_flow(
     bearing[shared_arcs] = shared
     priced, priced_arcs = [shared], [shared_arcs]
     of_states: list[IntArray] = []
-    asks = _commodity_names(sinks, nodes)
-    for k, (node, state), arcs in zip(asks, sinks, usable, strict=True):
+    commodities = _commodity_names(sinks, nodes)
+    for k, (node, state), arcs in zip(commodities, sinks, usable, strict=True):
         is_shared = users[arcs] > 1
         own_costs = np.where(is_shared, 0, flow.costs[arcs])
         moves = builder.add_columns(own_costs, NameKind.ARC, name, k, arc_names[arcs])
@@ -255,13 +255,13 @@ def _add_flow(
 
 
 def distinct_sinks(flow: Flow) -> list[tuple[int, IntArray]]:
-    """Node and states of each commodity: sinks of one node that ask for the same are one."""
-    found = {(sink.node, sink.state.tobytes()): sink.state for sink in flow.sinks}
-    return [(node, state) for (node, _), state in found.items()]
+    """Node and states of each commodity: sinks of one node with equal states are one."""
+    distinct = {(sink.node, sink.state.tobytes()): sink.state for sink in flow.sinks}
+    return [(node, state) for (node, _), state in distinct.items()]
 
 
 def _commodity_names(sinks: Sequence[tuple[int, IntArray]], nodes: Sequence[int]) -> Iterator[int]:
-    """By their nodes, and by order of those of one node."""
+    """Names of commodities by their nodes, and by their order among those of one node."""
     seen = Counter[int]()
     for node, _ in sinks:
         yield int(joined_name(nodes[node], seen[node]))
@@ -287,11 +287,11 @@ def _add_memory(
     most = max((excess_bytes for _, _, excess_bytes, _ in binding), default=1)
     worst = np.ones(1, dtype=np.int64)
     excess_column = builder.add_columns(worst, NameKind.EXCESS) if excess else None
-    found: list[Limit] = []
+    limits: list[Limit] = []
     for time, room, _, above in binding:
         scale = 2.0 ** -max(int(more.max()) for _, more in above).bit_length()
         row = builder.add_rows(1, -np.inf, room * scale, NameKind.LIMIT, time)
-        found.append(Limit(time, int(row[0]), scale))
+        limits.append(Limit(time, int(row[0]), scale))
         for i, more in above:
             there = (more > 0) & (choices[i] >= 0)
             builder.add_entries(
@@ -299,7 +299,7 @@ def _add_memory(
             )
         if excess_column is not None:
             builder.add_entries(row, excess_column, -most * scale)
-    return found
+    return limits
 
 
 def _add_window(
@@ -308,7 +308,7 @@ def _add_window(
     choices: Sequence[IntArray],
     flows: Sequence[_FlowParts],
 ) -> tuple[int, IntArray, float]:
-    """The column of what is hidden in a window; its rows, and the scale of their values."""
+    """The column of a window's hidden part, its rows, and the scale of their values."""
     most = most_hidden(window)
     scale = 2.0 ** -max(1, most).bit_length()
     name = name_of(window.key)

@@ -1,4 +1,4 @@
-"""Why a problem has no plan: the memory limit and the least that is needed, or the choices."""
+"""Why a problem has no plan: the memory limit and the smallest peak, or the choices."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SHOWN = 4
 def explain_conflict(problem: Problem, clock: Clock) -> tuple[Conflict | None, str]:
     """The conflict, when memory is the reason, and the reason in words.
 
-    The smallest peak of any allowed plan is found by an integer program of its own; `needed` is
-    that peak, and so the smallest limit that would do. When the clock ends that search early,
-    `needed` is the peak of the best plan found, which may be more than the least.
+    An integer program of its own minimizes the peak of an allowed plan. `needed` is that peak, the
+    smallest limit that would do. When the clock ends that search early, `needed` is the peak of the
+    best plan so far, which may be more.
     """
     for key, costs in zip(problem.keys, problem.costs, strict=True):
         if (costs >= FORBIDDEN).all():
@@ -67,18 +67,18 @@ def infeasible_solution(
 
 
 def _allowed(problem: Problem, clock: Clock) -> tuple[int, ...]:
-    """A plan that is allowed, whatever memory it takes; empty if none is found soon."""
+    """An allowed plan, whatever memory it takes; empty if neither start is one."""
     anyhow = replace(problem, usage_limit=None)
     evaluator = Evaluator(anyhow)
     descent = Descent(anyhow, evaluator, clock)
-    # No descent from there: it lowers costs, and mostly takes more memory for that.
+    # Without descent, which lowers costs and mostly takes more memory.
     starts = (descent.smallest_memory(), descent.grown())
     return next((start for start in starts if evaluator(start).feasible), ())
 
 
 def _where(problem: Problem) -> str:
-    """The two nodes that have nothing left to agree on, once every choice is out that goes with
-    none of a neighbour's; empty where that leaves some of each."""
+    """The text for two nodes whose remaining choices exclude each other, after choices that fit
+    none of a neighbour's are dropped. Empty if every node keeps choices."""
     left = [costs < FORBIDDEN for costs in problem.costs]
     links = list(_links(problem))
     changed = True
@@ -96,15 +96,15 @@ def _where(problem: Problem) -> str:
 
 
 def _links(problem: Problem) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-    """Pairs of nodes, and which choices of the one go with which of the other."""
+    """Pairs of nodes, and which choices of one are possible with which of the other."""
     for edge in problem.edges:
         yield edge.source, edge.target, edge.cost < FORBIDDEN
     for flow, distance in zip(problem.flows, all_distances(problem.flows), strict=True):
-        made = flow.source_state
+        source = flow.source_state
         for sink in flow.sinks:
-            nothing = (made < 0)[:, None] | (sink.state < 0)[None, :]
-            way = distance[made[:, None], sink.state[None, :]] < FORBIDDEN
-            yield flow.source, sink.node, nothing | way
+            nothing = (source < 0)[:, None] | (sink.state < 0)[None, :]
+            is_reachable = distance[source[:, None], sink.state[None, :]] < FORBIDDEN
+            yield flow.source, sink.node, nothing | is_reachable
 
 
 def _shown(problem: Problem, node: int, left: NDArray[np.bool_]) -> str:

@@ -1,7 +1,7 @@
-"""The compiled loops of a search, made ready before its time begins.
+"""Compiles the loops of a search before its time limit begins.
 
 numba compiles a loop at its first call with arguments of some types, which takes seconds, or reads
-it from its cache. Each search here is taken one step of on a problem of four nodes.
+it from its cache. So each search does one step on a problem of four nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TINY_NODES, TINY_CHOICES = 4, 2
 
 
 def tiny_problem() -> Problem:
-    """Nodes that are all joined, so that contraction leaves some, with memory and one flow."""
+    """A fully connected problem, of which contraction leaves some nodes, with memory."""
     amounts = np.arange(TINY_CHOICES, dtype=np.int64)
     return Problem(
         name="loops",
@@ -39,13 +39,14 @@ def tiny_problem() -> Problem:
 
 @cache
 def ready_column_generation() -> None:
-    """What `column_generation` calls is compiled."""
+    """Compiles the loops that `column_generation` calls."""
     states = np.arange(TINY_CHOICES, dtype=np.int64)
     flow = Flow(
         key="f",
         source=0,
         source_state=states,
-        sinks=(Sink(1, states),),
+        # With three commodities, each has distances of its own.
+        sinks=tuple(Sink(node, states) for node in range(1, TINY_NODES)),
         states=("a", "b"),
         tails=states,
         heads=states[::-1].copy(),

@@ -1,4 +1,4 @@
-"""Which nodes are live together, and what a memory limit that cannot be met comes down to."""
+"""Usages that are live together, and the conflict if a memory limit cannot be met."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from autopar.ir.problem import Conflict, IntArray, Problem, Usage
 _NUM_NAMED = 5
 
 NodeUsage = tuple[int, IntArray]
-"""A node, and what it takes at some time under each of its choices."""
+"""A node, and its bytes at some time under each of its choices."""
 
 
 def live_sets(problem: Problem) -> list[tuple[int, tuple[NodeUsage, ...]]]:
     """The times at which the set of usages is maximal, with that set in order of the nodes.
 
-    A set can only be maximal at a time when a usage begins and just before one ends: every other
-    set is part of such a one, and its limit follows from the other's.
+    A set can only be maximal between a time when a usage begins and the next one when a usage ends.
+    Every other set is a subset of such a set, whose limit implies its own.
     """
     starts = grouped((usage.start, (node, at)) for node, at, usage in _lasting(problem))
     stops = grouped((usage.stop, (node, at)) for node, at, usage in _lasting(problem))
     live: set[tuple[int, int]] = set()
-    found: list[tuple[int, tuple[NodeUsage, ...]]] = []
+    sets: list[tuple[int, tuple[NodeUsage, ...]]] = []
     newest: int | None = None
     for time in sorted(starts.keys() | stops.keys()):
         if time in stops and newest is not None:
             usages = ((i, problem.usages[i][place].amounts) for i, place in sorted(live))
-            found.append((newest, tuple(usages)))
+            sets.append((newest, tuple(usages)))
             newest = None
         live.difference_update(stops.get(time, ()))
         if time in starts:
             live.update(starts[time])
             newest = time
-    return found
+    return sets
 
 
 def usages_at(problem: Problem, time: int) -> Iterator[NodeUsage]:
-    """What is taken at a time."""
+    """The usages at a time."""
     there = (each for each in _lasting(problem) if each[2].start <= time < each[2].stop)
     return ((node, usage.amounts) for node, _, usage in there)
 
 
 def total_usages(problem: Problem) -> list[IntArray]:
-    """Per node, what each of its choices takes, all usages added up: how lean choices are."""
+    """Per node, the bytes of each of its choices, all usages added up."""
     return [
         sum((usage.amounts for usage in usages), start=np.zeros(len(costs), np.int64))
         for usages, costs in zip(problem.usages, problem.costs, strict=True)
@@ -54,7 +54,7 @@ def total_usages(problem: Problem) -> list[IntArray]:
 
 
 def least_usage_conflict(problem: Problem) -> Conflict | None:
-    """The worst time at which even the smallest choices exceed the limit; None if there is none."""
+    """The worst time at which even the smallest choices exceed the limit, or None."""
     if problem.usage_limit is None:
         return None
     times = maximal_times(problem)
@@ -69,7 +69,7 @@ def least_usage_conflict(problem: Problem) -> Conflict | None:
 
 
 def usage_sums(problem: Problem, times: IntArray, taken: Callable[[IntArray], int]) -> list[int]:
-    """What is in use at each of `times`, where every usage is what is `taken` of its amounts."""
+    """Bytes in use at each of `times`, where every usage is `taken` of its amounts."""
     change = [0] * (len(times) + 1)
     places: list[list[int]] = np.searchsorted(times, _spans(problem)).tolist()
     for (start, stop), (_, _, usage) in zip(places, _lasting(problem), strict=True):

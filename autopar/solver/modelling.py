@@ -1,6 +1,6 @@
-"""A program that is written in PuLP, as arrays."""
+"""Converts a program written in PuLP to arrays."""
 
-# PuLP has no types of its own: what it hands out is unknown, not wrong.
+# PuLP has no types of its own: its results are unknown, not wrong.
 # pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
 # pyright: reportUnknownVariableType=none, reportUnknownArgumentType=none
 
@@ -17,7 +17,7 @@ from autopar.solver.adapter import LinearProgram
 
 
 def as_arrays(program: pulp.LpProblem) -> LinearProgram:
-    """`program`, which is to be minimised; its columns are in the order of `program.variables()`,
+    """The arrays of `program`, a minimization; columns are in the order of `program.variables()`,
     which sorts them by name."""
     variables, rows = program.variables(), program.constraints()
     terms = [row.expr for row in rows]

@@ -1,7 +1,7 @@
-"""What enters the program: which arcs of a flow, and nothing that no cheap plan uses.
+"""Reduces the program: to the arcs of a flow that may be needed, and to what cheap plans use.
 
-An arc between whose ends there is a cheaper way is never needed. What is left is cut down to the
-arcs that lead from where the tensor is made to where it is asked for.
+An arc is never needed if there is a cheaper path between its ends. Of the others, those count that
+lead from the states a tensor is made in to those of its uses.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from autopar.ir.problem import FORBIDDEN, BoolArray, Flow, IntArray, Problem
 from autopar.solver.windows import most_hidden
 
 PathFinder = Callable[[Flow, IntArray, IntArray, Sequence[IntArray]], list[IntArray]]
-"""Flow, distances between its states, states it is made in, states each commodity may ask for ->
-the arcs of each commodity."""
+"""Flow, distances between its states, states it is made in, states each commodity may need -> the
+arcs of each commodity."""
 
 
 def any_path(
     flow: Flow, distance: IntArray, sources: IntArray, targets: Sequence[IntArray]
 ) -> list[IntArray]:
-    """Every arc an optimal plan may need. Alone, a commodity takes a shortest way; several may meet
-    anywhere to share one."""
+    """Every arc that an optimal plan may need. A single commodity takes a shortest path; several
+    may meet anywhere to share one."""
     direct = _direct_arcs(flow, distance)
     if len(targets) == 1:
         return [_shortest_arcs(flow, direct, distance, sources, targets[0])]
@@ -33,15 +33,15 @@ def any_path(
 def shortest_paths(
     flow: Flow, distance: IntArray, sources: IntArray, targets: Sequence[IntArray]
 ) -> list[IntArray]:
-    """The arcs on shortest ways between any of the states at the ends: fewer than may be needed, so
-    that commodities share what lies on their ways but go no further to meet."""
+    """The arcs on shortest paths between any of the states at the ends. These are fewer than may be
+    needed: commodities share arcs on their paths, but make no detours to meet."""
     direct = _direct_arcs(flow, distance)
     ends = np.unique(np.concatenate([sources, *targets]))
     return [_shortest_arcs(flow, direct, distance, ends, states) for states in targets]
 
 
 def _direct_arcs(flow: Flow, distance: IntArray) -> IntArray:
-    """The arcs than which no way between their ends is cheaper, the first of equal ones."""
+    """The arcs that are a cheapest path between their ends, the first of equal ones."""
     ends = flow.tails * len(flow.states) + flow.heads
     best = (flow.costs < FORBIDDEN) & (flow.costs == distance[flow.tails, flow.heads])
     best &= flow.tails != flow.heads
@@ -52,7 +52,7 @@ def _direct_arcs(flow: Flow, distance: IntArray) -> IntArray:
 def _usable_arcs(
     flow: Flow, arcs: IntArray, distance: IntArray, sources: IntArray, targets: IntArray
 ) -> IntArray:
-    """The arcs that lie on a way from one of `sources` to one of `targets`."""
+    """The arcs that lie on a path from one of `sources` to one of `targets`."""
     ahead: BoolArray = np.any(distance[sources] < FORBIDDEN, axis=0)
     behind: BoolArray = np.any(distance[:, targets] < FORBIDDEN, axis=1)
     return arcs[ahead[flow.tails[arcs]] & behind[flow.heads[arcs]]]
@@ -61,7 +61,7 @@ def _usable_arcs(
 def _shortest_arcs(
     flow: Flow, arcs: IntArray, distance: IntArray, sources: IntArray, targets: IntArray
 ) -> IntArray:
-    """The arcs that lie on a shortest way from one of `sources` to one of `targets`."""
+    """The arcs that lie on a shortest path from one of `sources` to one of `targets`."""
     there = distance[np.ix_(sources, targets)]
     needed = np.zeros(len(arcs), dtype=np.bool_)
     for source, lengths in zip(sources, there, strict=True):
@@ -71,11 +71,11 @@ def _shortest_arcs(
     return arcs[needed]
 
 
-# What is forbidden before a program is made of a problem: all that no plan uses that costs no more
-# than one in hand.
+# Before the program is built, all is forbidden that no plan uses which costs at most as much as the
+# best one so far.
 
 LARGEST_COST = 2**38
-"""Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
+"""Larger costs would set the scale of all others: those that no plan uses are forbidden first."""
 
 
 def largest_cost(problem: Problem) -> int:
@@ -87,7 +87,7 @@ def largest_cost(problem: Problem) -> int:
 def forbid_above(problem: Problem, objective: int) -> Problem:
     """`problem` with every choice, pair and arc forbidden that no plan of at most `objective` uses.
 
-    A plan costs at least the sum of what each node and each edge costs at the least.
+    A plan costs at least the sum of the least costs of all nodes and edges.
     """
     least = sum(int(costs.min()) for costs in problem.costs)
     least += sum(int(edge.cost.min()) for edge in problem.edges)

@@ -1,5 +1,5 @@
-"""The relaxation of the integer program: its arrays, start and bound, and plans from it; and what
-mends an answer to the program itself."""
+"""The relaxation of the integer program: its arrays, start and bound, and plans from it. Also the
+repairs of an answer to the integer program itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from autopar.solver.search import Search
 
 
 def express(model: Model) -> LinearProgram:
-    """The model for HiGHS, costs times `cost_scale`. The limit of one on continuous columns is
-    there for HiGHS 1.15, whose presolve was seen to run for ever on flows without it."""
+    """The model for HiGHS, costs times `cost_scale`. Continuous columns have an upper limit of 1
+    for HiGHS 1.15, whose presolve did not end on flows without it."""
     return LinearProgram(
         costs=model.cost * np.float64(model.cost_scale),
         lower=np.zeros(model.num_columns),
@@ -34,34 +34,34 @@ def express(model: Model) -> LinearProgram:
     )
 
 
-# Where one relaxation ended, as the start of the next, of a problem that differs in little.
+# The final basis of one relaxation as the start of the next, on a problem that differs little.
 
 _STATUS = highspy.HighsBasisStatus
 
 
 def as_basis(model: Model, given: highspy.HighsBasis) -> Basis:
-    """The basis that HiGHS `given` for `model`."""
+    """The basis `given` by HiGHS for `model`."""
     columns = np.array([status.value for status in given.col_status], np.int64)
     rows = np.array([status.value for status in given.row_status], np.int64)
     return Basis(model.column_names, columns, model.row_names, rows)
 
 
 def as_start(model: Model, basis: Basis) -> highspy.HighsBasis:
-    """`basis` for HiGHS and `model`: columns that it does not know are taken to be 0, rows not to
-    bind. HiGHS mends what is no basis then."""
+    """`basis` for HiGHS and `model`. Columns that are not in it start at 0, and such rows do not
+    bind. HiGHS repairs it if it is no basis then."""
     columns = _known(model.column_names, basis.column_names, basis.columns, _STATUS.kLower)
     rows = _known(model.row_names, basis.row_names, basis.rows, _STATUS.kBasic)
-    found = highspy.HighsBasis()
-    found.col_status = [_STATUS(status) for status in columns.tolist()]
-    found.row_status = [_STATUS(status) for status in rows.tolist()]
-    found.valid, found.alien = True, True
-    return found
+    start = highspy.HighsBasis()
+    start.col_status = [_STATUS(status) for status in columns.tolist()]
+    start.row_status = [_STATUS(status) for status in rows.tolist()]
+    start.valid, start.alien = True, True
+    return start
 
 
 def _known(
     names: IntArray, known: IntArray, statuses: IntArray, other: highspy.HighsBasisStatus
 ) -> IntArray:
-    """The status of each of `names`, of those that are `known`; `other` for the rest."""
+    """The status of each of `names` that is among `known`; `other` for the rest."""
     ours, theirs = _as_items(names), _as_items(known)
     order = np.argsort(theirs, kind="stable")
     match = order[np.searchsorted(theirs[order], ours).clip(max=len(known) - 1)]
@@ -69,28 +69,28 @@ def _known(
 
 
 def _as_items(names: IntArray) -> IntArray:
-    """Each name as one value that compares."""
+    """Each name as one value that can be compared."""
     kinds = [(f"part{k}", names.dtype) for k in range(names.shape[1])]
     return np.ascontiguousarray(names).view(kinds).ravel()
 
 
-# A lower bound on the cost from the duals of the relaxation, worked out again from the model.
+# A lower bound on the cost from the duals of the relaxation, computed from the model.
 #
 # For any multipliers `u` of the rows (of the right sign), every `x` in [0, 1] that meets the rows
 # has `cost x >= u b + sum_j min(0, cost_j - u A_j)`: weak duality. So the bound holds whatever the
-# tolerances of the solver that found `u`; only the rounding of these sums is left, which
-# `ROUNDING` times the sum of their sizes covers many times over. The dual of a node's row is raised
-# until its cheapest choice has a reduced cost of zero: exactly one of them is taken.
+# tolerances of the solver that found `u`. Only the rounding of these sums remains, and `ROUNDING`
+# times the sum of their sizes covers it many times over. The dual of a node's row is raised until
+# its cheapest choice has a reduced cost of 0, as exactly one choice is taken.
 
 ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DualBound:
-    """`value` is below every solution's cost; a plan whose cost is at most `value + gap` has column
-    `j` at most at `gap / reduced_costs[j]` where that is above 0, so at 0 if it is 0 or 1 and
-    `reduced_costs[j] > gap`; likewise near 1 where it is below 0; and the slack of row `i` at most
-    `gap / |row_duals[i]|`."""
+    """`value` is below every solution's cost. In a plan that costs at most `value + gap`, column
+    `j` is at most `gap / reduced_costs[j]` if that is above 0: an integer column is 0 if
+    `reduced_costs[j] > gap`. Likewise it is near 1 if the reduced cost is below 0. The slack of row
+    `i` is at most `gap / |row_duals[i]|`."""
 
     value: float
     reduced_costs: FloatArray
@@ -123,7 +123,7 @@ def dual_bound(model: Model, row_duals: FloatArray, absent: BoolArray | None = N
 
 
 def least_cost(model: Model) -> float:
-    """The bound that needs no solver: what the nodes cost at the least, everything else free."""
+    """The bound that needs no solver: the least costs of the nodes, all else free."""
     total = float(np.minimum(model.cost[~model.integer], 0).sum())
     for columns in model.choices:
         there = columns[columns >= 0]
@@ -131,13 +131,12 @@ def least_cost(model: Model) -> float:
     return total - ROUNDING * abs(total)
 
 
-# Plans from the relaxation: fix one choice after another and let the rest follow.
+# Dives: plans from the relaxation, by fixing one choice after another.
 #
-# Where memory binds, the relaxation is nearly integral: a node or two are split between a choice
-# that is fast and one that is small. Each run starts from the last basis and takes few steps. On
-# problems of 200 nodes with the limit binding, the better of the two dives was within 0.2 % of the
-# optimum; the integer program is then small, for whatever its reduced cost puts beyond that gap is
-# left out.
+# Where memory binds, the relaxation is nearly integral: a node or two are split between a fast
+# choice and a small one. Each run starts from the last basis and takes few steps. On problems of
+# 200 nodes with the limit binding, the better of the two dives was within 0.2 % of the optimum. The
+# integer program is then small: columns with reduced costs beyond that gap are left out.
 
 _INTEGRAL = 1e-6
 _MAX_STEPS = 40
@@ -145,11 +144,11 @@ _MAX_WINDOWED_STEPS = 8
 """With windows a step takes long, and few nodes are split."""
 
 _PATIENCE = 0.5
-"""Steps of the simplex method per row after which a dive ends, with windows: it takes up to 0.35
-where one choice leaves most as it is, and thrice as many as the relaxation where it moves all."""
+"""Steps of the simplex method per row after which a dive ends, with windows. A choice that changes
+little takes up to 0.35; one that changes all takes three times as many as the relaxation."""
 
 _LITTLE_PATIENCE = 0.05
-"""The same, where another search follows."""
+"""The same if another search follows the dive."""
 
 
 def rounded(model: Model, values: FloatArray) -> tuple[int, ...]:
@@ -159,7 +158,7 @@ def rounded(model: Model, values: FloatArray) -> tuple[int, ...]:
 
 
 def num_fractional(model: Model, values: FloatArray) -> int:
-    """How many choices are neither taken nor left."""
+    """The number of choices that are split: neither 0 nor 1."""
     chosen = values[model.integer]
     return int(((chosen > _INTEGRAL) & (chosen < 1 - _INTEGRAL)).sum())
 
@@ -167,10 +166,10 @@ def num_fractional(model: Model, values: FloatArray) -> int:
 def dive(
     state: Search, model: Model, highs: Highs, values: FloatArray, *, once: bool = False
 ) -> None:
-    """Offers `state` what diving from the relaxation's `values` finds, once by value and, unless
-    that is to be all, once by size.
+    """Submits plans of dives from the relaxation's `values` to `state`: one by value and, unless
+    `once`, one by size.
 
-    Leaves all columns of `highs` free again.
+    Frees all columns of `highs` at the end.
     """
     sizes = total_usages(state.problem)
     patience = (_LITTLE_PATIENCE if once else _PATIENCE) * model.num_rows
@@ -192,7 +191,7 @@ def _dive(
     *,
     is_by_size: bool,
 ) -> None:
-    """Prefers the largest value, or the least usage, and the other among equals."""
+    """Prefers the largest value or the least usage, and among equals the other."""
     for _ in range(_MAX_WINDOWED_STEPS if model.windows else _MAX_STEPS):
         node, split = _most_split(model, values, sizes)
         if node < 0 or state.clock.expired:
@@ -212,20 +211,20 @@ def _dive(
 def _most_split(
     model: Model, values: FloatArray, sizes: Sequence[IntArray]
 ) -> tuple[int, IntArray]:
-    """The node whose split choices differ most in usage, with these; (-1, ...) if none is split."""
+    """The node whose split choices differ most in usage, and these choices; -1 if none is split."""
     padded = np.append(values, 0.0)
-    found, widest = (-1, np.empty(0, dtype=np.int64)), -1
+    most, widest = (-1, np.empty(0, dtype=np.int64)), -1
     for node, columns in enumerate(model.choices):
         there = padded[columns]
         split = np.flatnonzero((there > _INTEGRAL) & (there < 1 - _INTEGRAL))
         if len(split) and (width := int(np.ptp(sizes[node][split]))) > widest:
-            found, widest = (node, split), width
-    return found
+            most, widest = (node, split), width
+    return most
 
 
 def _settle(highs: Highs, columns: IntArray, most: int | None) -> bool:
-    """Fixes the first of `columns` at one that leaves the relaxation feasible, as far as that is
-    known after `most` steps of the simplex method."""
+    """Fixes the first of `columns` at 1 that leaves the relaxation feasible. Returns whether that
+    was solved within `most` steps of the simplex method."""
     for column in columns:
         only = np.array([column])
         highs.fix(only, 1.0)
@@ -236,13 +235,13 @@ def _settle(highs: Highs, columns: IntArray, most: int | None) -> bool:
     return False
 
 
-# What is wrong with HiGHS's answer to an integer program, once that is evaluated again, and what
-# mends it: a row that forbids it, columns that are to be integer too.
+# Checks of HiGHS's answer to an integer program against its evaluation, and repairs: a row that
+# forbids the answer, or more integer columns.
 
 
 def check_agreement(state: Search, evaluation: Evaluation, objective: float) -> None:
-    """The ILP may be off by HiGHS's tolerances, not by more; with windows, it may find slower ways
-    of which more is hidden."""
+    """SolverError if the ILP's cost is off by more than HiGHS's tolerances. With windows, it may
+    differ: the ILP may use slower paths of which more is hidden."""
     if state.problem.windows:
         return
     if evaluation.exact and evaluation.objective > objective + 1 + 1e-6 * abs(objective):
@@ -255,21 +254,21 @@ def check_agreement(state: Search, evaluation: Evaluation, objective: float) -> 
 def undercharged(
     model: Model, values: FloatArray, evaluation: Evaluation, extra: IntArray
 ) -> IntArray:
-    """Shared arcs of the flows that the ILP prices below what they cost, not yet in `extra`."""
-    found = [
+    """Shared arcs, not yet in `extra`, of the flows that the ILP prices below their cost."""
+    arcs = [
         shared
         for columns, shared, cost in zip(
             model.flows, model.shared, evaluation.flow_costs, strict=True
         )
         if cost > float(values[columns] @ model.cost[columns]) + 0.5
     ]
-    return np.setdiff1d(np.concatenate([np.empty(0, dtype=np.int64), *found]), extra)
+    return np.setdiff1d(np.concatenate([np.empty(0, dtype=np.int64), *arcs]), extra)
 
 
 def cover(
     problem: Problem, model: Model, choice: tuple[int, ...], evaluation: Evaluation
 ) -> tuple[IntArray, FloatArray, float]:
-    """A row that forbids what is live at the peak, and whatever uses at least as much."""
+    """A row that forbids the choices live at the peak, and all that use at least as much."""
     columns = [
         model.choices[node][(usage >= usage[choice[node]]) & (model.choices[node] >= 0)]
         for node, usage in usages_at(problem, evaluation.peak_time)

@@ -1,10 +1,10 @@
-"""The cheapest ways of a tensor from the state it is made in to the states asked for.
+"""The cheapest routes of a tensor from the state it is made in to the states of its uses.
 
 A flow with a fixed integer choice is a minimum-cost Steiner arborescence: the root is the state of
-the source, the terminals are the distinct states its sinks ask for. It is solved exactly by the
+the source, the terminals are the distinct states of its sinks. It is solved exactly by the
 Dreyfus-Wagner recursion over subsets of terminals, with a Dijkstra search per subset (Dreyfus and
-Wagner 1971; Erickson, Monma and Veinott 1987), for at most `MAX_EXACT_TERMINALS` terminals. Beyond
-that the path heuristic of Takahashi and Matsuyama (1980) gives an upper bound, and says so.
+Wagner 1971; Erickson, Monma and Veinott 1987), for at most `MAX_EXACT_TERMINALS` terminals. With
+more, the path heuristic of Takahashi and Matsuyama (1980) gives an upper bound (`Route.exact`).
 
 Ties: of equally cheap arborescences one with the fewest arcs is taken, then the smaller arc index
 decides step by step. Lengths are Python integers (cost x scale + 1 per arc), so nothing overflows.
@@ -21,16 +21,15 @@ import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, Flow, IntArray
 
-# Shortest ways between the states of a flow.
+# Shortest paths between the states of a flow.
 
-_MOST_KEPT = 256
-"""How many are kept: a problem on three axes has some 130 that differ, and all of them are asked
-for with each of its programs."""
+_MAX_REMEMBERED = 256
+"""The size of the cache: a problem on three axes has some 130 distinct distance arrays, and each of
+its programs reads all of them."""
 
 
 def all_distances(flows: Sequence[Flow]) -> list[IntArray]:
-    """`shortest_distances` of each flow. Flows with equal arcs share one array, which is not to be
-    written."""
+    """`shortest_distances` of each flow. Flows with equal arcs share a read-only array."""
     return [
         _known(len(f.states), f.tails.tobytes(), f.heads.tobytes(), f.costs.tobytes())
         for f in flows
@@ -38,31 +37,31 @@ def all_distances(flows: Sequence[Flow]) -> list[IntArray]:
 
 
 def shortest_distances(size: int, tails: IntArray, heads: IntArray, costs: IntArray) -> IntArray:
-    """The cost of the shortest way from state to state (Floyd and Warshall), by arcs between
-    `size` of them; `FORBIDDEN` where there is none."""
-    found = np.full((size, size), FORBIDDEN, dtype=np.int64)
-    np.fill_diagonal(found, 0)
-    np.minimum.at(found, (tails, heads), costs)
+    """The cost of the shortest path between each two of `size` states (Floyd and Warshall);
+    `FORBIDDEN` where there is none."""
+    distances = np.full((size, size), FORBIDDEN, dtype=np.int64)
+    np.fill_diagonal(distances, 0)
+    np.minimum.at(distances, (tails, heads), costs)
     for middle in range(size):
         # Twice FORBIDDEN still fits; the minimum brings it back to FORBIDDEN.
-        np.minimum(found, found[:, middle, None] + found[None, middle], out=found)
-    return found
+        np.minimum(distances, distances[:, middle, None] + distances[None, middle], out=distances)
+    return distances
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_REMEMBERED)
 def _known(size: int, tails: bytes, heads: bytes, costs: bytes) -> IntArray:
-    found = shortest_distances(
+    distances = shortest_distances(
         size, *(np.frombuffer(each, np.int64) for each in (tails, heads, costs))
     )
-    found.flags.writeable = False
-    return found
+    distances.flags.writeable = False
+    return distances
 
 
 MAX_EXACT_TERMINALS = 6
 UNREACHABLE = 1 << 200
 _AT_TERMINAL = -1
 _UNIT = 1 << 64
-"""What a nanosecond counts where there is a second measure."""
+"""The weight of a nanosecond where there is a second cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,8 @@ class Route:
 
 
 class Links:
-    """Where the arcs of a flow start and end. Tensors that are alike share them, as `links_of`
-    finds: there are thousands of arcs, and of flows."""
+    """The ends of a flow's arcs. Flows of equal tensors share them (`links_of`): there are
+    thousands of arcs, and of flows."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
@@ -94,10 +93,10 @@ class Links:
     @cached_property
     def into(self) -> list[list[int]]:
         """Per state, the arcs that end there."""
-        found: list[list[int]] = [[] for _ in self._flow.states]
+        arcs: list[list[int]] = [[] for _ in self._flow.states]
         for arc, head in enumerate(self.heads):
-            found[head].append(arc)
-        return found
+            arcs[head].append(arc)
+        return arcs
 
 
 def links_of(flows: Sequence[Flow]) -> list[Links]:
@@ -109,9 +108,9 @@ def links_of(flows: Sequence[Flow]) -> list[Links]:
 
 @dataclass(slots=True)
 class _Table:
-    """Per state: the length of the best arborescence that covers a set of terminals from there, and
-    its first step: an arc (>= 0), `_AT_TERMINAL`, or a subset of the terminals to split off. Both
-    are final where the length is at most `reached`; `heap` has the states to go on from."""
+    """Per state: the length of the best arborescence from there to a set of terminals, and its
+    first step. That is an arc (>= 0), `_AT_TERMINAL`, or a subset of the terminals to split off.
+    Both are final where the length is at most `reached`. `heap` has the states to go on from."""
 
     length: list[int]
     step: list[int | frozenset[int]]
@@ -120,11 +119,11 @@ class _Table:
 
 
 class Router:
-    """Answers `route(root, terminals)` for one flow; remembers what it has worked out, and works
-    out no more than it is asked for: most tensors are used in, or near, the state they are made in.
+    """Computes `route(root, terminals)` for one flow, with a cache. It computes only what is
+    needed: most tensors are used in, or near, the state they are made in.
 
-    With `second`, at least 0 for each arc and less than `_UNIT` in sum, that of equally cheap
-    arborescences is found whose sum of these is the lowest.
+    `second` is a second cost per arc, at least 0, with a sum below `_UNIT`: it decides between
+    equally cheap arborescences.
     """
 
     def __init__(self, flow: Flow, links: Links, second: IntArray | None = None) -> None:
@@ -140,7 +139,7 @@ class Router:
 
     @cached_property
     def _extra(self) -> list[int]:
-        """What arcs are longer by than what they cost: one, so that fewer are better."""
+        """Per arc, its length beyond its cost: 1, so that fewer arcs are better."""
         if self._second is None:
             return [1] * len(self._costs)
         seconds: list[int] = self._second.tolist()
@@ -155,8 +154,8 @@ class Router:
         return self._routes[key]
 
     def lengths(self, terminals: frozenset[int]) -> list[int] | None:
-        """Per root state, the cost of covering `terminals` (`UNREACHABLE` where impossible); None
-        when there are too many terminals for an exact answer."""
+        """Per root state, the cost of reaching all `terminals` (`UNREACHABLE` where impossible);
+        None with too many terminals for an exact answer."""
         if not terminals:
             return [0] * self.num_states
         if len(terminals) > MAX_EXACT_TERMINALS:
@@ -178,8 +177,8 @@ class Router:
         return self._table(frozenset({terminal}), root).length[root]
 
     def _table(self, terminals: frozenset[int], root: int | None = None) -> _Table:
-        """What covers `terminals`, final at `root`, or at all roots. Dijkstra against the arcs
-        extends the arborescences as far as that takes."""
+        """The table for `terminals`, final at `root`, or by default at all roots. Dijkstra's
+        search, against the direction of arcs, extends the arborescences as far as that takes."""
         table = self._tables.get(terminals)
         if table is None:
             table = self._tables[terminals] = self._start(terminals)
@@ -206,7 +205,7 @@ class Router:
         return table
 
     def _start(self, terminals: frozenset[int]) -> _Table:
-        """Before any arc: at the terminal itself, or where two smaller arborescences meet."""
+        """The table before any arc: at the terminal, or where two smaller arborescences meet."""
         length = [UNREACHABLE] * self.num_states
         step: list[int | frozenset[int]] = [_AT_TERMINAL] * self.num_states
         first, *rest = sorted(terminals)
@@ -239,7 +238,7 @@ class Router:
         return arcs
 
     def _grow(self, root: int, terminals: frozenset[int]) -> set[int]:
-        """Attaches the nearest terminal to the tree, again and again."""
+        """Attaches the nearest terminal to the tree until none is missing."""
         arcs: set[int] = set()
         reached, missing = {root}, set(terminals)
         while missing:

@@ -1,4 +1,4 @@
-"""What is known while a problem is being solved: the best plan, the bound, the time left."""
+"""The state of a search: the best plan, the bound, the time left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Progress = Callable[[str], None]
 
 
 def silent(_: str) -> None:
-    """The progress that is told to nobody."""
+    """A progress callback that ignores its text."""
 
 
 SAME_COST = 0.01
@@ -30,13 +30,13 @@ def least_whole(bound: float) -> int:
 
 @dataclass(slots=True)
 class Search:
-    """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
-    `relaxation` is the model that was relaxed last, with its row duals in units of the cost, and
-    `shares` what these say of the windows; it ended at `basis`. `unlimited_bound` is below the
-    cost of every plan, whatever memory it takes, and `byte_ns` what a byte more of it would save.
-    It `is_rough` where the search ended with the first plan, though more could be found.
-    Plans that cost `cutoff` or more are of no interest, nor is a gap of `tolerance` times the
-    cost."""
+    """The state of a search. `bound` is below every plan's cost; `choice` is empty until there is a
+    feasible plan. `relaxation` is the last relaxed model with its row duals, in units of the cost.
+    `shares` are the weights of the windows' savings by these duals, and `basis` is the final basis.
+    `unlimited_bound` is below the cost of every plan, whatever memory it takes, and one more byte
+    of memory would save `byte_ns`. The search `is_rough` if it ended early with the first plan.
+    Plans that cost `cutoff` or more do not count, and a gap of `tolerance` times the cost is
+    allowed."""
 
     problem: Problem
     evaluator: Evaluator
@@ -58,7 +58,7 @@ class Search:
 
     @property
     def cost(self) -> float:
-        """That of the best plan; infinite without one."""
+        """The cost of the best plan; infinite without one."""
         return self.evaluation.objective if self.evaluation else inf
 
     @property
@@ -78,7 +78,7 @@ class Search:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is left to look for."""
+        """Whether the search is over."""
         is_close = self.evaluation is not None and self.gap <= self.tolerance * self.cost
         return self.proven or self.beaten or is_close
 
@@ -98,7 +98,7 @@ class Search:
             self.progress(f"plan of cost {evaluation.objective}, bound {self.bound:.0f}")
 
     def prefer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
-        """Keeps a feasible plan also when it costs what the best one does: ties are broken."""
+        """Keeps a feasible plan also if it costs as much as the best one: ties are broken."""
         if evaluation.feasible and evaluation.objective == self.cost:
             self.choice, self.evaluation = choice, evaluation
         self.submit(choice, evaluation)

@@ -1,9 +1,9 @@
-"""Plans with fewer choices, and other memory limits, judged from one relaxation.
+"""Plans with fewer choices, and other memory limits, from one relaxation.
 
 The relaxation of a problem is solved once. With some choices taken out, the simplex method goes on
-from its last basis and takes few steps; the duals then prove a bound on all plans without those
-choices (`relaxation`), and the rounded values are a plan, mostly one that costs no more than the
-bound. Every question starts from the same basis, so that no answer depends on those before.
+from its last basis and takes few steps. The duals then prove a bound on all plans without those
+choices (`relaxation`). The rounded values are a plan, mostly one that costs no more than the bound.
+Every query starts from the same basis, so that no result depends on earlier ones.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _RELAXATION = "relaxation"
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """What is known of the plans that take only some choices: none costs less than `bound`, and
-    `solution` is one of them, or None where the relaxation, rounded, is no plan."""
+    """The plans that take only some choices: none costs less than `bound`, and `solution` is one of
+    them, or None if the rounded relaxation is no plan."""
 
     bound: int
     solution: Solution | None
@@ -50,8 +50,8 @@ class Sensitivity:
         self.bound = least_whole(dual_bound(self._model, self._row_duals).value)
 
     def with_only(self, allowed: Mapping[int, BoolArray]) -> Restriction | None:
-        """What is known where each of these nodes takes one of its `allowed` choices; None where
-        the relaxation finds that impossible."""
+        """The restriction in which each of these nodes takes one of its `allowed` choices; None if
+        the relaxation proves that impossible."""
         model, highs = self._model, self._highs
         absent = np.zeros(model.num_columns, np.bool_)
         for node, left in allowed.items():
@@ -70,17 +70,19 @@ class Sensitivity:
         proven = least_whole(dual_bound(model, answer.row_duals / model.cost_scale, absent).value)
         bound = max(self.bound, proven)
         choice = rounded(model, np.where(absent, -1.0, answer.values))
-        found = self._evaluator(choice)
-        if not found.feasible:
+        evaluation = self._evaluator(choice)
+        if not evaluation.feasible:
             return Restriction(bound, None)
-        bound = min(bound, found.objective)
-        status = Status.OPTIMAL if bound == found.objective else Status.FEASIBLE
-        solution = Solution(status, choice, found.arcs, found.objective, bound, _RELAXATION)
+        bound = min(bound, evaluation.objective)
+        status = Status.OPTIMAL if bound == evaluation.objective else Status.FEASIBLE
+        solution = Solution(
+            status, choice, evaluation.arcs, evaluation.objective, bound, _RELAXATION
+        )
         return Restriction(bound, solution)
 
     def bound_with_limit(self, usage_limit: int) -> int:
-        """What no plan costs less than under another limit of usages: by the duals as they are,
-        or anew where the limit has come not to bind at all."""
+        """A lower bound on plans under another limit of usages: by the duals as they are, or by new
+        ones if the numbers of rows differ, as where the limit does not bind at all."""
         other = replace(self.problem, usage_limit=usage_limit)
         model = build_model(other)
         if model.num_rows != self._model.num_rows:

@@ -1,13 +1,13 @@
 """The plan of the lowest tie weight among those of the lowest cost.
 
-What no plan of that cost can use is left out by its reduced cost, and the tie weight is the
-objective for the rest. Where the relaxation is as good as the plan, the rest is exactly the plans
-of that cost, and nearly always one more relaxation settles it.
+Columns that no plan of that cost can use are left out by their reduced costs, and the tie weight
+is the objective for the rest. If the relaxation costs as much as the plan, the rest is exactly the
+plans of that cost, and nearly always one more relaxation is enough.
 
-Where the relaxation has a gap, which is where memory binds, a row keeps the cost down and an
-integer program is needed. It is as hard as the first one, so on large problems the choices that
-take memory stay as they are and only the others are settled: with memory decided, the relaxation
-has no gap. `statistics["ties"]` is then "broken beside memory".
+If the relaxation has a gap, which it has where memory binds, a row limits the cost, and an integer
+program is needed. It is as hard as the first one. So on large problems the choices that take memory
+stay fixed, and only the others are decided: with memory fixed, the relaxation has no gap.
+`statistics["ties"]` is then "broken beside memory".
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from autopar.solver.relaxation import DualBound, dual_bound, num_fractional, rou
 from autopar.solver.search import SAME_COST, Search
 
 MAX_OPEN = 4_000
-"""Columns that may be left for the integer program; with more, memory is held as it is."""
+"""The most open columns of the integer program; with more, memory choices stay fixed."""
 _MAX_NODES = 2_000
 _WEIGHT_SCALE = 1024 / WEIGHT_LIMIT
 
 
 def restrict(highs: Highs, model: Model, duals: DualBound, gap: float) -> None:
-    """Leaves only what plans within `gap` of the bound can use."""
+    """Leaves only the columns that plans within `gap` of the bound can use."""
     reduced = duals.reduced_costs
     highs.fix(_whole_columns(model, reduced > gap), 0.0)
     highs.fix(_whole_columns(model, reduced < -gap), 1.0)
-    # Of what is hidden, plans have any part.
+    # The hidden part of a window is continuous.
     hidden = model.hidden[np.abs(reduced[model.hidden]) > gap]
     of_hidden = reduced[hidden]
     part = gap / np.abs(of_hidden)
@@ -46,7 +46,7 @@ def restrict(highs: Highs, model: Model, duals: DualBound, gap: float) -> None:
 
 
 def _whole_columns(model: Model, which: BoolArray) -> IntArray:
-    """Those of which a plan has all or nothing."""
+    """The columns of `which` that are 0 or 1 in a plan."""
     return np.setdiff1d(np.flatnonzero(which), model.hidden)
 
 
@@ -79,8 +79,8 @@ def break_ties(state: Search, model: Model, highs: Highs, duals: DualBound) -> N
 
 
 def _hold_memory(state: Search, model: Model, highs: Highs, unused: BoolArray) -> DualBound | None:
-    """Fixes the nodes that can use more or less memory, and bounds the cost of the rest without the
-    columns in `unused`; None when that bound does not reach the cost."""
+    """Fixes the nodes whose choices differ in memory, and bounds the cost of the rest without the
+    columns in `unused`; None if that bound is below the plan's cost."""
     absent = unused.copy()
     taken: list[int] = []
     for node, columns in enumerate(model.choices):
@@ -101,7 +101,7 @@ def _hold_memory(state: Search, model: Model, highs: Highs, unused: BoolArray) -
 
 
 def _lowest_weight(state: Search, model: Model, highs: Highs, best: int, *, gap: float) -> Answer:
-    """Minimises the tie weight on what is left in `highs`, at a cost of at most `best`."""
+    """Minimizes the tie weight over the open columns of `highs`, at a cost of at most `best`."""
     if gap >= 1 - SAME_COST:
         there = np.flatnonzero(model.cost)
         scaled = model.cost[there] * np.float64(model.cost_scale)

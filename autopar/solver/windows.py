@@ -1,9 +1,9 @@
 """Problems without windows that bound one with them.
 
-What is hidden in a window is the least of its savings, which is at most any mean of them. With the
-savings of each window in fixed `Shares`, the problem is one whose costs add up, and no plan of it
-costs more than it does with windows: Lagrange's relaxation of "the least". The shares that give the
-highest bound are the duals of the windows' rows in the linear program.
+The time hidden in a window is the minimum of its savings, which is at most any mean of them. With
+the savings of each window in fixed `Shares`, costs add up, and no plan costs more than with
+windows: this is the Lagrangian relaxation of the minimum. The shares with the highest bound are the
+duals of the windows' rows in the linear program.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Shares = tuple[FloatArray, ...]
 
 
 def first_shares(problem: Problem) -> Shares:
-    """As if the resource of each window that is the busiest with what nodes cost where each takes
-    its cheapest choice were so in all plans: the device, or the host that launches its kernels."""
+    """Shares that put all weight of a window on one resource: the busiest one, device or host, when
+    each node takes its cheapest choice."""
     cheapest = [int(costs.argmin()) for costs in problem.costs]
     sums = (
         [sum(int(x[cheapest[i]]) for i, x in s.nodes.items()) for s in window.savings]
@@ -39,8 +39,8 @@ def normalised(shares: Sequence[FloatArray]) -> Shares:
 
 def weighed(problem: Problem, shares: Shares) -> Problem:
     """The problem with the savings of each window in these shares, rounded down: no plan costs more
-    there, wherever its tensors go. Arcs between whose ends there is a faster way are forbidden:
-    tensors take the fastest ways, and a slow one that is hidden would cost nothing."""
+    there, on any routes. Arcs are forbidden if there is a faster path between their ends: tensors
+    take the fastest paths, and a slow path that is hidden would cost nothing."""
     costs = [*problem.costs]
     distances = all_distances(problem.flows)
     arcs = [
@@ -63,7 +63,7 @@ def _less(costs: IntArray, saved: FloatArray) -> IntArray:
 
 
 def most_hidden(window: Window) -> int:
-    """No plan hides more than this in `window`."""
+    """The most that any plan can hide in `window`, in nanoseconds."""
     return min(
         sum(int(saved.max()) for saved in saving.nodes.values())
         + sum(int(saved.sum()) for saved in saving.flows.values())

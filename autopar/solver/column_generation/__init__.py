@@ -1,1 +1,1 @@
-"""Flows, and more choices than one integer program takes: a part is solved exactly."""
+"""Column generation, for flows and more choices than one integer program takes."""

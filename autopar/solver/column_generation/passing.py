@@ -1,8 +1,8 @@
 """Message passing from the master's prices: a bound for all plans, and one for each choice.
 
-The prices of states that the master does not know are guesses on the safe side, so that the bound
-they give at first is far below the master's; sweeps raise it, to what the relaxation of the whole
-problem gives where the master has what matters.
+The prices of states that the master does not have are guesses on the safe side, so that their first
+bound is far below the master's. Sweeps raise it, up to the relaxation of the whole problem if the
+master has the choices that matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autopar.solver.pairwise.compiling import compiled
 from autopar.solver.pairwise.core import Core
 from autopar.solver.pairwise.kernels import rows_least
 
-# The compiled pass that says what every choice costs at the least.
+# The compiled pass that computes a lower bound for every choice.
 
 # Inside compiled functions numpy's scalars are Python's.
 # pyright: reportReturnType=none, reportArgumentType=none
@@ -35,7 +35,7 @@ def least_costs(
     of_edges: FloatArray,
     row: FloatArray,
 ) -> None:
-    """Sets the least of every node and of every edge after `message`; `row` is room to work in."""
+    """Sets the least cost of every node and every edge after `message`; `row` is scratch."""
     own = theta.copy()
     for e in range(len(core.source)):
         a, b = core.source[e], core.target[e]
@@ -55,10 +55,10 @@ def least_costs(
 def weigh(
     core: Core, upward: bool, theta: FloatArray, message: FloatArray, at_least: FloatArray
 ) -> None:
-    """One pass of message passing, as `kernels.sweep` makes it, that raises `at_least[label]` to
-    the bound on plans with that choice: what all other nodes and edges cost at the least, and at
-    the node in hand, before it hands its costs on, the choice itself and the best row of each of
-    its edges."""
+    """One pass of message passing, as in `kernels.sweep`, that raises `at_least[label]` to the
+    bound on plans with that choice. The bound is the sum of the least costs of all other nodes and
+    edges, the choice's own cost, and the best row of each of its edges. It is computed at the
+    choice's node, before that passes its costs on."""
     num_nodes, widest = len(core.first) - 1, np.max(np.diff(core.first))
     own, with_rows, rows = np.empty(widest), np.empty(widest), np.empty(widest)
     of_nodes, of_edges = np.empty(num_nodes), np.empty(len(core.source))
@@ -112,14 +112,14 @@ def weigh(
 
 _SWEEPS_PER_LOOK = 10
 PROGRESS = 1e-4
-"""Sweeps end when so many raise the bound by no more than such a part of it."""
+"""Sweeps end when `_SWEEPS_PER_LOOK` of them raise the bound by no more than this part of it."""
 
 _ROUNDING = 1e-9
-"""How much more than a bound sweeps have to come to before exact arithmetic proves it."""
+"""By how much, as a part, sweeps must exceed a bound for exact arithmetic to prove it."""
 
 
 class Passing:
-    """Messages on `relayed`, at a price per time of a byte (`multipliers`, of `maximal_times`)."""
+    """Messages on `relayed`, with a price of a byte at each of `maximal_times` (`multipliers`)."""
 
     def __init__(self, relayed: Relayed, multipliers: FloatArray) -> None:
         self.core = relayed.core
@@ -139,9 +139,9 @@ class Passing:
         known: float = float("-inf"),
         enough: float = float("inf"),
     ) -> int:
-        """Sweeps until ten of them raise the bound by no more than `progress`, a part of it, or it
-        is `enough`, or `most_sweeps` are done, or would be before the bound is above one that is
-        `known`; returns the bound, as far as exact arithmetic proves it."""
+        """Sweeps, and returns the bound that exact arithmetic proves. It ends when ten sweeps raise
+        the bound by no more than `progress`, a part of it, when the bound is `enough`, or after
+        `most_sweeps`. It also ends when these would not raise the bound above `known`."""
         core = self.core
         order, free = np.arange(core.num_nodes), np.ones(core.num_nodes, dtype=np.bool_)
         margin = np.zeros(core.num_nodes)
@@ -162,32 +162,32 @@ class Passing:
         return certify(core, self.memory, Guide(self.multipliers, self._message, bound, 1.0))
 
     def read(self) -> tuple[int, ...]:
-        """Per node of the problem its choice in the plan that the last sweep read off: each node as
-        suits those that were decided before it, and what the messages say of the others."""
+        """Per node of the problem, its choice in the plan of the last sweep: the best one given the
+        nodes decided before it and the messages of the others."""
         taken = np.zeros(len(self.core.cost), dtype=np.bool_)
         taken[self.core.first[:-1] + self._plan] = True
         return tuple(int(np.argmax((own >= 0) & taken[own])) for own in self._labels)
 
     def at_least(self) -> tuple[FloatArray, ...]:
-        """Per node of the problem and choice, a bound on the cost of plans with it."""
+        """Per node of the problem and choice, a lower bound on plans with that choice."""
         core = self.core
-        found = np.full(len(core.cost), -np.inf)
+        bounds = np.full(len(core.cost), -np.inf)
         for upward in (True, False, True):
-            weigh(core, upward, self._theta, self._message, found)
-        found += core.fixed_cost + float(self.multipliers @ (core.base - core.limit))
-        return tuple(np.where(own < 0, np.inf, found[own]) for own in self._labels)
+            weigh(core, upward, self._theta, self._message, bounds)
+        bounds += core.fixed_cost + float(self.multipliers @ (core.base - core.limit))
+        return tuple(np.where(own < 0, np.inf, bounds[own]) for own in self._labels)
 
 
 def memory_prices(problem: Problem, model: Model, row_duals: FloatArray) -> FloatArray:
-    """What a byte costs at each of the problem's `maximal_times`, by the duals of `model`."""
+    """The price of a byte at each of the problem's `maximal_times`, by the duals of `model`."""
     times = maximal_times(problem)
-    found = np.zeros(len(times))
+    prices = np.zeros(len(times))
     for limit in model.limits:
         place = int(np.searchsorted(times, limit.time))
-        found[place] += max(0.0, -float(row_duals[limit.row])) * limit.scale
-    return found
+        prices[place] += max(0.0, -float(row_duals[limit.row])) * limit.scale
+    return prices
 
 
 def unpriced(problem: Problem) -> FloatArray:
-    """Memory for nothing."""
+    """Prices of zero for memory."""
     return np.zeros(len(maximal_times(problem)))

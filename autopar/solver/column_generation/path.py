@@ -1,21 +1,21 @@
 """Column generation: flows and more choices than one integer program takes, as on three axes.
 
-A *master*, the problem with some of its choices, is solved exactly: a plan, and prices (duals) of
-what every tensor costs in every state. Message passing extends the prices to all choices, which
+A *master*, the problem with some of its choices, is solved exactly. That gives a plan, and prices
+(duals) of every tensor in every state. Message passing extends the prices to all choices, which
 gives a lower bound for the whole problem, and one per choice for the plans that have it. Choices
-whose bound exceeds the best plan are out for good; those next to the best plan and the most
-promising of the others enter the next master. When few choices are left, the problem with these is
-solved exactly, and what comes of it is optimal. Else rounds go on until the plan is as near to the
-bound as is asked for, or within `TOLERANCE` of it where they take long.
+whose bound exceeds the best plan are left out for good. Those next to the best plan, and the others
+of the lowest bounds, enter the next master. When few choices are left, the problem with these is
+solved exactly, and the solution is optimal. Else rounds go on until the gap is as small as the
+caller requires, or within `TOLERANCE` where rounds take long.
 
-Of a problem of very many nodes, a model of a thousand different layers, even a master of two
-choices per node is a large program. There the plan that message passing reads off comes first, and
-is enough if it is within `TOLERANCE`. If it is not, one master raises the bound; more of them take
-minutes and bring little: the plan states its gap.
+With very many nodes, as of a model of a thousand different layers, even a master of two choices per
+node is a large program. There the first plan is the one that message passing reads off, which is
+enough if it is within `TOLERANCE`. If it is not, one master raises the bound. More of them take
+minutes and help little: the plan states its gap.
 
 This is column generation (Gilmore and Gomory, 1961) with message passing (Kolmogorov, "Convergent
-Tree-Reweighted Message Passing for Energy Minimization", 2006) to price whole chains of columns,
-which one after the other would not pay, and to stop with a bound.
+Tree-Reweighted Message Passing for Energy Minimization", 2006). Message passing prices whole chains
+of columns, which would not pay one by one, and gives a bound to stop at.
 """
 
 from __future__ import annotations
@@ -48,35 +48,35 @@ TOLERANCE = 0.01
 """The gap with which a plan is good enough, as a part of its cost, where rounds take long."""
 
 _MANY_NODES = 1_000
-"""Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
+"""The number of nodes above which a master has no more than two choices per node."""
 
 _ROUNDS, _PROGRESS = 12, 0.01
 _PATIENCE, _COARSE_PATIENCE = 2, 1
-"""How many rounds there are at most, and after how many the search ends that have not closed such a
-part of the gap, sooner where more than `TOLERANCE` is allowed: what they add is not what the bound
-lacks."""
+"""The most rounds, and the part of the gap that a round should close. After `_PATIENCE` rounds that
+do not, or `_COARSE_PATIENCE` where more than `TOLERANCE` is allowed, the search ends: the choices
+that they add are not those that hold the bound down."""
 
 _FIRST_CHOICES = 1_000
 _MORE_CHOICES = 1_000
 _FEW_CHOICES, _FEW_WHEN_COARSE = 4_000, 2_500
-"""Choices of which what is left of a problem is solved as a whole, and where more than `TOLERANCE`
-is allowed: there rounds are as good a proof as that needs."""
+"""The number of choices up to which the rest of a problem is solved as a whole; fewer where more
+than `TOLERANCE` is allowed, as rounds then prove enough."""
 _VERY_FEW, _NEAR = 1_000, 0.02
-"""Choices of which it is solved as a whole whatever the gap, and the gap up to which it is with
-more of them: before, another master takes less and leaves out most."""
+"""The number of choices up to which the rest is solved as a whole at any gap. With more choices it
+is at gaps up to `_NEAR`: above, another master takes less time and leaves out most choices."""
 
 _FAR = 0.1
-"""The gap above which, after the second round, messages stay far below the relaxation, where links
-are slow (Llama-8B on 64x8 L4s: 14 % below the best plan, and the relaxation 0.2). Of a problem on
-two axes what is left is solved as a whole then: its relaxation takes as long as two more masters.
-On three axes, where that would take minutes, rounds go on as long as they make better plans."""
+"""A gap above this after the second round shows that the bound of messages stays far below the
+relaxation, as on slow links (Llama-8B on 64x8 L4s: 14 % below the best plan, the relaxation 0.2 %).
+On two axes the rest of the problem is then solved as a whole: its relaxation takes as long as two
+more masters. On three axes that would take minutes: rounds go on while they find better plans."""
 
 _SOON = 8_000
-"""Choices of which another round takes a few seconds: rounds go on within `TOLERANCE`."""
+"""Up to so many choices another round takes a few seconds: rounds go on within `TOLERANCE`."""
 
 _SWEEPS = 240
 _FIRST_PROGRESS = 1e-3
-"""What sweeps bring at the least that go on before any price is known."""
+"""The progress below which sweeps end while no prices are known."""
 
 _ROUNDING = 1e-9
 """How far a bound in floating point may be off, as a part of it: sums of a few thousand terms."""
@@ -89,8 +89,8 @@ def generate_columns(
     cutoff: float = float("inf"),
     tolerance: float = 0.0,
 ) -> Search:
-    """Solves `problem` as far as `TOLERANCE`, rounds and clock allow, or until it is known that no
-    plan costs less than `cutoff`, or that the gap is at most `tolerance`."""
+    """Solves `problem` as far as `TOLERANCE`, rounds and clock allow. It ends earlier once no plan
+    can cost less than `cutoff`, or the gap is at most `tolerance`."""
     work = _Work(problem, clock, progress, cutoff, tolerance)
     work.begin()
     for number in range(_ROUNDS):
@@ -101,14 +101,14 @@ def generate_columns(
 
 
 def quick_bound(problem: Problem, clock: Clock, enough: float = float("inf")) -> float:
-    """What message passing alone finds soon, or that it is `enough`: within a percent on two axes,
-    if memory is ample."""
+    """The lower bound of message passing alone, which ends once it is `enough`: within a percent on
+    two axes, if memory is ample."""
     passing = _without_prices(problem)
     return float("-inf") if passing is None else passing.sweep(clock, _SWEEPS, enough=enough)
 
 
 def _without_prices(problem: Problem) -> Passing | None:
-    """Message passing with nothing known of any price; None if there is no plan."""
+    """Message passing from prices of zero; None if there is no plan."""
     if problem.windows:
         summed = weighed(problem, first_shares(problem))
         distances = distances_weighed(problem.flows, summed.flows)
@@ -119,9 +119,9 @@ def _without_prices(problem: Problem) -> Passing | None:
 
 
 class _Work:
-    """`problem` is what is left of the one to be solved: `left[i]` are the choices of node `i` that
-    may be in a plan as good as the best one, by their places in the first problem. `kept[i]` are
-    those of the master, by their places in `left[i]`."""
+    """The state of column generation. `problem` is the rest of the first problem: `left[i]` are the
+    choices of node `i` that may be in a plan as good as the best one, as indices in the first
+    problem. `kept[i]` are the choices of the master, as indices in `left[i]`."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Work:
         self._is_vain = False
 
     def begin(self) -> None:
-        """Chooses the first master: what is leanest, and what message passing alone deems good."""
+        """Chooses the first master: choices of the smallest memory, and of the lowest bounds."""
         passing = _without_prices(self.problem)
         if passing is None:
             self.state.infeasible = self._done = True
@@ -170,27 +170,27 @@ class _Work:
             self._grow(max(_FIRST_CHOICES, self._room))
 
     def round(self, number: int) -> None:
-        """One master, and what its prices say of the whole."""
+        """Solves one master, and bounds the whole problem by its prices."""
         state, before = self.state, self._gap()
         cost = state.cost
         master = keep_choices(self.problem, self.kept)
-        found = exact.find_exactly(master, state.clock, state.progress, self._master)
-        state.statistics |= found.statistics | {"rounds": number + 1}
-        state.basis = found.basis or state.basis
-        if found.choice:
-            chosen = self._chosen(self.kept, found.choice)
+        search = exact.find_exactly(master, state.clock, state.progress, self._master)
+        state.statistics |= search.statistics | {"rounds": number + 1}
+        state.basis = search.basis or state.basis
+        if search.choice:
+            chosen = self._chosen(self.kept, search.choice)
             state.submit(chosen, state.evaluator(chosen))
             self._leave_out(self.kept)
         is_better = state.cost < (1 - TOLERANCE) * cost
         has_plan = state.evaluation is not None
-        self._is_vain = has_plan and (not is_better or found.bound >= state.cutoff)
-        if found.relaxation is None or found.infeasible:
+        self._is_vain = has_plan and (not is_better or search.bound >= state.cutoff)
+        if search.relaxation is None or search.infeasible:
             grown = self._grow(sum(map(len, self.kept)))
-            state.infeasible = found.infeasible and not grown
+            state.infeasible = search.infeasible and not grown
             self._done = not grown
             return
-        model, row_duals = found.relaxation
-        state.byte_ns = found.byte_ns
+        model, row_duals = search.relaxation
+        state.byte_ns = search.byte_ns
         summed, distances = self.problem, self.distances
         if summed.windows:
             summed = weighed(summed, model.shares(row_duals))
@@ -209,17 +209,17 @@ class _Work:
             self._close_or_grow(number, num_left)
 
     def finished(self) -> bool:
-        """Whether nothing more is to be done."""
+        """Whether the search is over."""
         return self._done or self.state.is_finished or self.state.clock.expired
 
     def _chosen(self, kept: Sequence[IntArray], choice: tuple[int, ...]) -> tuple[int, ...]:
-        """The choice of the first problem that is `choice` of the one with `kept` alone."""
+        """Choices of the first problem, from `choice`, indices in `kept`."""
         return tuple(
             int(left[some[c]]) for left, some, c in zip(self.left, kept, choice, strict=True)
         )
 
     def _learn(self, passing: Passing, progress: float = PROGRESS) -> None:
-        """Takes the bounds of `passing`, and leaves out the choices that they exclude."""
+        """Raises the bounds by `passing`, and leaves out the choices that they exclude."""
         state = self.state
         more = {"known": state.bound, "enough": state.cutoff}
         state.raise_bound(passing.sweep(state.clock, _SWEEPS, progress=progress, **more))
@@ -232,8 +232,8 @@ class _Work:
         self._leave_out([np.empty(0, dtype=np.int64)] * len(self.kept))
 
     def _leave_out(self, spared: Sequence[IntArray]) -> None:
-        """Leaves out what is known to be in no plan as good as the best one, but for the `spared`
-        choices: those of a master whose prices are still to be read."""
+        """Leaves out the choices that are in no plan as good as the best one. The `spared` choices
+        stay: those of a master whose prices are still to be read."""
         state, best = self.state, self.state.evaluation
         if best is None:
             return
@@ -258,15 +258,15 @@ class _Work:
         self._at_least = [b[some] for b, some in zip(self._at_least, still, strict=True)]
 
     def _submit_first(self) -> None:
-        """Offers the first choice of every node: where links are slow, a plan that computes all of
-        it everywhere is hard to find node by node, and near the best."""
+        """Submits the first choice of every node. Where links are slow, this plan, which computes
+        everything on every device, is near the best, and hard to find node by node."""
         first = (0,) * len(self.problem.keys)
         self.state.submit(first, self.state.evaluator(first))
         self._descend(first)
 
     def _read_off(self, passing: Passing) -> None:
-        """Offers the plan that `passing` read off, and if that is not good enough what coordinate
-        descent makes of it."""
+        """Submits the plan that `passing` read off and, if its gap is too large, the result of
+        coordinate descent from it."""
         state = self.state
         read = self._chosen([np.arange(len(some)) for some in self.left], passing.read())
         state.submit(read, state.evaluator(read))
@@ -274,13 +274,13 @@ class _Work:
             self._descend(read)
 
     def _descend(self, start: tuple[int, ...]) -> None:
-        """Offers what coordinate descent makes of a plan."""
+        """Submits the result of coordinate descent from a plan."""
         state = self.state
         if self._descent is None:
             self._descent = Descent(state.problem, state.evaluator, state.clock)
-        found = self._descent.improve(start)
-        if found is not None:
-            state.submit(*found)
+        plan = self._descent.improve(start)
+        if plan is not None:
+            state.submit(*plan)
 
     def _gap(self) -> float:
         state = self.state
@@ -305,7 +305,7 @@ class _Work:
         return self._stalled >= (_COARSE_PATIENCE if self._is_coarse else _PATIENCE)
 
     def _add_neighbours(self) -> int:
-        """Adds what is next to the best plan to the master; returns how many choices that were."""
+        """Adds the choices next to the best plan to the master; returns their number."""
         best = self._best()
         if not best:
             return 0
@@ -317,25 +317,25 @@ class _Work:
         return sum(map(len, self.kept)) - before
 
     def _best(self) -> tuple[int, ...]:
-        """The best plan, as one of what is left of the problem; empty if there is none."""
+        """The best plan, as choices of the rest of the problem; empty without a plan."""
         choice = self.state.choice
         return tuple(
             int(np.searchsorted(left, c)) for left, c in zip(self.left, choice, strict=bool(choice))
         )
 
     def _close(self) -> None:
-        """Solves what is left of the problem: no better plan has any other choice."""
+        """Solves the rest of the problem: no better plan has any other choice."""
         state = self.state
         tolerance = 0.0 if self._breaks_ties else state.tolerance
         aim = exact.Aim(cutoff=state.cutoff, tolerance=tolerance, known=self._best())
-        found = exact.find_exactly(self.problem, state.clock, state.progress, aim)
-        state.statistics |= found.statistics
-        state.basis = found.basis or state.basis
-        if found.choice:
-            chosen = self._chosen([np.arange(len(some)) for some in self.left], found.choice)
+        search = exact.find_exactly(self.problem, state.clock, state.progress, aim)
+        state.statistics |= search.statistics
+        state.basis = search.basis or state.basis
+        if search.choice:
+            chosen = self._chosen([np.arange(len(some)) for some in self.left], search.choice)
             state.prefer(chosen, state.evaluator(chosen))
-        state.raise_bound(min(found.bound, state.cost))
-        state.infeasible = state.evaluation is None and found.infeasible
+        state.raise_bound(min(search.bound, state.cost))
+        state.infeasible = state.evaluation is None and search.infeasible
         self._done = True
 
     def _grow(self, count: int) -> bool:
@@ -354,25 +354,26 @@ class _Work:
 
 
 def near(problem: Problem, choice: Sequence[int]) -> list[IntArray]:
-    """Per node the choices under which every tensor it makes or asks for is next to what it is
-    under `choice`. Of a node without flows, its own alone."""
-    found: list[BoolArray | None] = [None] * len(problem.costs)
+    """Per node, the choices under which every tensor it makes or reads is in a state next to the
+    one under `choice`. A node without flows has its own choice alone."""
+    neighbours: list[BoolArray | None] = [None] * len(problem.costs)
     for flow in problem.flows:
         adjacent = _adjacent(flow)
         ends = [(flow.source, flow.source_state), *((s.node, s.state) for s in flow.sinks)]
         for node, state in ends:
             there = adjacent[state[choice[node]], state]
-            before = found[node]
-            found[node] = there if before is None else before & there
+            before = neighbours[node]
+            neighbours[node] = there if before is None else before & there
     return [
         np.array([c]) if there is None else np.flatnonzero(there)
-        for c, there in zip(choice, found, strict=True)
+        for c, there in zip(choice, neighbours, strict=True)
     ]
 
 
 def _adjacent(flow: Flow) -> BoolArray:
-    """Which states are next to each other: by their placements or, where they have none, by an arc,
-    whichever way it leads. Nothing, the last, is next to all."""
+    """Which states are next to each other: they differ in at most one placement or, without
+    placements, are joined by an arc in either direction. The last index stands for no state, which
+    is next to all."""
     size = len(flow.states)
     joined = np.ones((size + 1, size + 1), dtype=np.bool_)
     if flow.placements is None:

@@ -1,9 +1,9 @@
-"""A problem with flows as one with tables alone, laid out for message passing.
+"""A problem with flows as one with cost tables alone, laid out for message passing.
 
 A flow with one commodity is a table of shortest distances between two nodes. With two, it gets a
-node of its own, the state in which the two part: from there on nothing is shared, so that three
-tables say exactly what the flow costs. With more, the cost of every arc is split among the
-commodities and each is a table of its own: a lower bound whatever the split, which follows the
+node of its own, the state in which the two part. From there on they share nothing, so that three
+tables state the flow's cost exactly. With more, the cost of every arc is split among the
+commodities, each of which is a table. That is a lower bound for any split; the split follows the
 prices of the commodities.
 """
 
@@ -22,16 +22,16 @@ from autopar.solver.pairwise.contract import Contracted
 from autopar.solver.pairwise.core import Core, lay_out
 from autopar.solver.pairwise.tables import Tables, added
 
-# What a flow charges those who use it, and credits the one who makes it, per state.
+# Potentials: the price per state that a flow charges its sinks and credits its source.
 #
-# In the relaxation, a commodity of a flow has a price at every state: a sink pays it, the source
+# In the relaxation, a commodity of a flow has a price at every state. A sink pays it, the source
 # gets it, and over an arc it rises by at most the part of the arc's cost that falls to the
-# commodity. The duals of the master's balances are such prices, but only for states of its ways.
-# Prices of other states are open between two: a sink would pay no more than a way from a known
-# state costs, a source would get no less than a way on to one saves. Message passing starts from
-# the middle, which rises over no arc by more than that costs, as both of them do (it raises the
-# bound further, and sooner, than from the one for sinks and the other for sources), and settles
-# them.
+# commodity. The duals of the master's balances are such prices, but only for states on its paths.
+# The prices of other states lie between two limits. A sink pays no more than the price of a known
+# state and the path from there. A source gets no less than the price of a known state less the path
+# to it. Message passing starts from the middle, which, like both limits, rises over no arc by more
+# than the arc's cost. From there it raises the bound further and sooner than from the upper limit
+# for sinks and the lower one for sources.
 
 Potentials = tuple[tuple[FloatArray, ...], ...]
 """Per flow and commodity, in the order of `distinct_sinks`, the price at each state."""
@@ -51,13 +51,13 @@ def potentials(
     row_duals: FloatArray,
     distances: Sequence[IntArray],
 ) -> Potentials:
-    """The prices, for the flows of `problem`, that `row_duals` (in units of the cost) stand for;
-    `model` is of the master, `problem` with the choices `kept`.
+    """The prices for the flows of `problem` by `row_duals`, in units of the cost. `model` is that
+    of the master, which is `problem` with the choices `kept`.
 
-    Sinks of one node that ask alike there are one commodity of the master, though they may be two
-    of the problem: the first bears the price.
+    Sinks of one node with equal states in the master are one commodity there, though they may be
+    two in the problem: the first of them bears the price.
     """
-    found: list[tuple[FloatArray, ...]] = []
+    by_flow: list[tuple[FloatArray, ...]] = []
     for flow, balances, distance in zip(problem.flows, model.balances, distances, strict=True):
         left: dict[tuple[int, bytes], IntArray] = {}
         for node, states in distinct_sinks(flow):
@@ -69,8 +69,8 @@ def potentials(
             state = states[kept[node]]
             rows = left.pop((node, state.tobytes()), np.full(len(flow.states), -1))
             of_flow.append(_potential(rows, row_duals, distance))
-        found.append(tuple(of_flow))
-    return tuple(found)
+        by_flow.append(tuple(of_flow))
+    return tuple(by_flow)
 
 
 def _potential(rows: IntArray, row_duals: FloatArray, distance: IntArray) -> FloatArray:
@@ -78,9 +78,9 @@ def _potential(rows: IntArray, row_duals: FloatArray, distance: IntArray) -> Flo
     if not len(known):
         return np.zeros(len(rows))
     price: FloatArray = -row_duals[rows[known]]
-    way: FloatArray = np.where(distance >= FORBIDDEN, np.inf, distance.astype(np.float64))
-    most: FloatArray = (price[:, None] + way[known]).min(axis=0)
-    least: FloatArray = (price[None, :] - way[:, known]).max(axis=1)
+    path_costs: FloatArray = np.where(distance >= FORBIDDEN, np.inf, distance.astype(np.float64))
+    most: FloatArray = (price[:, None] + path_costs[known]).min(axis=0)
+    least: FloatArray = (price[None, :] - path_costs[:, known]).max(axis=1)
     most = np.where(np.isfinite(most), most, least)
     least = np.where(np.isfinite(least), least, most)
     reached = np.isfinite(most)
@@ -89,36 +89,36 @@ def _potential(rows: IntArray, row_duals: FloatArray, distance: IntArray) -> Flo
     )
 
 
-# What ways of tensors cost where the savings of windows are taken off arcs (`windows.weighed`).
+# The costs of paths after the savings of windows are taken off arcs (`windows.weighed`).
 #
-# A tensor takes a fastest way by the costs that arcs have. By what is left of them after savings,
-# slower ways may be cheaper: a bound on plans that take them would be one of plans that there are
-# not (three axes of 8x8x8 devices, Llama-8B: 3 % below the relaxation).
+# A tensor takes a fastest path by the full costs of arcs. After savings, slower paths may be
+# cheaper. A bound that includes these would be one on plans that do not exist (three axes of 8x8x8
+# devices, Llama-8B: 3 % below the relaxation).
 
 # Inside compiled functions numpy's scalars are Python's.
 # pyright: reportReturnType=none, reportArgumentType=none
 
 
 def distances_weighed(flows: Sequence[Flow], weighed: Sequence[Flow]) -> list[IntArray]:
-    """Per flow and from state to state, the least that a fastest way comes to by the costs that
-    arcs have in `weighed`, which are not below 0; `FORBIDDEN` where there is no way."""
+    """Per flow and from state to state, the least cost in `weighed`, whose arcs cost at least 0, of
+    a path that is fastest in `flows`; `FORBIDDEN` where there is no path."""
     known: dict[tuple[int, bytes, bytes, bytes, bytes], IntArray] = {}
-    found: list[IntArray] = []
+    distances: list[IntArray] = []
     for flow, other in zip(flows, weighed, strict=True):
         ends = (len(flow.states), flow.tails.tobytes(), flow.heads.tobytes())
         key = (*ends, flow.costs.tobytes(), other.costs.tobytes())
         if key not in known:
             arcs = (flow.tails, flow.heads, flow.costs, other.costs)
             known[key] = _least_of_fastest(len(flow.states), *arcs)
-        found.append(known[key])
-    return found
+        distances.append(known[key])
+    return distances
 
 
 @compiled
 def _least_of_fastest(
     size: int, tails: IntArray, heads: IntArray, costs: IntArray, weighed: IntArray
 ) -> IntArray:
-    """Floyd and Warshall's recursion on pairs of costs, of which the first that differs counts."""
+    """Floyd and Warshall's recursion on pairs of costs, compared in lexicographic order."""
     first = np.full((size, size), FORBIDDEN)
     second = np.full((size, size), FORBIDDEN)
     for state in range(size):
@@ -133,10 +133,10 @@ def _least_of_fastest(
             if first[i, middle] >= FORBIDDEN:
                 continue
             for j in range(size):
-                way = first[i, middle] + first[middle, j]
+                through = first[i, middle] + first[middle, j]
                 least = second[i, middle] + second[middle, j]
-                if way < first[i, j] or (way == first[i, j] and least < second[i, j]):
-                    first[i, j], second[i, j] = way, least
+                if through < first[i, j] or (through == first[i, j] and least < second[i, j]):
+                    first[i, j], second[i, j] = through, least
     return np.where(first >= FORBIDDEN, FORBIDDEN, second)
 
 
@@ -145,8 +145,8 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relayed:
-    """`core` in arrays, with the `message` that the potentials stand for. Choice `c` of node `i` of
-    the problem is label `labels[i][c]` of the core, or -1 where the choice is impossible."""
+    """The `core`, and the `message` from the potentials. Choice `c` of node `i` of the problem is
+    label `labels[i][c]` of the core, or -1 where the choice is impossible."""
 
     core: Core
     message: FloatArray
@@ -155,7 +155,7 @@ class Relayed:
 
 @dataclass(slots=True)
 class _Link:
-    """Costs between two nodes, and what is moved from them to the nodes."""
+    """The table of costs between two nodes, and the messages to each of them."""
 
     table: IntArray
     to_source: FloatArray
@@ -164,7 +164,7 @@ class _Link:
 
 @dataclass(slots=True)
 class _Builder:
-    """Nodes and links; the nodes of the problem come first."""
+    """Collects nodes and links; the nodes of the problem come first."""
 
     costs: list[IntArray]
     places: list[float]
@@ -179,7 +179,7 @@ class _Builder:
         self.costs[node] = added(self.costs[node], costs)
 
     def link(self, a: int, b: int, table: IntArray, to_a: FloatArray, to_b: FloatArray) -> None:
-        """Adds costs between `a` and `b`, on top of those that are there."""
+        """Adds costs between `a` and `b` to those of their link, if there is one."""
         if a > b:
             a, b, table, to_a, to_b = b, a, table.T, to_b, to_a
         there = self.links.get((a, b))
@@ -193,7 +193,7 @@ class _Builder:
 
 def relay(problem: Problem, between: Sequence[IntArray], prices: Potentials) -> Relayed | None:
     """`problem` without flows; None if some node has no choice that is possible by itself.
-    The distances `between` states are those of each flow."""
+    `between` has the distances between the states of each flow."""
     builder = _Builder([*problem.costs], _places(problem))
     for edge in problem.edges:
         if edge.source == edge.target:
@@ -214,8 +214,8 @@ def relay(problem: Problem, between: Sequence[IntArray], prices: Potentials) -> 
 
 
 def _places(problem: Problem) -> list[float]:
-    """Where nodes stand: as in the problem, but that one which comes after its users is put behind
-    its maker. Message passing is at its best where tensors go forward."""
+    """The positions of nodes: those of the problem, but a node that comes after its users is put
+    behind its maker. Message passing works best where tensors go forward."""
     places = [float(i) for i in range(len(problem.keys))]
     pairs = [(flow.source, sink.node) for flow in problem.flows for sink in flow.sinks]
     makers = grouped((user, maker) for maker, user in pairs)
@@ -234,11 +234,11 @@ def _meet(
     to_source = -_at(prices[0] + prices[1], flow.source_state)
     to_node = np.zeros(len(every))
     for (sink, state), price in zip(distinct_sinks(flow), prices, strict=True):
-        way = _paid(distance, every, state)
+        to_sink = _paid(distance, every, state)
         if sink == flow.source:
-            table, to_source = added(table, way.T), to_source + _at(price, state)
+            table, to_source = added(table, to_sink.T), to_source + _at(price, state)
         else:
-            builder.link(node, sink, way, -price, _at(price, state))
+            builder.link(node, sink, to_sink, -price, _at(price, state))
             to_node = to_node + price
     builder.link(flow.source, node, table, to_source, to_node)
 
@@ -260,37 +260,37 @@ def _split(
 
 @compiled
 def _shortest_distances(size: int, tails: IntArray, heads: IntArray, costs: IntArray) -> IntArray:
-    """`routing.shortest_distances`, compiled: on three axes, where a tensor has hundreds of states,
-    numpy takes five times as long, and every commodity has costs of its own."""
-    found = np.full((size, size), FORBIDDEN)
+    """`routing.shortest_distances`, compiled. On three axes a tensor has hundreds of states, for
+    which numpy takes five times as long, and every commodity has costs of its own."""
+    distances = np.full((size, size), FORBIDDEN)
     for state in range(size):
-        found[state, state] = 0
+        distances[state, state] = 0
     for a in range(len(tails)):
-        found[tails[a], heads[a]] = min(found[tails[a], heads[a]], costs[a])
+        distances[tails[a], heads[a]] = min(distances[tails[a], heads[a]], costs[a])
     for middle in range(size):
         for i in range(size):
-            upto = found[i, middle]
+            upto = distances[i, middle]
             if upto < FORBIDDEN:
                 for j in range(size):
-                    found[i, j] = min(found[i, j], upto + found[middle, j])
-    return found
+                    distances[i, j] = min(distances[i, j], upto + distances[middle, j])
+    return distances
 
 
 def _shares(flow: Flow, prices: tuple[FloatArray, ...]) -> list[IntArray]:
-    """What of each arc's cost falls to each commodity: the rise of its price, as far as the cost
-    suffices for all, and of the rest as much as to any other. The sum is the cost."""
+    """The part of each arc's cost that falls to each commodity: the rise of its price, scaled down
+    if the rises exceed the cost, and an equal part of the rest. The sum is the cost."""
     costs = np.minimum(flow.costs, FORBIDDEN).astype(np.float64)
     rises = np.array([np.maximum(0.0, p[flow.heads] - p[flow.tails]) for p in prices])
     total = rises.sum(axis=0)
-    fitting = rises * np.minimum(1.0, costs / np.maximum(total, 1.0))
-    rest = np.maximum(0.0, costs - fitting.sum(axis=0)) / len(prices)
-    exact = np.floor((fitting + rest) * (1 - _ROUNDING)).astype(np.int64)
+    capped = rises * np.minimum(1.0, costs / np.maximum(total, 1.0))
+    rest = np.maximum(0.0, costs - capped.sum(axis=0)) / len(prices)
+    exact = np.floor((capped + rest) * (1 - _ROUNDING)).astype(np.int64)
     exact[0] += np.minimum(flow.costs, FORBIDDEN) - exact.sum(axis=0)
     return [np.where(flow.costs >= FORBIDDEN, FORBIDDEN, part) for part in exact]
 
 
 def _paid(distance: IntArray, rows: IntArray, columns: IntArray) -> IntArray:
-    """Distances from state to state; nothing where nothing is made or asked for."""
+    """Distances from state to state; 0 where no tensor is made or read."""
     nothing = (rows < 0)[:, None] | (columns < 0)[None, :]
     return np.where(nothing, 0, distance[rows[:, None], columns[None, :]])
 
@@ -326,14 +326,14 @@ def _laid_out(problem: Problem, builder: _Builder) -> Relayed:
     labels: list[IntArray] = []
     for node, costs in enumerate(problem.costs):
         at = place[node]
-        found = np.full(len(costs), -1, dtype=np.int64)
-        found[kept[at]] = np.arange(core.first[at], core.first[at + 1])
-        labels.append(found)
+        of_node = np.full(len(costs), -1, dtype=np.int64)
+        of_node[kept[at]] = np.arange(core.first[at], core.first[at + 1])
+        labels.append(of_node)
     return Relayed(core, _messages(core, moved), tuple(labels))
 
 
 def _reordered(problem: Problem, costs: Sequence[IntArray], order: Sequence[int]) -> Problem:
-    """The problem's nodes and those added to it, in order; without edges and flows."""
+    """The problem's nodes and the added ones, in `order`; without edges and flows."""
     more = len(costs) - len(problem.keys)
     empty = [np.zeros(len(c), dtype=np.int64) for c in costs[len(problem.keys) :]]
     keys = (*problem.keys, *(f"relay {i}" for i in range(more)))

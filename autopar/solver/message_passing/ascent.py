@@ -1,8 +1,8 @@
 """Raises a lower bound for the core, and proves by it that no plan keeps the limit.
 
-Message passing (TRW-S) raises the bound (`pairwise.bound`) over splits of costs; the prices go up
-where the plans it reads off take more than the limit, and down where they take less (a subgradient,
-averaged over the last plans).
+Message passing (TRW-S) raises the bound (`pairwise.bound`) over splits of costs. Prices rise where
+the plans that it reads off exceed the limit, and fall where they take less (a subgradient, averaged
+over the last plans).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from autopar.solver.pairwise.core import Core
 _FIRST_STEP = 0.02
 _LEAST_STEP = 1e-6
 _RESTART_STEP = 1e-3
-"""The step that is taken when steps have become too small, while the bound still rises by
-`_PROGRESS` from one such time to the next."""
+"""The step size after steps have become too small, while the bound still rises by `_PROGRESS` from
+one restart to the next."""
 _SHRINK = 0.7
 _PATIENCE = 20
 _PROGRESS = 1e-4
@@ -30,7 +30,7 @@ _HELD = 20
 
 
 class Ascent:
-    """The best prices and messages so far, and the ones it tries next."""
+    """The best prices and messages so far, and those of the next step."""
 
     def __init__(self, core: Core, memory: MemoryPrices) -> None:
         self.core = core
@@ -57,7 +57,7 @@ class Ascent:
         return self._step <= _LEAST_STEP
 
     def advance(self) -> None:
-        """One step of the prices, after sweeps that let the messages follow."""
+        """One step of the prices, after sweeps that adapt the messages."""
         bound = self._sweep()
         excess = self.memory.excess(self.plan)
         if self._average is None:
@@ -113,11 +113,11 @@ def moved(multipliers: FloatArray, excess: FloatArray, worth: float, limit: int)
     return np.maximum(0.0, multipliers + worth / square / max(1, limit) * usable)
 
 
-# Proof that no plan of the core keeps the limit, and at which times that shows.
+# Proof that no plan of the core keeps the limit, and the times at which memory is short.
 #
-# Without costs, every plan that keeps the limit costs 0. A lower bound above 0 on that problem,
-# added up exactly, is therefore a proof that there is none; the prices it was found with say where
-# memory is short. Times are then left out until those that remain are needed for the proof.
+# Without costs, every plan that keeps the limit costs 0. A lower bound above 0 on that problem, in
+# exact arithmetic, is therefore a proof that there is none. Its prices show where memory is short.
+# Times are then left out as long as the others suffice for a proof.
 
 _STEPS = 300
 _TOO_MUCH = 2.0**20
@@ -126,8 +126,8 @@ _MOST_TIMES = 16
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The limits at these `times` (indices) cannot all be kept; `needed[i]` bytes are the least at
-    time `times[i]` by itself. One time alone is in conflict when that exceeds the limit."""
+    """The limits at these `times` (indices) cannot all be kept. `needed[i]` bytes are a lower bound
+    at `times[i]` by itself, which is in conflict alone if that exceeds the limit."""
 
     times: tuple[int, ...]
     needed: tuple[int, ...]

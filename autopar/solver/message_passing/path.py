@@ -1,9 +1,9 @@
 """Message passing: a bound and plans for problems without flows that are too big for the program.
 
 The problem is contracted and laid out in arrays. Then, in rounds of fixed length, one thread raises
-the bound (`ascent`) while another makes plans and changes them (`plans`) under the prices and
-messages of the round before; when the bound has settled, both make plans. The clock can only end
-the rounds, so without a limit the answer depends on the problem alone.
+the bound (`ascent`). Another makes and improves plans (`plans`) under the prices and messages of
+the round before. Once the bound has converged, both make plans. The clock can only end the rounds,
+so that without a limit the answer depends on the problem alone.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from autopar.solver.pairwise.contract import contract
 from autopar.solver.pairwise.core import Core, lay_out
 from autopar.solver.search import Progress
 
-# Memory that cannot exceed the limit: usages that matter at no time.
+# Usages that cannot exceed the limit.
 #
-# A time at which even the largest choices together keep the limit says nothing about a plan, and a
-# usage that is live at such times only is as good as none. What takes no memory can be eliminated
-# (`contract`), and is no burden to prices.
+# A time at which even the largest choices together keep the limit constrains no plan. A usage that
+# is live at such times only can be dropped. Nodes without memory can be eliminated (`contract`),
+# and need no prices.
 
 
 def without_slack(problem: Problem) -> Problem:
-    """`problem` with the usages alone that are live at a time that some plan could overfill.
+    """`problem` with only those usages that are live at a time when some plan could exceed the
+    limit.
 
     Exact: the same plans keep the limit, and cost the same.
     """
@@ -58,11 +59,11 @@ def without_slack(problem: Problem) -> Problem:
 
 LARGE = "message passing"
 _FIRST_STEPS, _STEPS = 40, 100
-"""Steps of the prices before the first round and in each: about as long as a round of plans."""
+"""Steps of the prices before the first round, and in each, which take about as long as a round."""
 _ROUNDS = 40
-"""Rounds where there is no limit of time."""
+"""The number of rounds without a time limit."""
 _DOUBTS = (2, 8)
-"""Rounds without a plan after which a proof is looked for that there is none."""
+"""After so many rounds without a plan, a proof of infeasibility is tried."""
 
 
 def search_large(problem: Problem, clock: Clock, progress: Progress) -> Solution:
@@ -102,7 +103,7 @@ def search_large(problem: Problem, clock: Clock, progress: Progress) -> Solution
 def _evaluated(
     problem: Problem, choice: tuple[int, ...], bound: int, statistics: dict[str, int | float | str]
 ) -> Solution:
-    """The plan `choice`, of which a `bound` is proven."""
+    """The solution `choice`, with a proven `bound`."""
     final = evaluate(problem, choice)
     if not final.feasible:
         raise SolverError(f"problem {problem.name}: the plan is not allowed: {final.violation}")
@@ -114,7 +115,7 @@ def _evaluated(
 def _impossible(
     problem: Problem, shortage: Shortage, statistics: dict[str, int | float | str]
 ) -> Solution:
-    """The answer that says at which times the limit cannot be kept."""
+    """The infeasible solution, with the times at which the limit cannot be kept."""
     assert problem.usage_limit is not None
     times = maximal_times(problem)[list(shortage.times)].tolist()
     worst = max(range(len(times)), key=lambda i: shortage.needed[i])
@@ -140,7 +141,7 @@ class _Work:
         self.bound = certify(core, self.memory, self.ascent.best)
         self.rounds = 0
         self.shortage: Shortage | None = None
-        self._lines = [Improver(core, self.memory, clock, seed) for seed in range(2)]
+        self._improvers = [Improver(core, self.memory, clock, seed) for seed in range(2)]
         self._guide: Guide = self.ascent.best
 
     def run(self) -> None:
@@ -150,7 +151,7 @@ class _Work:
         with ThreadPoolExecutor(1) as pool:
             while not self._finished():
                 self.rounds += 1
-                first, second = self._lines
+                first, second = self._improvers
                 beside = (
                     pool.submit(second.improve, self._guide, self.best)
                     if self.ascent.has_converged
@@ -181,8 +182,8 @@ class _Work:
             self.ascent.advance()
 
     def _take_plans(self) -> None:
-        found = [line.best for line in self._lines if line.best is not None]
-        self.best = min(found, key=lambda plan: plan.cost, default=None)
+        plans = [each.best for each in self._improvers if each.best is not None]
+        self.best = min(plans, key=lambda plan: plan.cost, default=None)
 
     def _take_guide(self) -> None:
         guide = self.ascent.best
@@ -195,7 +196,7 @@ class _Work:
 
 @cache
 def ready_message_passing() -> None:
-    """What `message_passing` calls is compiled."""
+    """Compiles the loops that `message_passing` calls."""
     stated = tiny_problem()
     core = lay_out(stated, contract(stated, Clock(0.0)))
     memory = MemoryPrices(core)

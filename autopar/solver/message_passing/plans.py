@@ -1,8 +1,8 @@
-"""Plans of the core: dives under prices for memory, and changes of them that get better.
+"""Plans of the core: dives under prices for memory, and moves that improve them.
 
-A dive passes messages over the nodes that are free, fixes the tenth of them whose choice is the
-clearest, and goes on with the rest, with prices following what the plan takes. Prices and messages
-of the ascent are so good a start that a few sweeps do.
+A dive passes messages over the free nodes, fixes the tenth of them whose choices are clearest, and
+goes on with the rest, while prices follow the plan's memory. Prices and messages of the ascent are
+so good a start that a few sweeps do.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from autopar.solver.pairwise.core import Core
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiftedPlan:
-    """A plan of the core, its cost (exact, without what settled nodes cost; `FORBIDDEN` or more
-    where it is not allowed) and how far it exceeds the limit at each time."""
+    """A plan of the core, its cost and its excess over the limit at each time. The cost is exact,
+    without that of settled nodes, and `FORBIDDEN` or more if the plan is not allowed."""
 
     choice: IntArray
     cost: int
@@ -37,9 +37,9 @@ class LiftedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Dive:
-    """How to dive: the part of the free nodes that is fixed at a time, the sweeps (up and down)
-    before that, the worth of a step of the prices as a part of the bound, and the noise in what
-    counts as clear."""
+    """Parameters of a dive. `part` of the free nodes is fixed at a time, after `sweeps` up and
+    down. `step` is the worth of a step of the prices as a part of the bound, and `noise` that of
+    the margins of choices."""
 
     part: float = 0.1
     sweeps: int = 2
@@ -67,8 +67,8 @@ class Planner:
     def dive(
         self, start: IntArray, free: BoolArray, guide: Guide, multipliers: FloatArray, how: Dive
     ) -> list[LiftedPlan]:
-        """Decides the `free` nodes again. Returns the last plan, after the cheapest of those on the
-        way that keep the limit, if there was one."""
+        """Decides the `free` nodes anew. Returns the last plan, before it the cheapest earlier one
+        that keeps the limit, if there was one."""
         core = self.core
         choice, message, free = start.copy(), guide.message.copy(), free.copy()
         on_the_way: LiftedPlan | None = None
@@ -101,9 +101,9 @@ class Planner:
         moves: int,
         most_nodes: int,
     ) -> LiftedPlan:
-        """`plan` after moves of trees around any of `starts`, each to where cost plus one of
-        `factors` times `prices` (per label) is least. It keeps within the limit and does not raise
-        cost plus prices, or, above the limit, does not raise the peak."""
+        """`plan` after moves of trees around any of `starts`. Each move minimizes cost plus one of
+        `factors` times `prices` (per label). It keeps the limit and does not raise cost plus
+        prices; above the limit, it does not raise the peak."""
         core = self.core
         choice = plan.choice.copy()
         tree, size = self.memory.peak_tree(choice)
@@ -114,29 +114,29 @@ class Planner:
         return self.price(choice)
 
 
-# Plans that get better: a first one that fits, then changes of it, then fresh ones.
+# Improvement of plans: a first one that fits, then changes of it, then new ones.
 #
-# A *dive* decides nodes again under the prices and messages of the bound, and sees far; *moves* of
-# trees are exact on each tree with everything else fixed, keep the limit, and see a few nodes.
-# Dives alone leave most of what they cost to be found by moves, and moves alone end where nothing
-# near is better; so every dive is followed by moves around what it decided.
+# A *dive* decides nodes anew under the prices and messages of the bound, over long distances.
+# *Moves* of trees are exact on each tree with all else fixed, keep the limit, and reach few nodes.
+# Plans of dives alone still improve much by moves, and moves alone end in local optima. So moves
+# around the decided nodes follow every dive.
 
 _TRIALS = 20
 _CYCLE, _FRESH, _BEST_AT = 10, 3, 7
-"""Of every cycle of rounds, the first make new plans, those after them change the best of these,
-and the last the best of all."""
+"""In a cycle of `_CYCLE` rounds, the first `_FRESH` make new plans. The next ones change the best
+of these, and from round `_BEST_AT` on the best of all."""
 _MAY_RESTART, _NEWS = 5, 0.02
-"""From this round of a cycle on, a bound that has risen by such a part starts a new cycle."""
+"""From this round of a cycle on, a bound that has risen by this part starts a new cycle."""
 _FRESH_FACTORS, _PLAIN = (1.0, 1.02, 0.98, 1.05, 1.2, 1.1), 3
-"""Factors on the prices for new plans; when all had their turn so often, prices are noisy too."""
+"""Factors on the prices for new plans. After `_PLAIN` times through all, prices are noisy too."""
 _FIRST_DIVES, _EAGER = 12, 4.0
-"""New plans in a round until one fits; from each to the next, prices rise faster by this factor."""
+"""The most new plans in a round until one fits. In each, prices rise `_EAGER` times as fast."""
 _REPAIRS, _DEARER, _GROWTH = 20, 0.002, 1.3
-"""Rises of the prices where a plan takes too much, the part of the bound that the first is worth,
-and how much more the next is."""
+"""The most rises of the prices for a plan above the limit; the worth of the first rise as a part of
+the bound; and the factor from one rise to the next."""
 _PARTS = (0.01, 0.03, 0.1, 0.3)
 _LEAST_PART = 20
-"""Parts of the nodes that are decided again, and the fewest nodes."""
+"""Parts of the nodes that are decided anew, and the smallest number of nodes."""
 _NOISE, _FRESH_NOISE = (0.5, 1.5), (0.9, 1.1)
 _FACTORS = (0.7, 0.9, 1.0, 1.1)
 _DIVES = (
@@ -149,15 +149,15 @@ _FACTORS_THAT_FIT = np.array([0.0, 0.5, 1.0, 1.0, 2.0])
 _FACTORS_THAT_DO_NOT = 4 * _FACTORS_THAT_FIT
 """Factors on the prices of memory for moves of a plan within the limit, and of one above it."""
 _TREES = (10, 40, 200, 1000)
-"""How many nodes trees have."""
+"""The most nodes of a tree."""
 _LEAST_MOVES = 20
 _DESCENTS = 50
 _GAIN = 5e-4
-"""Moves of all nodes go on while they lower the cost by such a part."""
+"""Moves of all nodes go on while they lower the cost by this part."""
 
 
 class Improver:
-    """One line of plans, with random numbers of its own."""
+    """One sequence of plans, with random numbers of its own."""
 
     def __init__(self, core: Core, memory: MemoryPrices, clock: Clock, seed: int) -> None:
         self.core = core
@@ -173,7 +173,7 @@ class Improver:
 
     def improve(self, guide: Guide, known: LiftedPlan | None) -> None:
         """One round of work under the prices and messages of `guide`; `known` is the best plan of
-        all lines."""
+        all sequences."""
         self.best = known
         if known is None:
             self._find_plan(guide)
@@ -196,21 +196,21 @@ class Improver:
             self._change_part(self._current, guide)
 
     def improve_more(self, guide: Guide) -> None:
-        """A change of the best plan beside a round's work, while another line is at its own."""
+        """One more change of the best plan, while the other thread finishes its round."""
         if self.best is None:
             self._find_plan(guide)
         else:
             self._change_part(self.best, guide)
 
     def _find_plan(self, guide: Guide) -> None:
-        """Plans from nothing until one fits, each more eager to than the one before."""
+        """New plans until one fits, each with faster rising prices than the one before."""
         for attempt in range(_FIRST_DIVES):
             self._new_plan(guide, guide.multipliers, _DEARER * _EAGER**attempt)
             if self.best is not None or self.clock.expired:
                 return
 
     def _make_fresh(self, guide: Guide) -> None:
-        """A plan that owes nothing to the best one, made under the prices of now."""
+        """A new plan under the current prices, independent of the best one."""
         multipliers = guide.multipliers * _FRESH_FACTORS[self._num_plans % len(_FRESH_FACTORS)]
         if self._num_plans >= _PLAIN * len(_FRESH_FACTORS):
             multipliers = multipliers * self.planner.random.uniform(
@@ -222,8 +222,8 @@ class Improver:
             self._descend(plan, self.memory.prices(guide.multipliers))
 
     def _new_plan(self, guide: Guide, multipliers: FloatArray, dearer: float) -> LiftedPlan:
-        """A dive over everything, then moves until the plan is allowed, at prices that rise where
-        too much is taken; at first by what raises the bound by a part of `dearer`."""
+        """A dive over all nodes, then moves until the plan is allowed. Prices rise at times above
+        the limit; the first rise is worth `dearer`, a part of the bound."""
         everything = np.ones(self.core.num_nodes, dtype=np.bool_)
         start = np.zeros(self.core.num_nodes, dtype=np.int64)
         *on_the_way, plan = self.planner.dive(start, everything, guide, multipliers, _DIVES[0])
@@ -242,7 +242,7 @@ class Improver:
         return plan
 
     def _descend(self, plan: LiftedPlan, prices: FloatArray) -> LiftedPlan:
-        """`plan`, which fits, after moves of trees everywhere, for as long as they help."""
+        """`plan`, which fits, after moves of trees around all nodes while they help."""
         for _ in range(_DESCENTS):
             if self.clock.expired:
                 break
@@ -289,21 +289,21 @@ class Improver:
             self.best = plan
 
     def _some_nodes(self, size: int) -> BoolArray:
-        """A stretch of `size` nodes in order, or as many around one."""
+        """A stretch of `size` nodes in order, or `size` nodes around a random one."""
         core, draw = self.core, self.planner.random
         picked = np.zeros(core.num_nodes, dtype=np.bool_)
         if draw.random() < 0.5:
             begin = int(draw.integers(core.num_nodes - size + 1))
             picked[begin : begin + size] = True
             return picked
-        found = [int(draw.integers(core.num_nodes))]
-        picked[found[0]] = True
-        for node in found:
+        nodes = [int(draw.integers(core.num_nodes))]
+        picked[nodes[0]] = True
+        for node in nodes:
             for other in self._neighbours(node):
-                if len(found) < size and not picked[other]:
+                if len(nodes) < size and not picked[other]:
                     picked[other] = True
-                    found.append(other)
-            if len(found) >= size:
+                    nodes.append(other)
+            if len(nodes) >= size:
                 break
         return picked
 

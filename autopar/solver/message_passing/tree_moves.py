@@ -1,5 +1,5 @@
 """Compiled moves of whole trees: exact dynamic programming on a random tree of nodes, all else
-fixed, with memory as a wall. See `kernels` for what compiled means."""
+fixed, with a hard limit on memory. `kernels` has the rules for compiled functions."""
 
 # Inside compiled functions numpy's scalars are Python's.
 # pyright: reportReturnType=none, reportArgumentType=none
@@ -28,7 +28,7 @@ def next_random(state: IntArray, below: int) -> int:
 def add_usage(tree: IntArray, size: int, start: int, stop: int, amount: int) -> None:
     """Adds `amount` at the times `start <= t < stop` of a segment tree of maxima.
 
-    `tree[v]` is what was added to all of the span of `v`, `tree[2 size + v]` the largest sum in it.
+    `tree[v]` is the sum added to the whole span of `v`, `tree[2 size + v]` the largest sum in it.
     """
     left, right = start + size, stop + size
     while left < right:
@@ -54,7 +54,7 @@ def add_usage(tree: IntArray, size: int, start: int, stop: int, amount: int) -> 
 def set_choice(
     core: Core, node: int, chosen: int, choice: IntArray, tree: IntArray, size: int
 ) -> None:
-    """`node` takes `chosen`; the memory in use follows."""
+    """Sets the choice of `node` to `chosen`, and updates the memory in use."""
     old = choice[node]
     for m in range(core.node_item[node], core.node_item[node + 1]):
         at = core.item_first[m]
@@ -117,7 +117,7 @@ def grow(
 def add_outside(
     core: Core, i: int, sums: FloatArray, to: int, position: IntArray, choice: IntArray
 ) -> None:
-    """Adds to `sums[to:]` what each choice of `i` costs with its neighbours outside the tree."""
+    """Adds to `sums[to:]` the costs of each choice of `i` with neighbours outside the tree."""
     width = core.first[i + 1] - core.first[i]
     for at in range(core.near_first[i], core.near_first[i + 1]):
         e = core.near_edge[at]
@@ -148,7 +148,7 @@ def pass_up(
     best_child: IntArray,
     at: int,
 ) -> None:
-    """Adds to the parent's `sums[to:]` the least that the subtree at `sums[own:]` costs."""
+    """Adds the least cost of the subtree at `sums[own:]` to the parent's `sums[to:]`."""
     step = 1 if is_target else above
     for d in range(above):
         row = costs + (d * width if is_target else d)
@@ -171,8 +171,8 @@ def change_of_cost(
     position: IntArray,
     choice: IntArray,
 ) -> float:
-    """What member `k`, node `i`, costs more than before, with its edges; between two members, an
-    edge counts at the later one."""
+    """The change of cost of member `k`, node `i`, with its edges. An edge between two members
+    counts at the later one."""
     new = choice[i]
     change = theta[core.first[i] + new] - theta[core.first[i] + old[k]]
     for at in range(core.near_first[i], core.near_first[i + 1]):
@@ -210,9 +210,9 @@ def move_trees(
     """Moves random trees of up to `most_nodes` nodes around any of `starts` to their best choices,
     all else as it is.
 
-    A move minimises cost plus one of `factors` times the price of memory (both per label); it is
-    exact on the tree. It is taken back where more than `limit` is then in use, or where cost plus
-    price is higher than before; as long as more than `limit` is in use, where the peak is.
+    A move minimizes cost plus one of `factors` times the price of memory (both per label), exactly
+    on the tree. It is undone if memory then exceeds `limit`, or if cost plus price is higher. While
+    memory exceeds `limit`, it is undone if the peak is higher.
     """
     num_nodes = len(core.first) - 1
     position = np.full(num_nodes, -1, dtype=np.int64)

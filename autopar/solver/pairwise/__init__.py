@@ -1,1 +1,1 @@
-"""Problems of nodes and edges as arrays: made smaller, bounded and searched by compiled loops."""
+"""Problems of nodes and edges as arrays: contracted, bounded and searched by compiled loops."""

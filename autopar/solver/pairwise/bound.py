@@ -5,8 +5,8 @@ For any prices `p >= 0` of a byte at each time, a plan within the limit costs at
     min over plans of (cost + sum_t p_t use_t) - sum_t p_t limit,
 
 and any split of costs between nodes and edges (`message`) bounds that minimum from below by the sum
-of the least of every node and every edge. Whatever they came to in floating point, `certify` rounds
-prices and messages to integers and adds the bound up exactly.
+of the least costs of all nodes and edges. Prices and messages are in floating point; `certify`
+rounds them to integers and adds the bound up exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autopar.ir.problem import FloatArray, IntArray
 from autopar.solver.pairwise import kernels
 from autopar.solver.pairwise.core import Core
 
-# Memory over time: what a plan has in use, and what a price per time adds to labels.
+# Memory over time: the bytes in use under a plan, and the costs that prices add to labels.
 
 
 class MemoryPrices:
@@ -38,14 +38,14 @@ class MemoryPrices:
         return kernels.in_use(self.core, choice)
 
     def excess(self, choice: IntArray) -> FloatArray:
-        """How far each time is above the limit, as a part of it; empty without a limit."""
+        """The excess over the limit at each time, as a part of the limit; empty without one."""
         return (self.in_use(choice) - self.core.limit) / max(1, self.core.limit)
 
     def prices(
         self, multipliers: FloatArray, order: IntArray | None = None, out: FloatArray | None = None
     ) -> FloatArray:
-        """Per label, what it pays for memory at a price per byte and time; with `order`, only the
-        labels of these nodes are set (in `out`)."""
+        """Per label, its cost of memory at a price per byte and time. With `order`, only the labels
+        of these nodes are set (in `out`)."""
         core = self.core
         so_far = np.concatenate([[0.0], np.cumsum(multipliers)])
         priced = np.zeros(len(core.cost)) if out is None else out
@@ -56,7 +56,7 @@ class MemoryPrices:
 
     def floors(self, multipliers: IntArray, shift: int, most: int) -> IntArray:
         """`prices` of integer multipliers in exact arithmetic, divided by `2**shift` and rounded
-        down, each item's at most `most`."""
+        down; of each item at most `most`."""
         core = self.core
         so_far = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(multipliers)])
         of_item = (so_far[core.item_stop] - so_far[core.item_start])[self._item]
@@ -67,7 +67,7 @@ class MemoryPrices:
         return total
 
     def peak_tree(self, choice: IntArray) -> tuple[IntArray, int]:
-        """The segment tree of what is in use, as `tree_moves.add_usage` keeps it, and its size."""
+        """The segment tree of bytes in use, as in `tree_moves.add_usage`, and its size."""
         size = 1 << max(0, self.core.num_times - 1).bit_length()
         tree = np.zeros(4 * size, dtype=np.int64)
         level = np.zeros(size, dtype=np.int64)
@@ -89,8 +89,8 @@ _MOST_PAID = 2.0**50
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guide:
-    """Prices and messages that steer the search for plans, and the bound they prove (without what
-    settled nodes cost). `unit` is the cost against which steps of the prices are measured."""
+    """Prices and messages for the search of plans, and the bound they prove, without the cost of
+    settled nodes. `unit` is the cost that steps of the prices are relative to."""
 
     multipliers: FloatArray
     message: FloatArray
@@ -99,8 +99,8 @@ class Guide:
 
 
 def certify(core: Core, memory: MemoryPrices, guide: Guide) -> int:
-    """The lower bound that `guide` proves, in exact arithmetic, with what settled nodes cost."""
-    # Any prices of at least 0 prove a bound; those too large for integers are brought down.
+    """The lower bound that `guide` proves in exact arithmetic, with the cost of settled nodes."""
+    # Any prices of at least 0 prove a bound; those too large for integers are scaled down.
     total = float(guide.multipliers.sum())
     multipliers = guide.multipliers * min(1.0, _MOST_PAID / max(total, 1.0))
     fine = _MULTIPLIER_BITS - int(min(total, _MOST_PAID) + 1).bit_length()

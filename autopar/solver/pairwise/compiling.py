@@ -1,4 +1,4 @@
-"""How inner loops are compiled: by numba, once per machine where it can keep the result on disk."""
+"""Compiles inner loops by numba, once per machine if the result can be cached on disk."""
 
 # numba has no types of its own.
 # pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none, reportPrivateUsage=none
@@ -19,10 +19,10 @@ from autopar.ir.files import warn_without_cache
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 LOOPS: list[Any] = []
-"""All that are compiled, as numba's dispatchers."""
+"""All compiled loops, as numba's dispatchers."""
 
 _DAMAGED = (EOFError, pickle.PickleError, AttributeError, IndexError, KeyError, ValueError)
-"""What `pickle` raises of a file that is cut off or is none."""
+"""The errors that `pickle` raises for a truncated or damaged file."""
 
 
 def compiled(function: Loop) -> Loop:
@@ -39,7 +39,7 @@ def compiled(function: Loop) -> Loop:
 
 
 class _Cache(FunctionCache):
-    """numba's cache, of which an entry that cannot be read or written is as good as none."""
+    """numba's cache. Entries that cannot be read or written count as missing."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """numba's hook: the loop for a signature, or None."""

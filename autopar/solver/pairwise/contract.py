@@ -1,16 +1,16 @@
-"""Contracts a problem without flows to the nodes that have something left to decide.
+"""Contracts a problem without flows to the nodes that still have a decision.
 
-* A node whose choice another's decides *follows* it: where a table allows a single choice of `b`
-  for every choice of `a`, the cost and the edges of `b` move to `a`, and the memory it takes
-  becomes memory that `a` takes, in the interval of `b`. Most edges of real sharding problems are
-  of this kind: a chain of unary ops follows its root.
+* A node whose choice another's determines *follows* it: where a table allows a single choice of `b`
+  for every choice of `a`, the cost and the edges of `b` move to `a`. The memory of `b` becomes
+  memory of `a`, in the interval of `b`. Most edges of real sharding problems are of this kind: a
+  chain of unary ops follows its root.
 * A node that takes no memory and has at most two neighbours is *eliminated*: for every choice of
   its neighbours it takes its cheapest one.
 * A node with one choice is *settled*.
 
-On the way, choices that no neighbour allows are dropped, tables that are sums of a row and a column
-part become costs of their nodes, and parallel edges are added up. All of it is exact: a lifted plan
-costs what the contracted one does, and the cheapest is among them.
+Meanwhile, choices that no neighbour allows are dropped, and parallel edges are added up. Tables
+that are sums of a row and a column part become costs of their nodes. All of it is exact: a lifted
+plan costs as much as the contracted one, and the cheapest plan is among them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _STEPS_PER_LOOK = 256
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Node `node` takes `choices[c...]` where `leaders` (none, one or two) take `c...`, in choices
-    of the problem; -1 stands where the leaders cannot be."""
+    """`node` takes `choices[c...]` where `leaders` (none, one or two) take `c...`, in choices of
+    the problem; -1 where the leaders have no such choices."""
 
     node: int
     leaders: tuple[int, ...]
@@ -40,11 +40,11 @@ class Decided:
 
 @dataclass(slots=True)
 class Contracted:
-    """What is left: `costs[i]` and `kept[i]` (choices of the problem) of the nodes in `nodes`, and
-    `near[i][j]`, the number of the table between `i` (rows) and `j`. `decided` lists the others in
-    the order they were found, `fixed_cost` is paid anyhow, `takes_memory[i]` tells whether a choice
-    of `i` or of one that follows it matters to the limit. `possible` is false when no plan is
-    allowed."""
+    """The contracted problem: `costs[i]` and `kept[i]` (choices of the problem) of the nodes in
+    `nodes`, and `near[i][j]`, the number of the table between `i` (rows) and `j`. `decided` lists
+    the other nodes in the order in which they were decided, and every plan pays `fixed_cost`.
+    `takes_memory[i]` says whether `i`, or a node that follows it, takes memory under the limit.
+    `possible` is false when no plan is allowed."""
 
     tables: Tables
     nodes: list[int]
@@ -57,7 +57,7 @@ class Contracted:
     possible: bool = True
 
     def lift(self, choice: dict[int, int]) -> tuple[int, ...]:
-        """Choices of the problem, from those of `nodes` (as positions in `kept`)."""
+        """Choices of the problem, from those of `nodes` (as indices in `kept`)."""
         full = [0] * len(self.costs)
         for node, c in choice.items():
             full[node] = int(self.kept[node][c])
@@ -66,20 +66,20 @@ class Contracted:
         return tuple(full)
 
     def led(self) -> dict[int, tuple[int, IntArray]]:
-        """Per node that may take memory, the node in `nodes` that decides it, and its choice for
-        each choice of that one (-1 and a single choice where nothing is left to decide)."""
-        found = {node: (node, self.kept[node]) for node in self.nodes}
+        """Per node that may take memory, the node in `nodes` that determines it, and its choice for
+        each choice of that one; -1 and a single choice for settled nodes."""
+        by_node = {node: (node, self.kept[node]) for node in self.nodes}
         for item in reversed(self.decided):
             if not item.leaders:
-                found[item.node] = (-1, item.choices)
-            elif len(item.leaders) == 1 and item.leaders[0] in found:
-                leader, choices = found[item.leaders[0]]
-                found[item.node] = (leader, item.choices[choices])
-        return found
+                by_node[item.node] = (-1, item.choices)
+            elif len(item.leaders) == 1 and item.leaders[0] in by_node:
+                leader, choices = by_node[item.leaders[0]]
+                by_node[item.node] = (leader, item.choices[choices])
+        return by_node
 
 
 def contract(problem: Problem, clock: Clock | None = None) -> Contracted:
-    """`problem` contracted until nothing more can be done, or (still exact) the time is up."""
+    """`problem` contracted as far as possible, or (still exact) until the time is up."""
     work = _Work(problem)
     work.run(clock or Clock(None))
     return work.result
@@ -117,7 +117,7 @@ class _Work:
                 self._join(edge.source, edge.target, number)
 
     def run(self, clock: Clock) -> None:
-        """Looks at every node and edge whose costs or neighbours are new, until none are."""
+        """Processes every node and edge whose costs or neighbours have changed, until none have."""
         result = self.result
         for step in count():
             is_done = not result.possible or not (self._changed or self._dirty)
@@ -220,7 +220,7 @@ class _Work:
             self._mark(node, other)
 
     def _settle(self, node: int) -> None:
-        """A node with one choice: what its edges cost is up to their other ends."""
+        """Settles a node with one choice: its edges become costs of their other ends."""
         result = self.result
         result.decided.append(Decided(node, (), result.kept[node][:1].reshape(())))
         result.fixed_cost += int(result.costs[node][0])
@@ -229,10 +229,11 @@ class _Work:
             self._charge(other, result.tables[number][0])
 
     def _eliminate(self, node: int) -> None:
-        """A node without memory and with at most two neighbours: the cheapest for each of theirs.
+        """Eliminates a node without memory and with at most two neighbours: it takes its cheapest
+        choice for each of theirs.
 
-        Between two neighbours that leaves a table, which is made only where it is no larger than
-        the two it replaces.
+        Between two neighbours that leaves a table. The node stays if that table would be larger
+        than the two it replaces.
         """
         result = self.result
         near = result.near[node]
@@ -262,7 +263,7 @@ class _Work:
             self._join(others[0], others[1], result.tables.add(least))
 
     def _leave(self, node: int) -> list[tuple[int, int]]:
-        """Takes `node` out of the graph; returns its neighbours and tables."""
+        """Removes `node` from the graph; returns its neighbours and tables."""
         near = self.result.near
         left, near[node] = list(near[node].items()), {}
         for other, _ in left:

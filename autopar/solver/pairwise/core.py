@@ -1,4 +1,4 @@
-"""The contracted problem as flat arrays, as the kernels take them."""
+"""The contracted problem as flat arrays for the kernels."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem
 from autopar.solver.memory import maximal_times
 from autopar.solver.pairwise.contract import Contracted, takes_memory
 
-# Tables without the rows and columns that they have twice.
+# Lean tables, without repeated rows and columns.
 #
-# A table of what a tensor costs between two ops has a row per choice of the one that makes it, and
-# choices that make it in one state have equal rows: on three axes half of all entries are there
-# again in another row or column, and message passing reads all of them in every sweep.
+# The table of a tensor's costs between two ops has a row per choice of the op that makes it.
+# Choices that make it in one state have equal rows. On three axes half of all entries repeat in
+# another row or column, and message passing reads all of them in every sweep.
 
 _LARGE, _WORTH = 500, 0.7
-"""Entries of a table from which it is looked at, and the part of them that may be left at most for
-the way by places to take less than reading all."""
+"""The least entries of a table that may get a lean one, and the largest part of them that this may
+have to be faster: labels then need an index."""
 
 _ODD = np.int64(-7046029254386353131)
 """An odd number without a pattern in its bits: sums of products with it tell rows apart."""
 
 
 def _lean_tables(tables: Sequence[IntArray], at: IntArray, too_much: float) -> dict[str, Any]:
-    """The fields of a `Core` that begin with `lean_`, of edges of which `e` has `tables[at[e]]`.
-    What is `FORBIDDEN` costs `too_much`."""
-    found = [_lean(table) for table in tables]
+    """The fields of a `Core` that begin with `lean_`; edge `e` has `tables[at[e]]`. `FORBIDDEN`
+    entries cost `too_much`."""
+    lean = [_lean(table) for table in tables]
     none: IntArray = np.empty(0, dtype=np.int64)
-    starts = np.cumsum([0, *(table.size for table, _ in found)]).tolist()
-    table = [start if each.size else -1 for start, (each, _) in zip(starts, found, strict=False)]
-    rows, columns = np.array([each.shape for each, _ in found], np.int64).reshape(-1, 2).T
-    places = [found[int(k)][1] for k in at]
-    pool = np.concatenate([none, *(table.ravel() for table, _ in found)])
+    starts = np.cumsum([0, *(table.size for table, _ in lean)]).tolist()
+    table = [start if each.size else -1 for start, (each, _) in zip(starts, lean, strict=False)]
+    rows, columns = np.array([each.shape for each, _ in lean], np.int64).reshape(-1, 2).T
+    places = [lean[int(k)][1] for k in at]
+    pool = np.concatenate([none, *(table.ravel() for table, _ in lean)])
     return {
         "lean_table": np.array(table, dtype=np.int64)[at],
         "lean_rows": rows[at],
@@ -45,8 +45,8 @@ def _lean_tables(tables: Sequence[IntArray], at: IntArray, too_much: float) -> d
 
 
 def _lean(table: IntArray) -> tuple[IntArray, IntArray]:
-    """The rows and columns of it that differ, and where each label is among them; no table where
-    leaving the rest out is not worth its while."""
+    """The table of distinct rows and columns, and the place of each label among them; an empty
+    table if that would save too little."""
     if table.size >= _LARGE:
         rows, row_places = _distinct_rows(table)
         columns, column_places = _distinct_rows(table.T)
@@ -56,12 +56,12 @@ def _lean(table: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _distinct_rows(table: IntArray) -> tuple[IntArray, IntArray]:
-    """The first of all rows that are equal, and per row the place of its equal among them."""
+    """The index of each distinct row, and per row its place among these."""
     weights: IntArray = np.arange(1, 2 * table.shape[1], 2, dtype=np.int64) * _ODD
     sums: IntArray = table @ np.bitwise_xor(weights, weights >> 29)
     _, first, places = np.unique(sums, return_index=True, return_inverse=True)
     if not np.array_equal(table[first[places]], table):
-        # Two rows come to the same sum by chance.
+        # Two different rows have the same sum by chance.
         every: IntArray = np.arange(len(table), dtype=np.int64)
         return every, every
     return first.astype(np.int64), places.astype(np.int64)
@@ -70,19 +70,19 @@ def _distinct_rows(table: IntArray) -> tuple[IntArray, IntArray]:
 class Core(NamedTuple):
     """Choice `c` of node `i` is label `first[i] + c`.
 
-    Edge `e` lies between `source[e] < target[e]`; its costs start at `table[e]` in `pool`, row by
-    row (rows are the source's choices), and `float_pool` has them as figures with `too_much` where
-    a pair is not allowed. `near_first[i]:near_first[i + 1]` are the places in `near_edge` where the
-    edges of node `i` stand, those to lower nodes first (`near_split[i]` of them).
+    Edge `e` lies between `source[e] < target[e]`. Its costs start at `table[e]` in `pool`, row by
+    row (rows are the source's choices). `float_pool` has them in floating point, with `too_much`
+    where a pair is not allowed. `near_edge[near_first[i]:near_first[i + 1]]` are the edges of node
+    `i`, those to lower nodes first (`near_split[i]` of them).
 
-    Where many rows or columns of an edge's table are equal, as choices make or ask for a tensor in
-    one state, the different ones stand in `lean_pool` from `lean_table[e]` on (else that is -1):
-    `lean_rows[e]` times `lean_columns[e]` of them, and the place of a label's among them is
-    `lean_place`, which is laid out as messages are.
+    Many rows or columns of an edge's table may be equal, as choices make or read a tensor in one
+    state. Then `lean_pool` has the distinct ones from `lean_table[e]` on (else that is -1). These
+    are `lean_rows[e]` times `lean_columns[e]` entries. `lean_place`, laid out like messages, has
+    the place of a label's row or column among them.
 
-    Item `m` is memory that node `item_node[m]` takes at the times `item_start[m] <= t <
-    item_stop[m]`: `item_usage[item_first[m] + c]` above `base`, which is there anyhow. Items are
-    ordered by node (`node_item[i]:node_item[i + 1]`). Times are those of maximal live sets.
+    Item `m` is memory of node `item_node[m]` at the times `item_start[m] <= t < item_stop[m]`:
+    `item_usage[item_first[m] + c]` bytes above `base`, which every plan uses. Items are ordered by
+    node (`node_item[i]:node_item[i + 1]`). Times are those of maximal live sets.
     """
 
     first: IntArray
@@ -175,7 +175,7 @@ def _near(count: int, source: IntArray, target: IntArray) -> tuple[IntArray, Int
 
 
 def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> dict[str, Any]:
-    """The fields of a `Core` that say what is held when."""
+    """The fields of a `Core` for memory items."""
     times = maximal_times(problem)
     led = contracted.led()
     base = np.zeros(len(times) + 1, dtype=np.int64)
@@ -212,6 +212,6 @@ def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> d
 
 
 def _missing(problem: Problem, times: IntArray) -> IntArray:
-    """What limits of their own have less at `times` than the usual one: as if it were in use."""
+    """By how much the limits at `times` are below the usual one: those bytes count as in use."""
     usual = problem.usage_limit or 0
     return np.array([usual - problem.limit_at(time) for time in times.tolist()], np.int64)

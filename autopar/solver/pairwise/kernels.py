@@ -18,8 +18,8 @@ from autopar.solver.pairwise.core import Core
 
 @compiled
 def rows_least(core: Core, e: int, is_target: bool, message: FloatArray, least: FloatArray) -> None:
-    """Sets `least[c]` to the least of what edge `e` costs with choice `c` of this end, after the
-    other end's message; this one's is not taken off."""
+    """Sets `least[c]` to the least cost of edge `e` with choice `c` of this end, less the other
+    end's message; this end's message is not subtracted."""
     if core.lean_table[e] >= 0:
         _rows_least_of_lean(core, e, is_target, message, least)
         return
@@ -46,7 +46,7 @@ def rows_least(core: Core, e: int, is_target: bool, message: FloatArray, least: 
 def _rows_least_of_lean(
     core: Core, e: int, is_target: bool, message: FloatArray, least: FloatArray
 ) -> None:
-    """`rows_least` of an edge with a lean table: of choices with equal rows, the one with the
+    """`rows_least` for an edge with a lean table: of choices with equal rows, the one with the
     highest message costs the least."""
     a, b, costs, pool = core.source[e], core.target[e], core.lean_table[e], core.lean_pool
     rows, columns, place = core.lean_rows[e], core.lean_columns[e], core.lean_place
@@ -85,12 +85,12 @@ def sweep(
     margin: FloatArray,
 ) -> float:
     """One pass of sequential reweighted message passing (TRW-S) over the free nodes, in `order`
-    (ascending) or back; all others keep their `choice`. Returns the lower bound that `message`
-    then proves on the sum of `theta` and tables, as far as free nodes have a part in it.
+    (ascending) or backwards; all others keep their `choice`. Returns the lower bound that `message`
+    then proves on the sum of `theta` and tables that free nodes have a part in.
 
     `message` moves cost between edges and nodes: edge `e` costs `table - m_source - m_target`, its
-    ends that much more. The choices of free nodes are replaced by the plan read off on the way,
-    `margin` says how much dearer each node's second choice was.
+    ends that much more. The pass sets the choices of free nodes to the plan it reads off, and
+    `margin` to how much more each node's second choice costs.
     """
     pool, widest = core.float_pool, np.max(np.diff(core.first))
     own = np.empty(widest)
@@ -157,8 +157,8 @@ def sweep(
 
 @compiled
 def price_labels(core: Core, order: IntArray, so_far: FloatArray, priced: FloatArray) -> None:
-    """Sets `priced` for the labels of the nodes in `order` to what they pay for memory; `so_far[t]`
-    is the sum of prices before time `t`."""
+    """Sets `priced` for the labels of the nodes in `order` to their cost of memory; `so_far[t]` is
+    the sum of prices before time `t`."""
     for i in order:
         begin, size = core.first[i], core.first[i + 1] - core.first[i]
         for c in range(size):
@@ -187,7 +187,7 @@ def in_use(core: Core, choice: IntArray) -> IntArray:
 
 @compiled
 def cost_of(core: Core, choice: IntArray) -> int:
-    """What a plan costs; `FORBIDDEN` where a pair of its choices is not allowed."""
+    """The cost of a plan; `FORBIDDEN` if a pair of its choices is not allowed."""
     total = np.int64(0)
     for i in range(len(core.first) - 1):
         total += core.cost[core.first[i] + choice[i]]
@@ -202,7 +202,7 @@ def cost_of(core: Core, choice: IntArray) -> int:
 
 @compiled
 def least(core: Core, theta: IntArray, bits: int, message: IntArray) -> tuple[IntArray, IntArray]:
-    """The least of every node and of every edge after `message`, in units of `2**-bits`."""
+    """The least cost of every node and every edge after `message`, in units of `2**-bits`."""
     num_nodes = len(core.first) - 1
     own = theta.copy()
     of_edges = np.empty(len(core.source), dtype=np.int64)

@@ -1,7 +1,8 @@
-"""Cost tables of edges, each kept once, with what was worked out of it.
+"""Distinct cost tables of edges, with a cache of the operations on them.
 
-Problems of real models repeat the same few thousand tables over tens of thousands of edges. A
-table goes by its number; every operation is remembered by the numbers (and masks) it was asked for.
+Problems of real models repeat the same few thousand tables over tens of thousands of edges. Each
+table has a number, and the result of every operation is cached by the numbers (and picked rows) it
+was called with.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _Value = TypeVar("_Value")
 def _remembered(
     work_out: Callable[Concatenate[Tables, _P], _Value],
 ) -> Callable[Concatenate[Tables, _P], _Value]:
-    """`work_out`, once for each of its arguments."""
+    """`work_out`, computed once for each of its arguments."""
 
     @wraps(work_out)
     def remembered(self: Tables, *args: _P.args, **kwargs: _P.kwargs) -> _Value:
@@ -38,7 +39,7 @@ def _remembered(
 @dataclass(slots=True)
 class Tables:
     """Distinct tables by number; entries are costs, `FORBIDDEN` where a pair is not allowed.
-    `known` is what was worked out."""
+    `known` is the cache of operations."""
 
     by_number: list[IntArray] = field(default_factory=list[IntArray])
     _numbers: dict[tuple[tuple[int, ...], bytes], int] = field(
@@ -92,8 +93,8 @@ class Tables:
 
     @_remembered
     def parts(self, number: int) -> tuple[IntArray, IntArray] | None:
-        """`(a, b)` where the table is `a[row] + b[column]`; else None. Neither is below 0 where no
-        entry is: what nodes cost stays a bound for the rest."""
+        """`(a, b)` where the table is `a[row] + b[column]`; else None. Neither is below 0 if no
+        entry is, so that node costs stay a lower bound."""
         table = self[number]
         if (table >= FORBIDDEN).any():
             return None
@@ -103,7 +104,7 @@ class Tables:
 
 
 def added(a: IntArray, b: IntArray) -> IntArray:
-    """The sum, `FORBIDDEN` where either is. The caller sees to it that allowed sums stay below."""
+    """The sum, `FORBIDDEN` where either is. Callers ensure that allowed sums stay below that."""
     forbidden = (a >= FORBIDDEN) | (b >= FORBIDDEN)
     return np.where(forbidden, FORBIDDEN, np.where(forbidden, 0, a) + np.where(forbidden, 0, b))
 
