@@ -273,7 +273,10 @@ class _OnMesh:
             + (f" within {format_bytes(allowance)}" if allowance else "")
         )
         try:
-            self.latest = self._solved(limit, allowance, say, cutoff)
+            stated = replace(self._stated(), usage_limit=allowance)
+            after = self.candidates[-1] if self.candidates else None
+            request = self.request.opened().within(limit)
+            self.latest = best_on(request, say, cutoff, stated, after=after)
         except InfeasibleError:
             self.is_exhausted = True
         except Beaten as beaten:
@@ -288,13 +291,6 @@ class _OnMesh:
         if self.latest is not None and _peak(self.latest) <= limit:
             return False
         return not self.is_exhausted and (known is None or self.bound < known * (1 - PROVEN))
-
-    def _solved(
-        self, limit: int, allowance: int | None, say: Say, cutoff: int | None = None
-    ) -> Candidate:
-        stated = replace(self._stated(), usage_limit=allowance)
-        after = self.candidates[-1] if self.candidates else None
-        return best_on(self.request.opened().within(limit), say, cutoff, stated, after=after)
 
     def _stated(self) -> Problem:
         """The problem with open recompute."""

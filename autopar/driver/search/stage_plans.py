@@ -4,7 +4,8 @@ sender has it, and a tied weight as the first planned stage has it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -27,7 +28,7 @@ from autopar.ir.sharding import Sharding
 from autopar.plans.estimates import Memory
 from autopar.plans.memory_refinement import Candidate
 from autopar.plans.requests.matching import general, matches
-from autopar.plans.requests.request import GraphRequest, Narrowed, with_host_share
+from autopar.plans.requests.request import GraphRequest, Narrowed, PlanRequest, with_host_share
 from autopar.plans.requests.strategies import expand_strategy
 from autopar.plans.structure import Stage
 
@@ -52,15 +53,24 @@ def plan_stages(
     options = first.options
     is_open = options.residency == "auto" and options.params_on_host is None
     has_host = is_open and not why_not_on_host(options.given.optimizer, first.cluster)
-    try:
-        plans = planner.planned({name: False for name, can in can_be.items() if not can})
-    except InfeasibleError as error:
-        if not (has_host and any(can_be.values())):
-            raise
-        # A stage with room keeps a tied weight on the device, where another has none for it.
-        say(f"{error}; with tied weights on the host")
-        plans = planner.planned(can_be)
-    return [planner.of_device(stage, plan) for stage, plan in enumerate(plans)]
+    on_host = {name: False for name, can in can_be.items() if not can}
+    while True:
+        sharing = planner.sharing()
+        try:
+            for limits, shares in sharing:
+                try:
+                    plans = planner.plan_within(limits, shares, on_host)
+                except InfeasibleError as error:
+                    sharing.refuse(error)
+                else:
+                    sharing.take(plans)
+            return [planner.of_device(stage, plan) for stage, plan in enumerate(sharing.plans)]
+        except InfeasibleError as error:
+            if on_host is can_be or not (has_host and any(can_be.values())):
+                raise
+            # A stage with room keeps a tied weight on the device, where another has none for it.
+            say(f"{error}; with tied weights on the host")
+            on_host = can_be
 
 
 def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
@@ -97,20 +107,7 @@ class _Planner:
         self.policy = ranks[0].options.policy
         self.unit = max(1, -(-self.most.backward // self.policy.stages_in_flight))
 
-    def planned(self, on_host: Mapping[str, bool]) -> list[Candidate]:
-        """The plans of all stages, where it is known of some parameters whether they are `on_host`.
-        InfeasibleError if the stages of a rank do not fit in its memory together."""
-        sharing = self._sharing()
-        for limits, shares in sharing:
-            try:
-                plans = self._plan_within(limits, shares, on_host)
-            except InfeasibleError as error:
-                sharing.refuse(error)
-            else:
-                sharing.take(plans)
-        return sharing.plans
-
-    def _sharing(self) -> DeviceSharing:
+    def sharing(self) -> DeviceSharing:
         """How the stages of each rank share its memory, and its host's."""
         self.lean = {}
 
@@ -142,11 +139,11 @@ class _Planner:
         estimates = msgspec.structs.replace(candidate.estimates, memory_limit=limit)
         return replace(candidate, estimates=estimates)
 
-    def _plan_within(
+    def plan_within(
         self, limits: StageBytes, shares: StageBytes, on_host: Mapping[str, bool]
     ) -> list[Candidate]:
         """The plans of all stages, each within its `limits` of the device's memory and its `shares`
-        of the host's, in bytes."""
+        of the host's, in bytes. Of some parameters it is known whether they are `on_host`."""
         laid, plans = _LaidOut({}, {}), dict[int, Candidate]()
         for stage, strategy in _strategies(self.of_stages, self.graphs).items():
             graph, mesh = self.graphs[stage], self.of_stages[stage].options.mesh
@@ -163,18 +160,34 @@ class _Planner:
                 self.say(f"planning stage {stage} of {len(self.graphs)}")
                 rounded = request.while_waiting(others, is_split=self.actions.is_split)
                 rounded = replace(rounded, tolerance=self.policy.stages_tolerance)
-                try:
-                    self.known[key] = _best_settled(rounded, settled, self.say)
-                except InfeasibleError:
-                    lean = self.lean.get(stage)
-                    # It may be the only plan that fits. It would store tied weights its own way.
-                    if lean is None or stored or lean.estimates.memory.total > limits[stage]:
-                        raise
-                    self.known[key] = lean
+                with self._or_smallest(key, stage, limits[stage], is_settled=bool(stored)):
+                    for narrowed in _narrowed(rounded, settled):
+                        try:
+                            self.known[key] = best_on_mesh(narrowed, Trail(self.say))
+                        except InfeasibleError as error:
+                            self.say(f"{error}; with other choices")
+                    if key not in self.known:
+                        wider = replace(rounded, narrowed=settled)
+                        with explaining(wider, self.say):
+                            self.known[key] = survey(wider, Trail(self.say)).only
             request = request.while_waiting(self.waiting[stage], is_split=self.actions.is_split)
             plans[stage] = _while_waiting(request, _renamed(self.known[key], graph))
             laid.add(graph, plans[stage].structure, mesh)
         return [plans[stage] for stage in range(len(self.graphs))]
+
+    @contextmanager
+    def _or_smallest(
+        self, key: object, stage: int, limit_bytes: int, *, is_settled: bool
+    ) -> Generator[None]:
+        """Within it, a stage is planned. If the search finds no plan, the smallest-memory plan may
+        still fit, and is taken. It stores tied weights its own way, so not if they are settled."""
+        try:
+            yield
+        except InfeasibleError:
+            smallest = self.lean.get(stage)
+            if smallest is None or is_settled or smallest.estimates.memory.total > limit_bytes:
+                raise
+            self.known[key] = smallest
 
     def _rank_request(
         self, stage: int, strategy: str, limit_bytes: int, share_bytes: int
@@ -237,20 +250,12 @@ def _while_waiting(graph_request: GraphRequest, candidate: Candidate) -> Candida
     )
 
 
-def _best_settled(graph_request: GraphRequest, settled: Narrowed, say: Say) -> Candidate:
-    """The best plan of a stage with the choices that other stages have `settled`. It has the
-    choices of its segments (`narrowed`) as well, unless constraints may contradict these, or no
-    such plan exists."""
+def _narrowed(graph_request: GraphRequest, settled: Narrowed) -> Iterator[PlanRequest]:
+    """The request with choices that are `settled` as well, unless constraints may contradict those
+    that are `narrowed`."""
     if not graph_request.options.imposed:
         (mesh,) = meshes_of(graph_request.cluster, graph_request.options)
-        request = replace(graph_request, narrowed=(*settled, *graph_request.narrowed)).on(mesh)
-        try:
-            return best_on_mesh(request, Trail(say))
-        except InfeasibleError as error:
-            say(f"{error}; with other choices")
-    wider = replace(graph_request, narrowed=settled)
-    with explaining(wider, say):
-        return survey(wider, Trail(say)).only
+        yield replace(graph_request, narrowed=(*settled, *graph_request.narrowed)).on(mesh)
 
 
 _End = tuple[str, str, str]

@@ -315,12 +315,10 @@ class Builder:
         """The program for this rank; at the first call, parameters are stored as it says."""
         traced, plan, world = compiled.traced, compiled.plan, self.world
         groups = groups or make_all_groups(plan.structure, world)
-        places = stored_places(plan.structure, groups)
+        places: Mapping[str, ParamPlace] = {}
         if not self.plain:
+            places = stored_places(plan.structure, groups)
             self._store(plan.structure, places)
-        if self.plain:
-            places = {}
-        else:
             if isinstance(groups, StageGroups):
                 check_holders(compiled, groups)
                 places = self.family.places
