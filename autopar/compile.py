@@ -1,13 +1,13 @@
-"""The flow: from a call of a model to the program that every rank runs, in five calls.
+"""The flow: from a call of a model to the program that every rank runs, in five steps.
 
     trace      one step of the model, forward and backward, as a graph
     price      what every choice of every op costs on a mesh, in nanoseconds and bytes
     solve      the cheapest choices that fit in memory, with a proven bound
-    account    the bill of what was decided, added up again, node by node
+    account    the cost breakdown of what was decided, added up anew, node by node
     generate   the local graphs of a rank, with their collectives
 
-The three in the middle are made for one mesh, by `best_on`. The search over meshes
-(`driver.search.meshes`), which calls that for each mesh worth trying, is handed in as `find`.
+`best_on` does the three in the middle, for one mesh. The search over meshes
+(`driver.search.meshes`) calls it for each mesh worth trying, and is passed in as `find`.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from autopar.tracer import OutputFilter, Traced, only_losses, trace
 PlanT = TypeVar("PlanT")
 
 Find = Callable[[Traced], Plan]
-"""The plan for what was traced: of a search, or one that there is."""
+"""The plan for a traced call: the result of a search, or a stored plan."""
 
 StageContext = Callable[[str], AbstractContextManager[object]]
-"""What holds around "trace" and "rewrite"."""
+"""The context manager around a stage of the flow, "trace" or "rewrite"."""
 
 Say = Callable[[str], None]
-"""Is told what is being done."""
+"""Reports progress, a line at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A call of a model. Outputs that `options` or `selects` ask for have gradients beside the
-    losses; `input_shardings` says, by position, which inputs come to the ranks in pieces."""
+    """A call of a model. Beside the losses, outputs that `options` or `selects` name have
+    gradients. `input_shardings` says, by position, which inputs ranks pass as shards."""
 
     model: nn.Module
     args: tuple[Any, ...]
@@ -73,7 +73,8 @@ class ModelCall:
     input_shardings: Mapping[str, InputSharding] = field(default_factory=dict[str, InputSharding])
 
     def wants(self, position: int, name: str) -> bool | None:
-        """Whether an output is to have a gradient; None if it is left out, where a model trains."""
+        """Whether an output has a gradient; None if it is left out, as the model trains and the
+        script does not read it."""
         if self.model.training and self.options.leaves_out(position, name):
             return None
         return self.options.wants_gradient(position, name) or self.selects(position, name)
@@ -81,7 +82,7 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A call, compiled: a program for the graph of each stage."""
+    """A compiled call: the graph, the plan, and a program for each stage."""
 
     traced: Traced
     plan: Plan
@@ -96,14 +97,14 @@ class Compiled:
 
 
 def compile_call(call: ModelCall, find: Find, stage: StageContext = nullcontext) -> Compiled:
-    """The program for a call, under the plan that is found for it."""
+    """The program for a call, under the plan that `find` returns."""
     traced, plan = plan_call(call, find, stage)
     with stage("rewrite"):
         return rewritten(traced, plan)
 
 
 def rewritten(traced: Traced, plan: Plan) -> Compiled:
-    """What was traced, with a program for each stage of a plan for it."""
+    """The traced call with a program for each stage of `plan`."""
     stages = layouts(traced.graph, plan.structure)
     programs = tuple(generate(traced.gm, traced.graph, stage) for stage in stages)
     return Compiled(traced, plan, programs, stages)
@@ -113,7 +114,7 @@ def rewritten(traced: Traced, plan: Plan) -> Compiled:
 def plan_call(
     call: ModelCall, find: Callable[[Traced], PlanT], stage: StageContext = nullcontext
 ) -> tuple[Traced, PlanT]:
-    """The plan, or the plans, found for a call, and the graph they are for."""
+    """The traced call, and the plan or plans that `find` returns for it."""
     with stage("trace"), _recording(call.model):
         traced = trace(
             call.model,
@@ -136,18 +137,22 @@ def best_on(
     stated: Problem | None = None,
     after: Candidate | None = None,
 ) -> Candidate:
-    """The best plan on one mesh whose peak, temporaries included, is within the memory limit, and
-    what it has on the host within the device's share: of all, or of those of `stated`, a part of
-    the problem. It is found from the one `after` which it
-    comes, of another limit or mesh, or of the step in another form; then not without a limit first.
-    InfeasibleError if there is none; Beaten if it is known that none takes less than `cutoff`
-    nanoseconds, or if none that does was found without a limit."""
+    """The best plan on one mesh that is within two limits: its peak, temporaries included, within
+    the memory limit, and its memory on the host within the device's share.
+
+    `stated` limits the search to a part of the problem. The search starts from the plan `after`, if
+    given: a plan for another limit or mesh, or for the step in another form. With `stated` or
+    `after` it skips the first solve, which has no memory limit.
+
+    InfeasibleError if there is none. Beaten if no plan takes less than `cutoff` nanoseconds, or if
+    the solve without a limit finds none that does.
+    """
     if stated is None and after is None:
         free = _without_limit(request, say)
-        found = _within(free, cutoff)
-        if found is not None:
-            within = replace(found.problem, usage_limit=request.memory_limit_bytes)
-            return replace(found, problem=within)
+        best = _within(free, cutoff)
+        if best is not None:
+            within = replace(best.problem, usage_limit=request.memory_limit_bytes)
+            return replace(best, problem=within)
         if cutoff is not None and free.estimates and free.estimates.modelled_ns >= cutoff:
             raise Beaten(request.name, free.bound)
         say(f"{request.mesh}: memory binds; deciding what to recompute or offload as well")
@@ -155,33 +160,33 @@ def best_on(
         stated = free.stated if free.request == request else price(request)
         stated = replace(stated, usage_limit=request.memory_limit_bytes)
         known = _refinement(request, stated, say)
-        fitting = replace(known, rows=free.rows, bound=free.bound, basis=free.basis)
+        refinement = replace(known, rows=free.rows, bound=free.bound, basis=free.basis)
     else:
         if stated is None:
             request = request.without_savings().opened()
             stated = price(request)
-        fitting = _refinement(request, stated, say)
+        refinement = _refinement(request, stated, say)
         if after is not None:
-            fitting.rows = dict.fromkeys(known_in(request.step, after.peak_candidates), 0)
-            # In another number of microbatches a relaxation is solved sooner from nothing.
+            refinement.rows = dict.fromkeys(known_in(request.step, after.peak_candidates), 0)
+            # With another number of microbatches, a relaxation is solved sooner from scratch.
             is_near = (after.mesh, after.request.microbatches) == (
                 request.mesh,
                 request.microbatches,
             )
-            fitting.basis = after.solution.basis if is_near else None
-    found = _within(fitting, cutoff)
-    if found is None:
-        # Nothing limits the device's memory, but the host's is limited.
-        fitting.stated = replace(fitting.stated, usage_limit=request.memory_limit_bytes)
-        found = _within(fitting, cutoff)
-        assert found is not None
-    is_stated = found.problem.usage_limit is not None
-    return replace(found, is_tight=is_stated and found.solution.is_limiting)
+            refinement.basis = after.solution.basis if is_near else None
+    best = _within(refinement, cutoff)
+    if best is None:
+        # The device's memory is not limited, but the host's is.
+        refinement.stated = replace(refinement.stated, usage_limit=request.memory_limit_bytes)
+        best = _within(refinement, cutoff)
+        assert best is not None
+    is_stated = best.problem.usage_limit is not None
+    return replace(best, is_tight=is_stated and best.solution.is_limiting)
 
 
 def check_least(request: PlanRequest) -> None:
-    """InfeasibleError if what any plan holds at the least breaks the memory limit: that is known
-    without a search."""
+    """InfeasibleError if even the least memory of any plan is over the limit. It takes no
+    search."""
     request = request.without_savings().opened()
     stated = replace(price(request), usage_limit=request.memory_limit_bytes)
     conflict = least_usage_conflict(stated)
@@ -196,22 +201,22 @@ def best_as_stated(
     cutoff: int | None = None,
     start: Basis | None = None,
 ) -> Candidate:
-    """The best plan of a problem as it is `stated`, though more may be held for a moment than that
-    says, if what it has on the host is within the device's share. Errors are those of `best_on`."""
-    fitting, solved = _refinement(request, stated, say), _solver(request, say, cutoff)
+    """The best plan of a problem as it is `stated`, within the device's share of the host's memory.
+    Its peak may be over what the problem counts. Errors are those of `best_on`."""
+    refinement, solved = _refinement(request, stated, say), _solver(request, say, cutoff)
     while True:
-        solution = solved(fitting.problem(), start=start)
-        fitting.rules_out(solution)
-        found, _ = _candidate(request, stated, solution)
-        is_over = found.estimates.host_bytes > request.host_memory_bytes
-        if not is_over or fitting.rows or stated.usage_limit is None:
-            return found
-        fitting.rows, start = {ON_HOST: 0}, solution.basis
+        solution = solved(refinement.problem(), start=start)
+        refinement.rules_out(solution)
+        candidate, _ = _candidate(request, stated, solution)
+        is_over = candidate.estimates.host_bytes > request.host_memory_bytes
+        if not is_over or refinement.rows or stated.usage_limit is None:
+            return candidate
+        refinement.rows, start = {ON_HOST: 0}, solution.basis
 
 
 def _without_limit(request: PlanRequest, say: Say) -> MemoryRefinement:
-    """A search for the best plan of all, whatever it holds. What is recomputed is open where chains
-    of ops are fused: that may cost less than to write and read it."""
+    """A search for the best plan whatever its memory. What is recomputed is open where chains of
+    ops are fused: to recompute may cost less than to write and read."""
     request, opened = request.without_savings(), request.without_savings().opened()
     if request.options.fuses(request.cluster.device):
         request = replace(request, recompute=opened.recompute)
@@ -223,8 +228,8 @@ def _refinement(request: PlanRequest, stated: Problem, say: Say) -> MemoryRefine
 
 
 def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | None:
-    """The best plan that is within the memory limit; if that is not stated, None where the best of
-    all is not."""
+    """The best plan within the memory limit. Without a limit in the problem, None if the best plan
+    of all is over it."""
     request = refinement.request
     solved = _solver(request, refinement.say, cutoff)
     for _ in range(MAX_ROUNDS):
@@ -234,20 +239,20 @@ def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | Non
         refinement.basis = solution.basis or refinement.basis
         if refinement.rules_out(solution):
             continue
-        found, bill = _candidate(request, problem, solution)
-        if refinement.holds(solution, found.solution, bill) and not solution.is_rough:
-            plain, rows = found.problem, refinement.rows
+        candidate, breakdown = _candidate(request, problem, solution)
+        if refinement.holds(solution, candidate.solution, breakdown) and not solution.is_rough:
+            plain, rows = candidate.problem, refinement.rows
             if request.is_open:
-                plain = with_peak_rows(found.request, plain, rows)
-            proven = bounded(found.solution, refinement.bound)
-            return replace(found, problem=plain, solution=proven, peak_candidates=tuple(rows))
+                plain = with_peak_rows(candidate.request, plain, rows)
+            proven = bounded(candidate.solution, refinement.bound)
+            return replace(candidate, problem=plain, solution=proven, peak_candidates=tuple(rows))
         if problem.usage_limit is None:
             return None
     raise refinement.failure()
 
 
 def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[..., Solution]:
-    """`solve`, as it is asked of a request."""
+    """`solve` with the settings of a request."""
     return partial(
         solve,
         time_limit_s=request.options.time_limit_s,
@@ -260,25 +265,26 @@ def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[...,
 def _candidate(
     request: PlanRequest, problem: Problem, solution: Solution
 ) -> tuple[Candidate, CostBreakdown]:
-    """The plan that a solution is, and its cost breakdown. Nothing is open any more about what is
-    recomputed, or offloaded: the step has just the copies that `solution` wants, and is priced
-    so."""
+    """The plan of a solution, and its cost breakdown. Recompute and offload are decided from here
+    on: the step has just the copies that `solution` uses, and prices follow from that."""
     if request.is_open:
         stated, request = problem, resolved_request(request, problem, solution)
         problem = price(request)
         choice = same_choice(stated, solution, problem, request.step)
-        found = evaluate(problem, choice)
-        solution = replace(solution, choice=choice, arcs=found.arcs, objective=found.objective)
+        evaluation = evaluate(problem, choice)
+        solution = replace(
+            solution, choice=choice, arcs=evaluation.arcs, objective=evaluation.objective
+        )
     structure = make_stage(request, problem, solution)
-    bill = cost_breakdown(request, structure)
-    held = bill.microbatch_memory
-    return Candidate(request, problem, structure, bill.estimates, held, solution), bill
+    breakdown = cost_breakdown(request, structure)
+    held = breakdown.microbatch_memory
+    return Candidate(request, problem, structure, breakdown.estimates, held, solution), breakdown
 
 
 @contextmanager
 def _recording(model: nn.Module) -> Generator[None, None, None]:
-    """With gradients wherever a parameter is trained, though the call may be under `torch.no_grad`:
-    a model is stored in one way, and training decides which."""
+    """With gradients wherever a parameter is trained, even if the call is under `torch.no_grad`. A
+    model is stored in one way, and training decides which."""
     trained = torch.is_grad_enabled() or any(x.requires_grad for x in model.parameters())
     with torch.inference_mode(False), torch.set_grad_enabled(trained):
         yield

@@ -1,8 +1,8 @@
 """What a user calls, on the flow of `autopar.compile`.
 
-`plan` ends with the plan, `frontier` with some. `compile` hands the model out to the ranks; at the
-first call of what it returns, rank 0 plans, every rank receives the plan, and all make sure that
-they hold the same one before the program sends anything.
+`plan` returns a plan, `frontier` several. `compile` distributes the model to the ranks. At the
+first call of the result, rank 0 plans and every rank receives the plan. All ranks check that they
+hold the same plan before the program sends anything.
 """
 
 from __future__ import annotations
@@ -92,58 +92,56 @@ def compile(
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
 
     Every rank is to call it. Parameters become DTensors under their names, with the values of rank
-    0; with one process they stay as they are. The first call of the result plans; with `plan`, a
-    Plan or the path of one, it applies that instead: what else is asked for of stages, microbatches
-    or chunks must be as the plan has it.
+    0; with one process they stay as they are. The first call of the result plans. With `plan`, a
+    Plan or the path of one, it applies that instead: stages, microbatches and chunks that are given
+    must be as the plan has them.
 
     With `inputs="global"` every rank passes the same global batch; with "local" each passes its
-    piece of it along dim 0, in order of rank. A mapping says which of them for each argument. The
-    default is "global", and "local" once accelerate or Trainer has the model, which hand each rank
+    shard of it along dim 0, in order of rank. A mapping says which of them for each argument. The
+    default is "global", and "local" once accelerate or Trainer has the model: they give each rank
     rows of its own.
 
     `weights`, a safetensors file or a directory of them, has the values of parameters and
     persistent buffers; each rank reads its shards alone. With `seed`, what is on the meta device is
     initialised as the model's modules do it (`runtime.initialise`).
 
-    `cluster` ("2x8xH100", a TOML file, a profile, or how many of the devices at hand) says where;
-    without it, the devices at hand are taken. `profile`, made by `autopar profile`, stands in for
-    presets. `mesh` is "2x4", (2, 4) or {"dp": 2, "tp": 4}, `optimizer` a name, or one of
-    `torch.optim`, several, or a class (docs/training.md). The batch is worked on in `microbatches`,
-    one after the other, which takes less memory; "auto" finds how many where memory binds
-    (docs/microbatches.md); unsaid it is 1, or "auto" where nothing fits so. `backend`, which runs
-    the graphs and decides what is priced, is "eager" or "inductor"; the default is inductor on CUDA
-    devices, eager on the CPU.
+    `cluster` is "2x8xH100", a TOML file, a profile, or a number of the local devices; the default
+    is all local devices. `profile`, made by `autopar profile`, replaces presets. `mesh` is "2x4",
+    (2, 4) or {"dp": 2, "tp": 4}. `optimizer` is a name, or one of `torch.optim`, several, or a
+    class (docs/training.md). The batch is split into `microbatches`, one after the other, which
+    takes less memory. "auto" finds how many where memory binds (docs/microbatches.md); the default
+    is 1, or "auto" where nothing fits so. `backend` runs the graphs and decides what is priced:
+    "eager" or "inductor"; the default is inductor on CUDA devices, eager on the CPU.
 
     Options that belong together are a group, as an object (`autopar.MemoryOptions`) or a mapping:
 
-    - `memory`: the `limit` of a device and the memory of a `host`, which its devices share (bytes,
-      or text such as "72GiB"); the `residency` of parameters, "cuda", "cpu" or "auto"
-      (docs/residency.md); whether a `checkpoint` of the model is free to be "planned" or is
-      recomputed "as written"; in how many `loss_chunks` a loss is worked on (docs/loss-chunks.md);
-      the `saved_dtype` of activations of float32, which rounds gradients.
+    - `memory`: the `limit` of a device and the memory of a `host`, which its devices share, in
+      bytes, or as text such as "72GiB". The `residency` of parameters is "cuda", "cpu" or "auto"
+      (docs/residency.md). A `checkpoint` of the model is "planned", or recomputed "as written". A
+      loss is computed in `loss_chunks` (docs/loss-chunks.md). `saved_dtype` is the dtype in which
+      activations of float32 are saved; it rounds gradients.
     - `pipeline`: how many `stages`, the modules that they begin with (`cuts`) and their `schedule`
-      (docs/pipeline.md). Unless it is said how many, there are several where one would wait or does
-      not fit in memory, and nothing is asked of its mesh, microbatches or shardings; one where
-      ranks have rows of their own.
+      (docs/pipeline.md). By default there are several stages if one would wait or does not fit in
+      memory, and no mesh, microbatches or shardings are given. There is one stage if ranks have
+      rows of their own.
     - `constraints`: `pins`, `forbid` and `strategy` say what the plan must be like
       (docs/constraints.md).
-    - `outputs`: those that are `differentiable`, so that a backward is to go through them beside
-      the losses, planned so from the start, where it would else be planned at the first backward
-      that does; and those that are `unread` while the model is in training mode: they are None
-      then, and need not be made.
+    - `outputs`: those that are `differentiable`, through which a backward goes beside the losses.
+      It is planned from the start, and not only at the first such backward. Outputs that are
+      `unread` while the model trains are None then, and are not computed.
     - `search`: the `time_limit` of each solve (seconds, or "2min"), whether the plan says its
       `margin`, and whether an op without a rule is an error (`strict`).
 
     docs/options.md has all of them. With `verify`, each program is compared with eager on the batch
-    it is made for, before it is used: rank 0 runs all ranks and eager on its CPU, and needs memory
+    it is made for, before it is used. Rank 0 runs all ranks and eager on its CPU, and needs memory
     for a few whole models and steps there.
 
-    ArgumentError on what is of a kind that says nothing, or contradicts `plan`; PlanMismatchError
-    if the processes are not as many as the plan or cluster has devices, if the plan is for other
-    parameters, or if ranks disagree; ClusterError if the device is unknown; WeightsError, before
-    anything is changed, if `weights` do not fit the model, or a parameter on the meta device gets
-    no values. With `verify` the first call raises VerificationError if its program is not equal to
-    eager.
+    ArgumentError if an argument is of no known kind, or contradicts `plan`. PlanMismatchError if
+    the plan or cluster has another number of devices than there are processes, if the plan is for
+    other parameters, or if ranks disagree. ClusterError if the device is unknown. WeightsError,
+    before anything is changed, if `weights` do not fit the model, or a parameter on the meta device
+    gets no values. With `verify` the first call raises VerificationError if its program is not
+    equal to eager.
     """
     given = options_among(locals())
     model = read_model(model)
@@ -151,12 +149,12 @@ def compile(
     check_inputs(inputs or "global", model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
     described = read_cluster(cluster, model)
-    asked = read_options(**given | {"optimizer": optimizer_name(optimizer, model)})
+    requested = read_options(**given | {"optimizer": optimizer_name(optimizer, model)})
     if stored is None:
-        options = resolve_options(asked)
+        options = resolve_options(requested)
     else:
-        # For the calls that the stored plan is not for; what is not said is as it has that.
-        options = stored_options(resolve_options(unsaid_open(asked)), stored.structure)
+        # For calls other than the stored plan's: options that are not given are as in that plan.
+        options = stored_options(resolve_options(unsaid_open(requested)), stored.structure)
     planned_for = described or planned_cluster(stored)
     kind = planned_for.device.kind if planned_for else None
     world = look(device_of(model), kind)
@@ -213,7 +211,7 @@ def plan(
     of keyword arguments, as the whole global batch.
 
     Nothing is computed: a model on torch's meta device will do, and no device of the cluster is
-    needed. The keywords are those of `compile`; `progress` is told what is being done.
+    needed. The keywords are those of `compile`; `progress` is called with each line of progress.
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
@@ -222,7 +220,13 @@ def plan(
     model = read_model(model)
     options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
     return _on_traced(
-        model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say)
+        model,
+        inputs,
+        cluster,
+        profile,
+        options,
+        say,
+        lambda graph_request: answer(graph_request, say),
     )
 
 
@@ -245,13 +249,13 @@ def frontier(
     search: SearchOptions | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Frontier:
-    """Time against memory: the best plan within each of `limits` ("80,40,24GiB", or bytes and
-    texts), per device; of none, within some eight from the peak of the best plan of all down to the
-    leanest one (docs/frontier.md). The step is never longer for more memory.
+    """Time against memory: the best plan within each of `limits` per device ("80,40,24GiB", or
+    bytes and texts). The default is about eight limits, from the peak of the best plan of all down
+    to that of the smallest-memory plan (docs/frontier.md). The step is never longer for more
+    memory.
 
-    All else is as for `plan`, in one stage and one microbatch unless it is said otherwise. The
-    `memory` limit, or else the memory of the device, is what the frontier says to suffice or not;
-    a time limit is of each plan.
+    All else is as for `plan`, in one stage and one microbatch by default. The frontier says whether
+    the `memory` limit, or else the memory of the device, suffices. A time limit is for each plan.
 
     TraceError if the model cannot be captured; a limit that nothing fits is a point without a plan.
     """
@@ -263,7 +267,7 @@ def frontier(
     options = replace(options, stages_if_needed=False, microbatches_if_needed=False)
     return _on_traced(
         model, inputs, cluster, profile, options, say,
-        lambda asked: find_frontier(asked, rungs, say),
+        lambda graph_request: find_frontier(graph_request, rungs, say),
     )  # fmt: skip
 
 
@@ -276,7 +280,7 @@ def _on_traced(
     say: Callable[[str], None],
     find: Callable[[GraphRequest], PlanT],
 ) -> PlanT:
-    """What is found for a call of `model`, traced once."""
+    """What `find` returns for a call of `model`, traced once."""
     at_hand = read_cluster(cluster, model)
     described = describe_cluster(at_hand or look(device_of(model)).cluster, profile)
     call = call_on(model, inputs, options)

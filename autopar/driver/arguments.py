@@ -1,5 +1,5 @@
-"""The arguments of `compile` and `plan` as people write them: taken where their meaning is clear,
-an ArgumentError that says what to write where it is not."""
+"""The arguments of `compile` and `plan` as people write them: read where their meaning is clear.
+Where it is not, an ArgumentError says what to write."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Given = ParamSpec("Given")
 _Result = TypeVar("_Result")
 
 _NODE = 8
-"""More devices are hardly ever in one node, so that their number alone says too little."""
+"""Devices of a usual node. A node hardly ever has more, so a larger number says too little."""
 
 
 def with_old_names(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` to `what`, with options in groups that are called as before there were any, of which
-    an OldNameWarning tells the caller's caller."""
+    """`given` to `what`, with ungrouped names of old options moved into their groups. An
+    OldNameWarning about each points at the caller's caller."""
     grouped, old = in_groups(given)
     for before, field in old.items():
         now = f'{field.group}={{"{field.name}": ...}}'
@@ -42,8 +42,8 @@ def with_old_names(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_checked_options(function: Callable[Given, _Result]) -> Callable[Given, _Result]:
-    """`function`, of autopar, with `check_known` before it is called, and with options in groups
-    that are called as before there were any."""
+    """`function`, of autopar, with `check_known` before each call, and with ungrouped names of old
+    options moved into their groups."""
     known = list(inspect.signature(function).parameters)
     name = f"autopar.{function.__name__}"
 
@@ -58,8 +58,8 @@ def with_checked_options(function: Callable[Given, _Result]) -> Callable[Given, 
 
 
 def read_model(model: Any) -> nn.Module:
-    """The plain model; that of `torch.compile`, if it went through it. AutoparError if it is
-    compiled already, or wrapped."""
+    """The plain model: without the wrapper of `torch.compile`, if it has one. AutoparError if it is
+    compiled already, or wrapped otherwise."""
     if isinstance(model, CompiledModule):
         raise AutoparError("the model is compiled already: give autopar.compile the plain model")
     if isinstance(model, DataParallel | DistributedDataParallel):
@@ -69,14 +69,14 @@ def read_model(model: Any) -> nn.Module:
             "give autopar.compile the plain model, its .module"
         )
     if not isinstance(model, nn.Module):
-        said = f"the class {model.__name__}" if isinstance(model, type) else _kind(model)
-        raise ArgumentError(f"model is {said}: give a torch.nn.Module that was made")
+        description = f"the class {model.__name__}" if isinstance(model, type) else _kind(model)
+        raise ArgumentError(f"model is {description}: give a torch.nn.Module that was made")
     return without_dynamo(model)
 
 
 def read_cluster(cluster: ClusterLike | None, model: nn.Module) -> Cluster | None:
-    """The cluster: as it is, as `parse_cluster` reads it, or so many of the devices at hand, one
-    node of them; None for all that run."""
+    """The cluster: a Cluster as it is, text as `parse_cluster` reads it, or a number of the local
+    devices as one node. None for all devices that run."""
     if cluster is None or isinstance(cluster, Cluster):
         return cluster
     given: Any = cluster

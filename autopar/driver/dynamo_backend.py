@@ -1,10 +1,10 @@
 """`torch.compile(model, backend="autopar")`.
 
-dynamo captures the model in its own way and hands over a graph whose parameters are inputs. They
-belong to the user's model, and dynamo watches what type they are: so that they stay plain tensors,
-whole on every rank, as under DistributedDataParallel. What is planned is the computation, of which
-each rank does a part; gradients end whole on every rank, and every rank's optimizer does the same.
-To store parameters in shards, use `autopar.compile`.
+dynamo captures the model in its own way, as a graph whose inputs include the parameters. They
+belong to the user's model, and dynamo guards on their type. They therefore stay plain tensors,
+whole on every rank, as under DistributedDataParallel. The computation is planned, and each rank
+does a part of it. Gradients are whole on every rank in the end, and every rank's optimizer does the
+same. To store parameters in shards, use `autopar.compile`.
 
 All ranks must pass the same global batch. Parameters and buffers start as rank 0 has them. Every
 output is whole and has a gradient. The model must be one graph: `fullgraph=True` shows where it is
@@ -47,7 +47,7 @@ _OPTIONS = {
     "constraints": ("pins", "forbid", "strategy"),
     "search": ("time_limit", "strict"),
 }
-"""Of a plan, those by group that are taken, beside `cluster` and `profile`."""
+"""The options of a plan that are taken, by group, beside `cluster` and `profile`."""
 _ITSELF = 'torch.compile(backend="autopar")'
 _INSTEAD = (
     "parameters stay whole on every rank there, as torch.compile has them; autopar.compile(model, "
@@ -70,7 +70,7 @@ def backend(
     """What dynamo runs in place of `gm`: planned at the first call, by all ranks together.
 
     `options` (`torch.compile(..., options={"mesh": "2x2"})`) are keywords of `autopar.compile`.
-    AutoparError, at once, if it is given another one, or is asked for parameters in shards.
+    AutoparError, at once, on any other option, or on one that stores parameters in shards.
     """
     if mode is not None:
         raise AutoparError(f'{_ITSELF} has no modes: leave out mode="{mode}"')
@@ -80,12 +80,12 @@ def backend(
     _check_taken(given)
     flat = _Flat(gm, example_inputs)
     name = optimizer_name(given.get("optimizer", "adamw"), flat)
-    asked = make_options(
+    requested = make_options(
         **options_among(given) | {"optimizer": name}, microbatches=1, pipeline={"stages": 1}
     )
-    _check_whole(asked, flat)
+    _check_whole(requested, flat)
     (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args
-    return _Compiled(flat, given, asked, [_is_scalar(_value(node)) for node in outputs])
+    return _Compiled(flat, given, requested, [_is_scalar(_value(node)) for node in outputs])
 
 
 def _check_taken(given: Mapping[str, Any]) -> None:
@@ -94,12 +94,12 @@ def _check_taken(given: Mapping[str, Any]) -> None:
     check_known(_ITSELF, given, top)
     for name in (name for name in GROUPS if name in given):
         group, usual = as_group(name, given[name]), GROUPS[name]()
-        said = [n for n in group.__struct_fields__ if getattr(group, n) != getattr(usual, n)]
-        check_known(f"{name} of {_ITSELF}", said, _OPTIONS[name])
+        changed = [n for n in group.__struct_fields__ if getattr(group, n) != getattr(usual, n)]
+        check_known(f"{name} of {_ITSELF}", changed, _OPTIONS[name])
 
 
 def _check_whole(options: Options, flat: nn.Module) -> None:
-    """AutoparError if something asked for stores a parameter in shards."""
+    """AutoparError if an option stores a parameter in shards."""
     if options.strategy not in ("", "ddp"):
         raise AutoparError(f"{_ITSELF} cannot do strategy {options.strategy}: {_INSTEAD}")
     for constraint in options.constraints:
@@ -154,7 +154,7 @@ class _Flat(nn.Module):
 
 
 class _Compiled:
-    """Runs a graph of dynamo's; makes its program at the first call."""
+    """Runs a graph of dynamo's, for which it builds the program at the first call."""
 
     def __init__(
         self, flat: _Flat, given: dict[str, Any], options: Options, scalars: list[bool]
@@ -212,8 +212,8 @@ def _name(node: fx.Node) -> str:
     """`layers.0.weight` of a placeholder that stands for `L['self']._modules['layers']...`."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     path = getattr(source, "name", "")
-    found = _STATE.findall(path if isinstance(path, str) else path())[1:]
-    return ".".join(found) or node.name
+    names = _STATE.findall(path if isinstance(path, str) else path())[1:]
+    return ".".join(names) or node.name
 
 
 def _value(node: Any) -> Any:

@@ -3,11 +3,11 @@
     trainer = lightning.Trainer(strategy=AutoparStrategy(), accelerator="cpu", devices=2)
     fabric = lightning.Fabric(strategy=AutoparFabricStrategy(), accelerator="cpu", devices=2)
 
-The model is compiled by the user, who starts all processes with torchrun: `autopar.compile(net)`
-where a LightningModule makes its `net`, or before `fabric.setup`. The strategies leave it
-unwrapped, and hand every rank the whole batch, whose size is that of all ranks together: losses,
-outputs, metrics and what is logged are then those of one process on every rank. Checkpoints have
-whole tensors, as one process would save them, and are loaded on any number of processes.
+The user starts all processes with torchrun and compiles the model: `autopar.compile(net)` where a
+LightningModule makes its `net`, or before `fabric.setup`. The strategies leave it unwrapped, and
+give every rank the whole batch, with the size of all ranks together. Losses, outputs, metrics and
+logs on every rank are thus those of one process. Checkpoints have whole tensors, as one process
+would save them, and are loaded on any number of processes.
 """
 
 # pyright: basic
@@ -45,7 +45,7 @@ class AutoparStrategy(ParallelStrategy):
         return self.parallel_devices[self.local_rank]
 
     def set_world_ranks(self) -> None:
-        """Tell the environment which process this is: Lightning asks for it once it is known."""
+        """Tell the environment which process this is. Lightning asks the environment later."""
         environment = self.cluster_environment
         assert environment is not None and self.parallel_devices is not None
         if not environment.creates_processes_externally and len(self.parallel_devices) > 1:
@@ -69,7 +69,7 @@ class AutoparStrategy(ParallelStrategy):
         super().setup(trainer)
 
     def model_to_device(self) -> None:
-        """Nothing: a compiled model is where it belongs."""
+        """Nothing: a compiled model is on its device already."""
 
     def _setup_model(self, model: nn.Module) -> nn.Module:
         _check(model, self.world_size)
@@ -82,12 +82,12 @@ class AutoparStrategy(ParallelStrategy):
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         if not dist.is_initialized():
             return obj
-        found = [obj]
-        dist.broadcast_object_list(found, src)
-        return found[0]
+        objects = [obj]
+        dist.broadcast_object_list(objects, src)
+        return objects[0]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The sum over ranks, or their mean, of a tensor; what is none, as it is."""
+        """The sum over ranks, or their mean, of a tensor; any other value as it is."""
         if not isinstance(tensor, Tensor) or not dist.is_initialized():
             return tensor
         total = tensor.clone()

@@ -1,6 +1,6 @@
-"""What the methods of plans and frontiers return. Those are nouns that everything stands on; what
-they show of themselves is made by what stands above them, so that their methods come here when they
-are called, and not before."""
+"""What the methods of plans and frontiers return. Plans and frontiers are nouns in a low room, and
+their pages are made in higher ones. Their methods therefore import this module when they are
+called, and not before."""
 
 from __future__ import annotations
 

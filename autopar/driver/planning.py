@@ -1,4 +1,4 @@
-"""What is asked for a call of a model, and the plan that answers it."""
+"""The request for a call of a model, and the plan that answers it."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from autopar.tracer import OutputFilter, Traced, only_losses
 
 
 def aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
-    """{"input:0": "input_ids"}, of a call of `model`: the argument of each leaf, and its number
-    among those of an argument that holds several."""
+    """{"input:0": "input_ids"}, of a call of `model`: the argument of each leaf, with the leaf's
+    number if the argument holds several."""
     parameters = inspect.signature(model.forward).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    found: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     position = 0
     for key, value in [*enumerate(args), *kwargs.items()]:
         name = names[key] if isinstance(key, int) and key < len(names) else str(key)
         leaves = len(flatten(value)[0])
         for k in range(leaves):
-            found[f"input:{position}"] = name if leaves == 1 else f"{name}.{k}"
+            arguments[f"input:{position}"] = name if leaves == 1 else f"{name}.{k}"
             position += 1
-    return found
+    return arguments
 
 
 def call_on(
@@ -59,65 +59,65 @@ def call_on(
 
 
 def make_call_request(call: ModelCall, traced: Traced, cluster: Cluster) -> GraphRequest:
-    """What is asked of a plan for a call, of which the user may speak in the call's names."""
+    """The request for a call. The user's options may name inputs and outputs as the call does."""
     known = aliases(call.model, call.args, call.kwargs)
     known |= {f"output:{i}": leaf.name for i, leaf in enumerate(traced.outputs)}
     return make_graph_request(traced.graph, cluster, call.options, known)
 
 
 def answer(graph_request: GraphRequest, say: Say) -> Plan:
-    """The best plan, with its margin if that is asked for, and what else was looked at.
+    """The best plan, with its margin if that is an option, and the outcomes of other candidates.
     InfeasibleError if none fits in memory, with what may help."""
     trail = Trail(say)
     try:
-        found = best_of_all(graph_request, trail)
+        finding = best_of_all(graph_request, trail)
     except InfeasibleError as error:
         hint = undivided_batch(graph_request.graph, graph_request.cluster.num_devices)
         raise InfeasibleError(f"{error}{_more_microbatches(graph_request, trail)}{hint}") from error
-    margin = find_margin(found, trail) if graph_request.options.given.search.margin else None
-    return found.plan(margin, trail.outcomes)
+    margin = find_margin(finding, trail) if graph_request.options.given.search.margin else None
+    return finding.plan(margin, trail.outcomes)
 
 
 def _more_microbatches(graph_request: GraphRequest, trail: Trail) -> str:
-    """The fewest microbatches, if any are found, in which the stages that are asked for fit."""
+    """The fewest microbatches, if any, in which the requested stages fit."""
     options = graph_request.options
     if not options.is_staged or options.microbatches is None or options.actions is not None:
         return ""
 
     def planned_in(count: int) -> Finding | None:
-        again = replace(options, microbatches=count)
+        changed = replace(options, microbatches=count)
         try:
-            return best_of_all(replace(graph_request, options=again), trail)
+            return best_of_all(replace(graph_request, options=changed), trail)
         except AutoparError as error:
             trail(f"{error}")
             return None
 
     trail("looking for microbatches that would do")
     more = [n for n in possible_counts(graph_request.graph) if n > options.microbatches]
-    found = fewest(more[:FEW_COUNTS], planned_in)
-    if found is None:
+    first_fit = fewest(more[:FEW_COUNTS], planned_in)
+    if first_fit is None:
         return ""
-    count, best = found
+    count, best = first_fit
     return f". What would do: --microbatches {count} (a step of {format_ns(best.step_ns)})"
 
 
 def planned_gradients(structure: Structure) -> OutputFilter:
-    """Which outputs have gradients in the graph that a plan is for: those it does not return
-    without."""
+    """Selects the outputs that have gradients in the graph of a plan: those that it does not return
+    detached."""
     outputs = (key for each in structure.stages for key in each.outputs)
     detached = {int(key.partition(":")[2].partition("~")[0]) for key in outputs}
     return lambda position, _name: position not in detached
 
 
 def checked_plan(plan: Plan, traced: Traced) -> Plan:
-    """`plan`. PlanMismatchError, saying how, if it is for another graph."""
+    """`plan`. PlanMismatchError, with the difference, if it is for another graph."""
     check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
     return plan
 
 
 def check_outputs(traced: Traced, options: Options) -> None:
-    """ConstraintError, naming what comes close, if an output is asked for that there is not;
-    ArgumentError if one is to have a gradient and to be left out."""
+    """ConstraintError, with close names, if a named output does not exist. ArgumentError if one is
+    to have a gradient and to be left out."""
     for i, leaf in enumerate(traced.outputs):
         if options.wants_gradient(i, leaf.name) and options.leaves_out(i, leaf.name):
             raise ArgumentError(
@@ -128,10 +128,10 @@ def check_outputs(traced: Traced, options: Options) -> None:
     positions = [str(i) for i, leaf in enumerate(traced.outputs) if leaf.item is not None]
     left_out = [(leaf.name, str(i)) for i, leaf in enumerate(traced.outputs) if leaf.is_left_out]
     known = [*names, *positions]
-    asked = [("outputs.differentiable", p, known) for p in options.given.outputs.differentiable]
+    requested = [("outputs.differentiable", p, known) for p in options.given.outputs.differentiable]
     known = [*known, *(name for pair in left_out for name in pair)]
-    asked += [("outputs.unread", p, known) for p in options.given.outputs.unread]
-    for option, pattern, there in asked:
+    requested += [("outputs.unread", p, known) for p in options.given.outputs.unread]
+    for option, pattern, there in requested:
         if not any(matches(pattern, name) for name in there):
             raise ConstraintError(f"{option}: {unmatched(traced.graph.name, pattern, names)}")
 
@@ -139,9 +139,9 @@ def check_outputs(traced: Traced, options: Options) -> None:
 def describe_cluster(
     cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None
 ) -> Cluster:
-    """The cluster, with what the profile measured in place of presets."""
-    found = parsing.parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    """The cluster, with measured figures of the profile in place of presets."""
+    parsed = parsing.parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if profile is None:
-        return parsing.checked(found, f"cluster {found.name}")
+        return parsing.checked(parsed, f"cluster {parsed.name}")
     measured = profile if isinstance(profile, Profile) else Profile.load(profile)
-    return parsing.checked(measured_on(found, measured), f"cluster {found.name} with its profile")
+    return parsing.checked(measured_on(parsed, measured), f"cluster {parsed.name} with its profile")

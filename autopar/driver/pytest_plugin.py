@@ -1,7 +1,8 @@
 """The pytest plugin: the fixture `plan_regression`, and the option `--update-plans`.
 
-In the manner of pytest-regressions: a golden plan lies beside its test, in a folder of the test
-file's name; one that is missing is made, and the test fails once. Importing this imports no torch.
+It works like pytest-regressions. A golden plan lies beside its test, in a folder of the test file's
+name. A missing one is written, and the test fails once. Importing this module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def plan_regression(request: pytest.FixtureRequest) -> PlanRegression:
 
 
 class PlanRegression:
-    """What a test compares its plans with: `folder` has them, under the test's `name`."""
+    """Compares plans of a test with golden ones, in `folder` under the test's `name`."""
 
     def __init__(self, folder: Path, name: str, update: bool) -> None:
         self._folder, self._name, self._update = folder, name, update
@@ -56,13 +57,13 @@ class PlanRegression:
         allow_gap: bool = False,
         **options: Any,
     ) -> Plan:
-        """Plan `model` with the options of `autopar.plan`, and `check` the plan, which is returned.
-        The cluster must be named: a golden plan is the same wherever the test runs."""
+        """Plan `model` with the options of `autopar.plan`, `check` the plan and return it. The
+        cluster must be named: a golden plan is the same wherever the test runs."""
         from autopar import plan
 
-        found = plan(model, inputs, cluster=cluster, **options)
-        self.check(found, name, fail_over=fail_over, allow_gap=allow_gap)
-        return found
+        planned = plan(model, inputs, cluster=cluster, **options)
+        self.check(planned, name, fail_over=fail_over, allow_gap=allow_gap)
+        return planned
 
     def check(
         self, plan: Plan, name: str = "", *, fail_over: str | None = None, allow_gap: bool = False

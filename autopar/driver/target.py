@@ -1,6 +1,6 @@
 """From `train.py:build` or `package.module:build` to the function it names.
 
-This alone runs the user's code; commands that read plans never come here.
+Only this module runs the user's code; commands that read plans never import it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _EXAMPLE = "write it as train.py:build or package.module:build"
 def load_target(text: str) -> Callable[..., Any]:
     """The function that `text` names. TargetError says which part of it is wrong.
 
-    The folder of a file, for a module the working directory, is put at the head of `sys.path`, as
-    `python train.py` and `python -m` would.
+    The folder of a file, or the working directory for a module, becomes the head of `sys.path`, as
+    with `python train.py` and `python -m`.
     """
     place, colon, name = text.rpartition(":")
     if not (colon and place and name):
@@ -75,10 +75,10 @@ def _line(error: BaseException) -> str:
 
 
 def _suggestion(module: ModuleType) -> str:
-    """The functions that the module itself defines."""
-    found = [
+    """The functions that the module itself defines, as a hint."""
+    functions = [
         name
         for name, value in vars(module).items()
         if callable(value) and getattr(value, "__module__", "") == module.__name__
     ]
-    return f"; it defines {', '.join(found[:8])}" if found else ""
+    return f"; it defines {', '.join(functions[:8])}" if functions else ""

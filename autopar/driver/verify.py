@@ -1,6 +1,6 @@
-"""Whether what a plan makes of a model computes what the model computes: both, run side by side.
+"""Whether a planned model computes what the model computes: both are run side by side.
 
-All ranks run in this process, one op after the other, with collectives done by hand; neither the
+All ranks run in this process, one op after the other, with collectives done by hand. Neither the
 devices nor the processes of the plan are needed.
 """
 
@@ -65,11 +65,12 @@ def compare_program(
     progress: Callable[[str], None] = lambda _: None,
     externals: Mapping[str, Tensor] | None = None,
 ) -> Report:
-    """What a call was compiled to, beside what the model has when PyTorch alone runs it: an output,
-    a buffer or a gradient that the compiler lost is missed. A tensor that differs by more than its
-    dtype explains is compared again with every op computing in float64, on both sides. What is
-    equal there was rounding. `externals` has all of the script's tensors, if they are not that by
-    themselves.
+    """A compiled call beside the model as PyTorch alone runs it: an output, a buffer or a gradient
+    that the compiler loses shows up as missing.
+
+    A tensor may differ by more than its dtype explains. Then both sides run again with every op in
+    float64, and what is equal there was rounding. `externals` has the values of all tensors of the
+    script, if these do not hold them themselves.
 
     All steps draw their random numbers, if any, from a generator that starts from `seed`; the
     caller's is left as it was.
@@ -81,8 +82,8 @@ def compare_program(
     progress("running the model")
     eager = sides.eager(dtype)
     progress(f"running {plan.world_size} ranks")
-    found = sides.simulated(dtype, allowed)
-    measured = differences(found, eager)
+    simulated = sides.simulated(dtype, allowed)
+    measured = differences(simulated, eager)
     notes = blank_note(measured)
     if any(d.relative > allowed and not d.why for d in measured):
         progress(f"running both in {_FINE}: some tensors differ by more than {own} explains")
@@ -90,7 +91,7 @@ def compare_program(
             other = sides.eager(_COARSE if own == _FINE else _FINE)
             noise = tensor_distances(eager, other)
             if own == _FINE:
-                exact = differences(found, eager, noise)
+                exact = differences(simulated, eager, noise)
             else:
                 exact = differences(sides.simulated(_FINE, EXACT_TOLERANCE), other, noise)
         except (AutoparError, RuntimeError, TypeError, ValueError) as error:
@@ -117,8 +118,8 @@ def eager(
     dtype: str | None = None,
     externals: Mapping[str, Tensor] | None = None,
 ) -> SimulatedStep:
-    """The step by PyTorch alone, with every op computing in `dtype` if one is given; the model is
-    left as it was, as are the script's tensors, whose values are `externals` if they are given."""
+    """The step by PyTorch alone, with every op computing in `dtype` if one is given. The model is
+    left as it was, and so are the script's tensors, whose values are `externals` if given."""
     model, args, kwargs = call.model, call.args, call.kwargs
     device = next((x.device for x in model.parameters()), None)
     directions = tangents(traced.graph, seed, device)
@@ -137,16 +138,16 @@ def eager(
         computing_in(dtype),
         seeded(seed),
     ):
-        found = eager_step(model, args, kwargs, form, directions)
+        step = eager_step(model, args, kwargs, form, directions)
         more = {name: x.grad for name, x in leaves.items() if x.grad is not None}
-    found = replace(found, gradients={**found.gradients, **more})
+    step = replace(step, gradients={**step.gradients, **more})
     left_out = {str(k) for k, leaf in enumerate(traced.outputs) if leaf.is_left_out}
-    return replace(found, outputs={k: x for k, x in found.outputs.items() if k not in left_out})
+    return replace(step, outputs={k: x for k, x in step.outputs.items() if k not in left_out})
 
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """The two that are compared, each of which can be run in several dtypes."""
+    """The two sides of the comparison, each of which can run in several dtypes."""
 
     compiled: Compiled
     call: ModelCall
@@ -154,11 +155,11 @@ class _Sides:
     externals: Mapping[str, Tensor] | None
 
     def eager(self, dtype: str | None) -> SimulatedStep:
-        """What the model computes."""
+        """The step of the model."""
         return eager(self.compiled.traced, self.call, self.seed, dtype, self.externals)
 
     def simulated(self, dtype: str | None, tolerance: float) -> SimulatedStep:
-        """What the ranks compute."""
+        """The step of the ranks."""
         call, traced = self.call, self.compiled.traced
         graph, tensors = traced.graph, whole_tensors(call.model, call.args, call.kwargs)
         externals = self.externals or external_tensors(call.model, graph, traced.externals)
@@ -180,7 +181,7 @@ def simulate(
     directions: Mapping[int, Tensor],
     tolerance: float,
 ) -> StepResult:
-    """A step of what a call was compiled to, on all ranks in this process."""
+    """A step of a compiled call, on all ranks in this process."""
     graph, structure = compiled.traced.graph, compiled.plan.structure
     if not structure.is_pipeline:
         where = structure.only.mesh, graph, structure.only
@@ -229,8 +230,8 @@ def check_call(
 
 
 def _whole(state: Tensor, *, keep: bool) -> Tensor:
-    """A parameter or buffer with the values of all ranks; if it is not kept, an empty one. A
-    collective call for what is in shards."""
+    """A parameter or buffer with the values of all ranks; an empty one unless `keep`. A collective
+    call if it is sharded."""
     values = state.detach()
     values = whole_external(values, values.device)
     values = values.cpu() if keep else values.new_empty(0)
@@ -249,11 +250,11 @@ def verify(
 ) -> Report:
     """Run `plan` on all its ranks in this process, and compare with `model` run by PyTorch alone.
 
-    Compared are the outputs, the buffers that change, and the gradient of every parameter that has
-    one, for the weights that the model has and the whole batch `inputs` (as for `autopar.plan`).
-    `outputs` are those options of a plan, by default as it records them.
+    The outputs are compared, the buffers that change, and the gradient of every parameter that has
+    one. They are computed with the weights of the model and the whole batch `inputs` (as for
+    `autopar.plan`). `outputs` are those options of a plan, by default as it records them.
     `tolerance` is relative; by default it is what rounding in the least precise dtype of the step
-    explains. What differs by more, but not in float64, is equal.
+    explains. A tensor that differs by more, but not in float64, is equal.
 
     VerificationError names the tensors that differ; PlanMismatchError says how plan and model do
     not fit. The model is left as it was.
@@ -276,7 +277,7 @@ def compare_with_eager(
     outputs: OutputOptions | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """What `verify` finds, whether equal or not. With `dtype` ("float64"), every op computes in
+    """The report of `verify`, whether equal or not. With `dtype` ("float64"), every op computes in
     that dtype on both sides, so that rounding hides less."""
     progress("tracing the model")
     recorded = plan.provenance.options.outputs

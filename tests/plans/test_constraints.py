@@ -30,7 +30,7 @@ DEMANDS = st.builds(
 
 
 @given(st.lists(DEMANDS, min_size=1, max_size=3), st.booleans())
-def test_what_is_printed_can_be_read(demands: list[Demand], complete: bool) -> None:
+def test_what_is_printed_can_be_read(demands: list[Demand[str]], complete: bool) -> None:
     wanted = PlacementSpec((tuple(demands),), complete)
     assert PlacementSpec.parse(str(wanted)) == wanted
 

@@ -1,9 +1,9 @@
-"""What a stored plan could be otherwise: its problem stated again from the model, and solved with
+"""What a stored plan could be otherwise: its problem stated anew from the model, and solved with
 one thing changed.
 
-What a plan does not hold is asked for: the model, and the cluster if no preset has its name. What
-it does hold is compared: the model must be the one that was planned, and the step that comes out is
-held against the plan's.
+The caller passes what a plan does not hold: the model, and the cluster if no preset has its name.
+The rest is compared: the model must be the one that was planned, and the new step is compared with
+the plan's.
 """
 
 from __future__ import annotations
@@ -52,32 +52,36 @@ def explain_plan(
     stage: int | None = None,
     progress: Progress | None = None,
 ) -> Reasons:
-    """`report.reasons.reasons` of `name`, with its alternatives, each at what a step would take if
-    all else adapted, and what 1 GiB more memory, or twice the bandwidth of each mesh axis, would
-    buy. `built` is the model that was planned, and its inputs. Of a plan in stages the name is
-    looked at in `stage`, or the one that has it; the other stages stay as they are, and the step is
-    simulated again.
+    """`report.reasons.reasons` of `name`, with its alternatives and benefits. An alternative has
+    the step that results if all else adapts. Benefits say what 1 GiB more memory, or twice the
+    bandwidth of each mesh axis, would save.
 
-    PlanError if several stages have the name and none is given; PlanMismatchError if it is for
-    another model; ClusterError if the cluster must be given; ConstraintError if what was imposed
-    must be. An `OtherStepWarning` says what differs where the problem as it is stated now has
+    `built` is the model that was planned, and its inputs. In a plan with stages, `stage` is the one
+    whose decisions are explained, by default the one that has the name. The other stages stay as
+    they are, and the step is simulated anew.
+
+    PlanError if several stages have the name and none is given. PlanMismatchError if it is for
+    another model. ClusterError or ConstraintError if the cluster, or what was imposed, must be
+    given. An `OtherStepWarning` says what differs where the problem as it is stated now has
     another best step than the plan.
     """
-    said = progress or silent
+    say = progress or silent
     has_name = stage_having(plan, name, stage)
-    found = reasons(has_name, name)
+    plan_reasons = reasons(has_name, name)
     described = describe_cluster(cluster_of(plan) if cluster is None else cluster, profile)
     options = options_of(plan, imposed)
-    explainer = _explainer(plan, built, described, options, said, has_name.number)
+    explainer = _explainer(plan, built, described, options, say, has_name.number)
     alternatives: list[Explanation] = []
-    for each in _subjects(found, name):
-        said(f"looking at the alternatives of {each}")
+    for each in _subjects(plan_reasons, name):
+        say(f"looking at the alternatives of {each}")
         alternatives.append(explainer.alternatives(each))
-    return replace(found, alternatives=tuple(alternatives), benefits=_benefits(explainer, said))
+    return replace(
+        plan_reasons, alternatives=tuple(alternatives), benefits=_benefits(explainer, say)
+    )
 
 
 def _subjects(reasons: Reasons, name: str) -> tuple[str, ...]:
-    """What `Explainer.alternatives` is asked for; of identical parameters, one."""
+    """The names to call `Explainer.alternatives` with; one of several identical parameters."""
     if reasons.kind == "module":
         return (name,)
     names = [decision.name for decision in reasons.decisions[:MAX_SUBJECTS]]
@@ -98,16 +102,16 @@ def _explainer(
 
 def _benefits(explainer: Explainer, progress: Progress) -> tuple[Benefit, ...]:
     progress("looking at what more memory would buy")
-    found = [explainer.more_memory(GIB)]
+    benefits = [explainer.more_memory(GIB)]
     if len(explainer.place.step.stages) > 1:
         for link in dict.fromkeys(level.link.name for level in explainer.cluster.levels):
             progress(f"looking at what a faster {link} would buy")
-            found.append(explainer.faster_link(link))
-        return tuple(found)
+            benefits.append(explainer.faster_link(link))
+        return tuple(benefits)
     for axis in explainer.best.mesh.names:
         progress(f"looking at what a faster link of {axis} would buy")
-        found.append(explainer.faster_axis(axis))
-    return tuple(found)
+        benefits.append(explainer.faster_axis(axis))
+    return tuple(benefits)
 
 
 def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:

@@ -1,10 +1,10 @@
-"""Why a plan is as it is: its problem solved again with one thing changed.
+"""Why a plan is as it is: its problem solved anew with one thing changed.
 
 A tensor's sharding is fixed and everything else may adapt. The problem is priced once, and its
-relaxation goes on from one basis for every alternative (`solver.sensitivity`), which settles most
-of them in a fraction of a second; the others have a bound and are solved whole, the most promising
-first. All alternatives have the memory that the plan was given: what its temporaries need is set
-aside.
+relaxation continues from one basis for every alternative (`solver.sensitivity`). That settles most
+alternatives in a fraction of a second. The others have a bound and are solved whole, those with the
+lowest bounds first. All alternatives have the memory limit of the plan, without what its
+temporaries need.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ from autopar.solver.sensitivity import Sensitivity
 
 GIB = 1 << 30
 SOLVES = 4
-"""How many alternatives of a tensor are solved whole, unless asked otherwise."""
+"""How many alternatives of a tensor are solved whole by default."""
 
 Allowed = Mapping[int, npt.NDArray[np.bool_]]
-"""The choices that are left, of the nodes of a problem that have fewer than before."""
+"""The choices that remain, for nodes of a problem that have fewer than before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Answers about a stage of the best plan on some meshes, or its only one; made by
-    `make_explainer`."""
+    """Answers about a stage of the best plan, or its only one; made by `make_explainer`."""
 
     place: StageInStep
     variations: Sensitivity | None
@@ -75,11 +74,16 @@ class Explainer:
     def alternatives(self, name: str, solves: int = SOLVES) -> Explanation:
         """The step with every sharding that a tensor may have.
 
-        `name` is a parameter ("layers.3.mlp.up.weight" or "layers.*.mlp.up.weight": equal blocks
-        are one), as it is stored; a module, for what its last op makes; "input:0", as ops of the
-        forward phase take that input; or the key of any decision, for its choices. Where the
-        relaxation leaves a gap the alternative is solved whole, at most `solves` of them, those of
-        the lowest bounds; others keep the gap. AutoparError if nothing has that name.
+        `name` is one of these:
+
+        - a parameter, as it is stored: "layers.3.mlp.up.weight", or "layers.*.mlp.up.weight" for
+          equal blocks;
+        - a module, for the output of its last op;
+        - "input:0", as ops of the forward phase take that input;
+        - the key of any decision, for its choices.
+
+        Where the relaxation leaves a gap the alternative is solved whole, at most `solves` of them,
+        those of the lowest bounds; others keep the gap. AutoparError if nothing has that name.
         """
         subject, table = self._find(name)
         known = {label: self._relaxed(label, allowed) for label, allowed in table.items()}
@@ -99,13 +103,16 @@ class Explainer:
         return replace(alternative, modelled_ns=modelled_ns, bound_ns=bound_ns)
 
     def more_memory(self, more_bytes: int = GIB) -> Benefit:
-        """What `more_bytes` beyond the memory limit of each device would buy."""
+        """What `more_bytes` beyond the memory limit of each device would save."""
         change = f"{format_bytes(more_bytes)} more memory per device"
         if len(self.place.step.stages) > 1:
-            asked = self.place.step.graph_request
-            limit = asked.memory_limit_bytes + more_bytes
+            graph_request = self.place.step.graph_request
+            limit = graph_request.memory_limit_bytes + more_bytes
             return self._replanned(
-                change, replace(asked, options=replace(asked.options, memory_limit_bytes=limit))
+                change,
+                replace(
+                    graph_request, options=replace(graph_request.options, memory_limit_bytes=limit)
+                ),
             )
         limit = self.best.request.memory_limit_bytes + more_bytes
         allowance = self.best.problem.usage_limit
@@ -125,13 +132,13 @@ class Explainer:
                 if self.variations
                 else None
             ),
-            # The plan in hand fits as well.
+            # The best plan so far fits as well.
             modelled_ns=min(before, after.objective),
             bound_ns=min(before, after.bound),
         )
 
     def faster_axis(self, name: str, times: float = 2.0) -> Benefit:
-        """What a link `times` as fast under one mesh axis would buy. AutoparError if the mesh has
+        """What a link `times` as fast under one mesh axis would save. AutoparError if the mesh has
         no such axis."""
         axes = self.best.mesh.axes
         if name not in self.best.mesh.names:
@@ -140,7 +147,7 @@ class Explainer:
         return self._faster(f"{times:g} times the link of axis {name}", self.cluster, mesh)
 
     def faster_link(self, name: str, times: float = 2.0) -> Benefit:
-        """What `times` the bandwidth of a link of the cluster, by name, would buy. AutoparError if
+        """What `times` the bandwidth of a link of the cluster, by name, would save. AutoparError if
         the cluster has no such link."""
         links = [level.link.name for level in self.cluster.levels]
         if name not in links:
@@ -157,7 +164,7 @@ class Explainer:
         return self._faster(change, cluster, mesh)
 
     def _replanned(self, change: str, graph_request: GraphRequest) -> Benefit:
-        """What all stages together take after a change, planned again where they are cut now."""
+        """The step of all stages after a change, planned anew with the cuts that they have now."""
         step = self.place.step
         after = min(step.step_ns, search_stages(graph_request, Trail(silent)).step_ns)
         modelled_ns = max(0, step.objective_ns + after - step.step_ns)
@@ -176,27 +183,29 @@ class Explainer:
         )
 
     def _relaxed(self, label: str, allowed: Allowed) -> Alternative:
-        """What the relaxation says of an alternative; the plan itself is known."""
+        """An alternative as the relaxation bounds it; the plan itself is known."""
         best = self.best.solution
         if all(left[best.choice[node]] for node, left in allowed.items()):
             return Alternative(label, True, best.objective, best.bound, best.status)
-        found = self.variations.with_only(allowed) if self.variations else None
-        if not found or not found.solution or not self._fits(found.solution):
-            bound = best.bound if found is None else found.bound
+        variation = self.variations.with_only(allowed) if self.variations else None
+        if not variation or not variation.solution or not self._fits(variation.solution):
+            bound = best.bound if variation is None else variation.bound
             return Alternative(label, False, None, bound, Status.LIMIT)
         return Alternative(
-            label, False, found.solution.objective, found.bound, found.solution.status
+            label, False, variation.solution.objective, variation.bound, variation.solution.status
         )
 
     def _solved(self, known: Alternative, allowed: Allowed) -> Alternative:
         """An alternative that is not settled yet, solved whole."""
         problem = restricted(self.best.problem, allowed)
         try:
-            found = self._fit(problem, self.best.request.memory_limit_bytes)
+            solution = self._fit(problem, self.best.request.memory_limit_bytes)
         except InfeasibleError:
             return replace(known, modelled_ns=None, status=Status.INFEASIBLE)
-        bound = max(known.bound_ns, found.bound)
-        return replace(known, modelled_ns=found.objective, bound_ns=bound, status=found.status)
+        bound = max(known.bound_ns, solution.bound)
+        return replace(
+            known, modelled_ns=solution.objective, bound_ns=bound, status=solution.status
+        )
 
     def _fits(self, solution: Solution) -> bool:
         """Whether a plan is within the memory of the device, and its share of the host's."""
@@ -208,7 +217,8 @@ class Explainer:
         return best_on(self.best.request.within(limit), silent, stated=problem).solution
 
     def _find(self, name: str) -> tuple[str, dict[str, Allowed]]:
-        """What `name` stands for in words, and what each alternative leaves of the problem."""
+        """The tensor or decision of a `name` in words, and the choices that remain for each
+        alternative."""
         node = self._node(name)
         if node is not None and node.role is Role.INPUT:
             return f"input {node.target}, as it is used", self._uses(node)
@@ -216,8 +226,8 @@ class Explainer:
             module = node.module or "(model)"
             number = self.best.problem.keys.index(node.key)
             labels = self.best.problem.labels[number]
-            made = [shardings(node, c)[1][0] for c in labels if isinstance(c, Choice)]
-            return f"{module}, as {node.op} makes it", _alike(number, made)
+            output_shardings = [shardings(node, c)[1][0] for c in labels if isinstance(c, Choice)]
+            return f"{module}, as {node.op} makes it", _alike(number, output_shardings)
         key = node.key if node is not None else name
         if key not in self.best.problem.keys:
             targets = [n.target for n in self.graph.with_role(Role.PARAM)]
@@ -232,8 +242,8 @@ class Explainer:
         return f"{node.target}, as it is stored", _alike(number, stored)
 
     def _node(self, name: str) -> Node | None:
-        """The parameter, the input, or the last forward op of the module called `name`; of equal
-        blocks, if `name` is a pattern or that block itself is not in the graph, any."""
+        """The parameter, the input, or the last forward op of the module called `name`. Any of
+        equal blocks, if `name` is a pattern or that block itself is not in the graph."""
         return self._named(name, lambda text: text) or self._named(general(name), general)
 
     def _named(self, name: str, as_called: Callable[[str], str]) -> Node | None:
@@ -264,13 +274,13 @@ class Explainer:
 
 
 def make_explainer(graph_request: GraphRequest, stage: int = 0) -> Explainer:
-    """An `Explainer` for a stage of the best plan on the mesh, or the meshes, of the options, which
-    must name them, not "auto". What is imposed on the plan is imposed on the alternatives too.
+    """An `Explainer` for a stage of the best plan. The options must name the mesh or the meshes,
+    not "auto". What is imposed on the plan is imposed on the alternatives too.
 
     InfeasibleError if no plan fits; ClusterError if the mesh does not fit the cluster.
     """
     trail = Trail(silent)
-    # Whatever the plan was found with: all choices are tried of its stages.
+    # All choices of its stages are tried, whatever policy the plan was found with.
     policy = msgspec.structs.replace(graph_request.options.policy, estimate_slack=0.0)
     graph_request = replace(graph_request, options=replace(graph_request.options, policy=policy))
     step = (

@@ -1,8 +1,8 @@
-"""Golden plans: planned again, compared, and written anew if that is asked for.
+"""Golden plans: recomputed, compared, and written anew with `--update`.
 
-Each plan is made in a process of its own, forked from one that has imported torch: targets of one
-name do not get in each other's way, and one that crashes ends alone. What the process finds is
-judged here, where nothing of a target is imported.
+Each plan is computed in a process of its own, forked from one that has imported torch. Targets of
+one name therefore do not collide, and one that crashes ends alone. The result is judged in this
+process, which imports nothing of a target.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What is asked of a check. `cache` is a folder of plans made before, or None. With `update`,
-    `bounds` play no part: what differs by what counts for a golden plan is written anew."""
+    """The options of a check. `cache` is a folder of plans computed before, or None. With `update`,
+    `bounds` play no part: a plan that differs by what counts for a golden plan is written anew."""
 
     update: bool = False
     allow_gap: bool = False
@@ -40,13 +40,13 @@ class Check:
 def find_recipes(places: Iterable[str]) -> tuple[Path, ...]:
     """The TOML files in folders, or files that are given as such, in order of their names.
 
-    Files that others name as their cluster are none of them. RecipeError for what is not there, for
-    a folder without any, and for a plan that no TOML file makes.
+    A file that others name as their cluster is no recipe. RecipeError if a place does not exist, if
+    a folder has no recipe, or if a plan has no TOML file.
     """
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for place in map(Path, places):
         if place.suffix == ".toml" and place.is_file():
-            found[place] = None
+            paths[place] = None
             continue
         if not place.is_dir():
             raise RecipeError(f"{place} is no folder of golden plans, and no .toml file")
@@ -61,42 +61,42 @@ def find_recipes(places: Iterable[str]) -> tuple[Path, ...]:
             raise RecipeError(
                 f"{stray}: there is no {name}.toml beside it; delete it, or write one"
             )
-        found |= dict.fromkeys(recipes)
-    return tuple(found)
+        paths |= dict.fromkeys(recipes)
+    return tuple(paths)
 
 
 def run_all(
     paths: Sequence[Path], check: Check, on_outcome: Callable[[CheckOutcome], None]
 ) -> list[CheckOutcome]:
     """The outcomes of all recipes, in order; `on_outcome` is called with each as soon as it is
-    there."""
+    known."""
     with ThreadPoolExecutor(max(1, check.num_processes)) as pool:
         futures = {pool.submit(_check, path, check): k for k, path in enumerate(paths)}
-        found: dict[int, CheckOutcome] = {}
+        outcomes: dict[int, CheckOutcome] = {}
         try:
             for future in as_completed(futures):
                 outcome = future.result()
-                found[futures[future]] = outcome
+                outcomes[futures[future]] = outcome
                 on_outcome(outcome)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return [found[k] for k in range(len(paths))]
+    return [outcomes[k] for k in range(len(paths))]
 
 
 def _check(path: Path, check: Check) -> CheckOutcome:
     name = path.with_suffix("").as_posix()
-    made = Replanned()
+    replanned = Replanned()
     try:
         recipe = read_recipe(path)
-        made = _in_process(recipe, check.cache)
-        if made.error:
-            outcome = CheckOutcome(name, "error", made.error)
+        replanned = _in_process(recipe, check.cache)
+        if replanned.error:
+            outcome = CheckOutcome(name, "error", replanned.error)
         else:
-            outcome = _compared(name, recipe.golden, Plan.from_bytes(made.plan, name), check)
+            outcome = _compared(name, recipe.golden, Plan.from_bytes(replanned.plan, name), check)
     except (AutoparError, OSError) as error:
         outcome = CheckOutcome(name, "error", str(error))
-    return replace(outcome, from_cache=made.from_cache, warnings=made.warnings)
+    return replace(outcome, from_cache=replanned.from_cache, warnings=replanned.warnings)
 
 
 def _in_process(recipe: Recipe, cache: Path | None) -> Replanned:
@@ -106,14 +106,14 @@ def _in_process(recipe: Recipe, cache: Path | None) -> Replanned:
     process.start()
     sender.close()
     try:
-        made: Replanned = receiver.recv()
+        replanned: Replanned = receiver.recv()
     except EOFError:
         process.join()
         return Replanned(error=f"the process that planned it ended with status {process.exitcode}")
     finally:
         receiver.close()
     process.join()
-    return made
+    return replanned
 
 
 def _compared(name: str, golden: Path, plan: Plan, check: Check) -> CheckOutcome:

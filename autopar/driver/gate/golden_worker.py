@@ -32,7 +32,7 @@ class Replanned:
 
 
 def serve(connection: Connection, recipe: Recipe, cache: Path | None) -> None:
-    """Send what `make` finds. Whatever the target prints goes to standard error: the result of
+    """Send the result of `make`. Whatever the target prints goes to standard error: the result of
     the command is alone on standard output."""
     sys.stdout.flush()
     os.dup2(2, 1)
@@ -41,16 +41,18 @@ def serve(connection: Connection, recipe: Recipe, cache: Path | None) -> None:
 
 
 def make(recipe: Recipe, cache: Path | None) -> Replanned:
-    """The plan of `recipe`. It is traced in any case, so that a change of the model shows; it is
-    solved unless `cache` has the plan."""
+    """The plan of `recipe`. The model is traced in any case, so that a change of it shows. The plan
+    is solved unless `cache` has it."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", AutoparWarning)
         try:
             plan, from_cache = _plan(recipe, cache)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return Replanned(error=sentence(error))
-    said = dict.fromkeys(str(w.message) for w in heard if issubclass(w.category, AutoparWarning))
-    return Replanned(plan.to_bytes(), from_cache=from_cache, warnings=tuple(said))
+    messages = dict.fromkeys(
+        str(w.message) for w in heard if issubclass(w.category, AutoparWarning)
+    )
+    return Replanned(plan.to_bytes(), from_cache=from_cache, warnings=tuple(messages))
 
 
 def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
@@ -72,12 +74,12 @@ def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
 
     def find(traced: Traced) -> tuple[Plan, bool]:
         check_outputs(traced, recipe.options)
-        asked = make_call_request(call, traced, cluster)
-        digest = asked.digest()
-        kept = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
-        if kept is not None:
-            return kept, True
-        plan = answer(asked, lambda _: None)
+        graph_request = make_call_request(call, traced, cluster)
+        digest = graph_request.digest()
+        cached = plan_cache.find(cache, digest, fingerprint(graph_request.graph)) if cache else None
+        if cached is not None:
+            return cached, True
+        plan = answer(graph_request, lambda _: None)
         if cache:
             plan_cache.keep(cache, digest, plan)
         return plan, False

@@ -1,6 +1,6 @@
-"""Plans that were made before, under the user's cache directory, by what decides them.
+"""Plans computed before, under the user's cache directory, by a hash of what decides them.
 
-A cache is never needed: an entry that cannot be read or written is as good as none.
+A cache is never needed: an entry that cannot be read or written counts as missing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MAX_PLANS = 500
 
 
 def default_folder() -> Path | None:
-    """Where plans are kept, `~/.cache/autopar/plans` on Linux; None, with a `CacheWarning`, where
-    there is none and none can be made."""
+    """The folder of cached plans, `~/.cache/autopar/plans` on Linux. None, with a `CacheWarning`,
+    if it does not exist and cannot be created."""
     folder = platformdirs.user_cache_path("autopar") / "plans"
     try:
         if not folder.is_absolute():
@@ -39,7 +39,7 @@ def default_folder() -> Path | None:
 
 
 def find(folder: Path, digest: str, fingerprint: str) -> Plan | None:
-    """The plan kept under `digest` (`GraphRequest.digest`), if it is whole and for that graph."""
+    """The plan stored under `digest` (`GraphRequest.digest`), if it is whole and for that graph."""
     try:
         plan = Plan.load(folder / (digest + PLAN_SUFFIX))
     except PlanError:
@@ -48,7 +48,7 @@ def find(folder: Path, digest: str, fingerprint: str) -> Plan | None:
 
 
 def keep(folder: Path, digest: str, plan: Plan) -> None:
-    """Keep `plan` for `find`; beyond `_MAX_PLANS` the oldest go."""
+    """Store `plan` for `find`; beyond `_MAX_PLANS` the oldest go."""
     with suppress(OSError, PlanError):
         folder.mkdir(parents=True, exist_ok=True)
         plan.save(folder / (digest + PLAN_SUFFIX))

@@ -35,7 +35,7 @@ _MAX_FILE_BYTES = 2**20
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
-    """The keys that are no options of a plan."""
+    """The keys that are not options of a plan."""
 
     target: str
     cluster: str
@@ -47,8 +47,8 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """`target` is planned on `cluster` with `options`; `root` is the folder that its modules are
-    imported from. `profile` is the path of one, or None. `golden` is where the plan lies.
-    All paths are absolute."""
+    imported from. `profile` is the path of one, or None. `golden` is the path of the plan. All
+    paths are absolute."""
 
     path: Path
     target: str
@@ -64,7 +64,7 @@ class Recipe:
 
 
 def golden_of(path: Path) -> Path:
-    """The plan that lies beside the TOML file `path`."""
+    """The path of the plan beside the TOML file `path`."""
     return path.with_name(path.stem + PLAN_SUFFIX)
 
 
@@ -113,7 +113,7 @@ def read_recipe(path: Path) -> Recipe:
 
 def _options_in(content: dict[str, Any], path: Path) -> PlanOptions:
     """Takes the options out of `content`. ValueError, naming the key, on one of another type;
-    ArgumentError on one that there is not, or that is said twice."""
+    ArgumentError on one that does not exist, or that is given twice."""
     names = (*PlanOptions.__struct_fields__, *(f.before for f in option_fields()))
     known = {name: content.pop(name) for name in names if name in content}
     grouped, old = in_groups(known)
@@ -121,12 +121,12 @@ def _options_in(content: dict[str, Any], path: Path) -> PlanOptions:
         where = f"write {field.name} under [{field.group}]"
         text = f"{path}: {before} goes with the next release: {where}"
         warnings.warn(OldNameWarning(text), stacklevel=4)
-    found = msgspec.convert(msgspec.to_builtins(grouped), PlanOptions)
-    schedule = fspath(found.pipeline.schedule)
+    options = msgspec.convert(msgspec.to_builtins(grouped), PlanOptions)
+    schedule = fspath(options.pipeline.schedule)
     if not (is_named(schedule) or is_written_out(schedule)):
         # A file, relative to that of the recipe.
         schedule = str(path.parent / schedule)
-    return replace(found, pipeline=replace(found.pipeline, schedule=schedule))
+    return replace(options, pipeline=replace(options.pipeline, schedule=schedule))
 
 
 def _target(text: str, path: Path) -> str:

@@ -1,11 +1,11 @@
-"""Stages that share devices, planned so that a device holds all of its own together, and its host
-what they have there.
+"""Stages that share devices, planned so that each device holds all of its own stages together, and
+its host what they have there.
 
-How much of a device's memory each of its stages is to have nobody knows beforehand. So each is
-planned at first as if it had all; where that is too much for a device, each gives up some of what
-it holds beyond what it holds at the least, in proportion, until they fit. So it is with a device's
-share of its host's memory, of which it is not known what a stage has there at the least: where one
-has no plan with what is left to it, all of a device's have as much.
+Nobody knows beforehand how much of a device's memory each of its stages needs. Each stage is
+planned at first as if it had all. If that is too much for a device, its stages give up memory until
+they fit, in proportion to what each holds beyond its least. A device's share of its host's memory
+is divided in the same way, but there the least of a stage is not known. If a stage has no plan
+within what is left to it, all stages of a device get equal parts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ StageBytes = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """A memory that the stages of a device share, `called` so.
+    """A memory that the stages of a device share, with its name in messages, `called`.
 
-    It has so many bytes for each rank; `held` says how many stages hold together, by rank, and
-    `held_by` how many one does; `least` what a stage holds at the least, None if that is not known.
+    By rank, it has `limits` in bytes, and `held` says how much the stages hold together. `held_by`
+    says how much one stage holds, and `least` its least; None if that is not known.
     """
 
     called: str
@@ -42,9 +42,9 @@ class SharedMemory:
 
 
 class DeviceSharing:
-    """Rounds in which all stages are planned within what each is to have of each of the `memories`:
-    `for limits in sharing`, and each calls `take` or `refuse`. They end when no rank has more than
-    it may, or after `rounds` (`Policy.sharing_rounds`)."""
+    """Rounds in which all stages are planned within their limits of each of the `memories`. The
+    caller loops `for limits in sharing`, and calls `take` or `refuse` in each round. Rounds end
+    when no rank is over its limits, or after `rounds` (`Policy.sharing_rounds`)."""
 
     def __init__(
         self, actions: PipelineSchedule, memories: Sequence[SharedMemory], say: Say, rounds: int
@@ -52,10 +52,10 @@ class DeviceSharing:
         self._each = [_Sharing(actions, memory) for memory in memories]
         self._say, self._rounds, self._number = say, rounds, 0
         self.plans: list[Candidate] = []
-        """The plans of all stages, in the end."""
+        """The plans of all stages, once they fit."""
 
     def __iter__(self) -> Iterator[Sequence[StageBytes]]:
-        """What each stage is to have of each memory."""
+        """The limits of each stage, by memory."""
         while not self.plans:
             yield [each.own for each in self._each]
             self._number += 1
@@ -71,17 +71,17 @@ class DeviceSharing:
         self._say(f"{error}; with as much for each stage of a device")
 
     def take(self, plans: list[Candidate]) -> None:
-        """The plans of a round. InfeasibleError if they are over what devices have, and nothing
-        else is left to try."""
+        """The plans of a round. InfeasibleError if devices are over their limits with them, and
+        nothing else is left to try."""
         number, say, is_last = self._number, self._say, self._is_last
-        # Each of them gives up some where it has to.
+        # Each memory is checked, so that stages give up some of each where they have to.
         each_fits = [each.fits(plans, number, say, is_last=is_last) for each in self._each]
         if all(each_fits):
             self.plans = plans
 
 
 class _Sharing:
-    """How much of a memory each stage is to have: at first all."""
+    """The limits of each stage for one memory: at first all of it."""
 
     def __init__(self, actions: PipelineSchedule, memory: SharedMemory) -> None:
         self.actions, self.memory = actions, memory
@@ -89,11 +89,12 @@ class _Sharing:
         self.own = [memory.limits[rank] for rank in self.ranks]
         self.least: dict[int, int] = {}
         self.is_open = memory.least is None
-        """Whether stages that have no plan may have one where all have as much."""
+        """Whether stages without a plan may have one if all stages of a device get equal parts."""
         self.is_less = False
 
     def shares_evenly(self) -> bool:
-        """Gives each stage of a device as much, if some have less than all and that is new."""
+        """Gives the stages of each device equal parts, if some have less than all and that is
+        new."""
         if not (self.is_open and self.is_less):
             return False
         self.is_open = False
@@ -104,8 +105,8 @@ class _Sharing:
     def fits(
         self, candidates: Sequence[Candidate], number: int, say: Say, *, is_last: bool
     ) -> bool:
-        """Whether no device holds more than it has. Where one does, its stages have less from now
-        on. InfeasibleError if they have nothing to spare, or this round `is_last`."""
+        """Whether no device is over its limit. If one is, its stages get less from now on.
+        InfeasibleError if they have nothing to spare, or this round `is_last`."""
         totals, limits = self.memory.held(candidates), self.memory.limits
         over = {k: n - limits[k] for k, n in enumerate(totals) if n > limits[k]}
         for rank, excess in over.items():
@@ -131,7 +132,7 @@ class _Sharing:
     def _give_up(
         self, candidates: Sequence[Candidate], spare: Mapping[int, int], excess: int
     ) -> None:
-        """Stages with something to spare are planned within less than they hold."""
+        """Stages with something to spare get limits below what they hold."""
         self.is_less = True
         total = sum(spare.values())
         given_up = min(excess, total)

@@ -1,4 +1,4 @@
-"""What a search found: the best step, stage by stage, and what is known of others."""
+"""The result of a search: the best step, stage by stage, and what is known of other candidates."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from autopar.plans.structure import Structure
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """What is known of another candidate: none of its plans takes less than `bound_ns`, and
-    `finding` is the best of them, if one was planned."""
+    """Another candidate: none of its plans takes less than `bound_ns`, and `finding` is the best of
+    them, if one was planned."""
 
     name: str
     bound_ns: int
     finding: Finding | None = None
     mesh: Mesh | None = None
-    """Where it lies, in one stage."""
+    """The mesh of a plan in one stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The best step that was found for what is `graph_request`, in `stages` that begin with the
-    modules `starts` and have ranks from `first_ranks` on. As modelled it takes `objective_ns`, and
-    none takes less than `bound_ns`. In one stage its own mesh is one of the `others`. Its ranks
-    work in the order of `schedule`, or of the table of `rows`."""
+    """The best step that a search finds for `graph_request`. Its `stages` begin with the modules
+    `starts` and have ranks from `first_ranks` on. As modelled it takes `objective_ns`, and none
+    takes less than `bound_ns`. In one stage its own mesh is one of the `others`. Its ranks work in
+    the order of `schedule`, or of the table of `rows`."""
 
     graph_request: GraphRequest
     stages: tuple[Candidate, ...]
@@ -64,23 +64,23 @@ class Finding:
 
     @property
     def step_ns(self) -> int:
-        """A step, as it is simulated."""
+        """The step as simulated."""
         return self.estimates.step_ns
 
     @property
     def peak_bytes(self) -> int:
-        """What a device holds at the most."""
+        """The peak memory of a device."""
         return self.estimates.memory.total
 
     @property
     def only(self) -> Candidate:
-        """The plan of the one stage there is."""
+        """The plan of the only stage."""
         (stage,) = self.stages
         return stage
 
     @property
     def microbatches(self) -> int:
-        """In how many the step is taken."""
+        """The number of microbatches."""
         return self.stages[0].request.microbatches
 
     @property
@@ -90,14 +90,14 @@ class Finding:
 
     @property
     def beside(self) -> tuple[Other, ...]:
-        """What is known of it, and of what was looked at on the way to it, beside another."""
+        """This finding and its others, as the others of another finding."""
         if len(self.stages) == 1 and self.others:
             return self.others
         name = "one stage" if len(self.stages) == 1 else f"{len(self.stages)} stages"
         return (Other(name, self.bound_ns, self), *self.others)
 
     def within(self, limit_bytes: int) -> Finding:
-        """The same, where devices have so much memory. It is no less than the step holds."""
+        """The same with another memory limit of devices, which is at least the peak."""
         limit = {"memory_limit": limit_bytes}
         own = [msgspec.structs.replace(each, **limit) for each in self.estimates.stages]
         estimates = msgspec.structs.replace(self.estimates, **limit, stages=tuple(own))
@@ -106,11 +106,11 @@ class Finding:
             for each, known in zip(self.stages, own, strict=True)
         ]
         # Several share what a device has, each with its own limit.
-        found = tuple(stages) if len(stages) == 1 else self.stages
-        return replace(self, stages=found, estimates=estimates)
+        planned = tuple(stages) if len(stages) == 1 else self.stages
+        return replace(self, stages=planned, estimates=estimates)
 
     def proven(self, bound_ns: int) -> Finding:
-        """The same, where it is known that no plan takes less than `bound_ns`."""
+        """The same with a proven bound: no plan takes less than `bound_ns`."""
         bound_ns = min(bound_ns, self.objective_ns)
         # Of several stages it is known of the times of segments only.
         is_optimal = bound_ns == self.objective_ns and len(self.stages) == 1
@@ -118,8 +118,8 @@ class Finding:
         return replace(self, bound_ns=bound_ns, status=status.value)
 
     def longer_ns(self, number: int, modelled_ns: int) -> int:
-        """By how much longer a step of several stages is, as simulated, where stage `number` takes
-        so long as modelled: more, or less, in equal parts for all that it does."""
+        """How much longer a step of several stages is, as simulated, if stage `number` takes
+        `modelled_ns` as modelled. All parts of that stage are scaled by one factor."""
         stage, estimates = self.stages[number], list(self.estimates.stages)
         times = modelled_ns / max(1, stage.solution.objective)
         own = estimates[number].microbatch
@@ -131,12 +131,12 @@ class Finding:
         )
         known = self.estimates
         table = self.structure.actions
-        played = simulate_pipeline(table, estimates, known.delays, known.shared)
-        return played.step_ns - known.step_ns
+        simulated = simulate_pipeline(table, estimates, known.delays, known.shared)
+        return simulated.step_ns - known.step_ns
 
     @property
     def structure(self) -> Structure:
-        """What is decided."""
+        """The decisions."""
         graph = self.graph_request.graph
         where = zip(self.stages, self.starts, self.first_ranks, strict=True)
         return Structure(
@@ -156,7 +156,8 @@ class Finding:
     def plan(
         self, margin: Margin | None = None, candidates: Sequence[CandidateOutcome] = ()
     ) -> Plan:
-        """The plan, with what else is known, as this version of autopar writes it."""
+        """The plan as this version of autopar writes it, with its `margin` and the outcomes of
+        `candidates`."""
         options, objective = self.graph_request.options, max(1, self.objective_ns)
         provenance = Provenance(
             autopar=__version__,
@@ -183,41 +184,40 @@ class Finding:
 
 @dataclass(frozen=True)
 class StageInStep:
-    """Stage `number` of a `step`, to be planned otherwise while the others stay as they are.
-    `best` is its plan."""
+    """Stage `number` of a `step`, to be planned otherwise while the others stay as they are. `best`
+    is its plan."""
 
     step: Finding
     number: int = 0
     known: dict[int, int] = field(default_factory=dict[int, int])
-    """What the step takes where the stage takes so long."""
+    """The step by how long the stage takes, in nanoseconds."""
 
     @property
     def name(self) -> str:
-        """What it is called, where there are several."""
+        """The stage as a prefix of messages; empty if it is the only one."""
         return f"stage {self.number}: " if len(self.step.stages) > 1 else ""
 
     @cached_property
     def best(self) -> Candidate:
-        """The plan, in the problem of all plans of the stage that lie as other stages do: it was
-        looked for among those that have the choices of its segments."""
-        found = self.step.stages[self.number]
-        request, ends = found.request, {n.key for n in found.request.graph.nodes if is_end(n)}
+        """The plan of the stage, in the problem of all plans whose sharding agrees with other
+        stages. The search had narrowed it to the choices of its segments."""
+        stage = self.step.stages[self.number]
+        request, ends = stage.request, {n.key for n in stage.request.graph.nodes if is_end(n)}
         narrowed = tuple(each for each in request.narrowed if each[0] in ends)
         if narrowed == request.narrowed:
-            return found
+            return stage
         wider = replace(request, narrowed=narrowed)
         stated = price(wider)
-        choice = same_choice(found.problem, found.solution, stated, wider.step)
-        problem = with_peak_rows(wider, stated, dict.fromkeys(found.peak_candidates, 0))
-        problem = replace(problem, usage_limit=found.problem.usage_limit)
+        choice = same_choice(stage.problem, stage.solution, stated, wider.step)
+        problem = with_peak_rows(wider, stated, dict.fromkeys(stage.peak_candidates, 0))
+        problem = replace(problem, usage_limit=stage.problem.usage_limit)
         # Of the wider problem nothing is proven.
-        solution = bounded(replace(found.solution, choice=choice, basis=None), 0)
-        return replace(found, request=wider, problem=problem, solution=solution)
+        solution = bounded(replace(stage.solution, choice=choice, basis=None), 0)
+        return replace(stage, request=wider, problem=problem, solution=solution)
 
     def step_ns(self, modelled_ns: int) -> int:
-        """What the step takes where the stage takes so long, both as modelled. Of several stages,
-        the step is simulated again with that stage, which takes more or less of all that it
-        does."""
+        """The step if the stage takes `modelled_ns`, both as modelled. With several stages, the
+        step is simulated anew, and all parts of the stage are scaled by one factor."""
         if len(self.step.stages) == 1:
             return modelled_ns
         if modelled_ns not in self.known:

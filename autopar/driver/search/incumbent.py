@@ -1,6 +1,7 @@
-"""The incumbent of a search: the best of what was tried, what nothing that was tried beats, and why
-there was none where there was none. Every search of the driver is one, over meshes, microbatches,
-chunks of the loss, segments or pipelines; one that stands within another is an attempt of it."""
+"""The incumbent of a search: the best candidate so far, a bound that no candidate beats, and why
+there is none if there is none. Every search of the driver is a `CandidateSearch`: over meshes,
+microbatches, chunks of the loss, segments or pipelines. A search within another is an attempt of
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
 
 
 class Trail:
-    """Is told what is being done, as `say`, and keeps what became of the candidates."""
+    """Reports progress to `say`, and stores the outcomes of candidates."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -35,20 +36,20 @@ class Trail:
 
     @property
     def outcomes(self) -> tuple[CandidateOutcome, ...]:
-        """What became of each candidate, in the order in which they were looked at."""
+        """The outcome of each candidate, in the order in which they were tried."""
         return tuple(self._outcomes.values())
 
     def note(self, name: str, result: OutcomeKind, ns: int | None = None, reason: str = "") -> None:
-        """Keeps what became of a candidate: the best plan of it, if there is one."""
-        known, found = self._outcomes.get(name), CandidateOutcome(name, result, ns, reason)
+        """Stores the outcome of a candidate: of several plans the best."""
+        known, outcome = self._outcomes.get(name), CandidateOutcome(name, result, ns, reason)
         is_planned = known is not None and known.result == "planned"
         if known is None or not is_planned or (result == "planned" and (ns or 0) < (known.ns or 0)):
-            self._outcomes[name] = found
+            self._outcomes[name] = outcome
 
     @contextmanager
     def once(self, request: PlanRequest, tried: CandidateAttempt[Candidate]) -> Generator[None]:
-        """Within it, the `result` for a request that is `tried` is put in, or raised, unless it is
-        there, known from another search of what is asked, or less."""
+        """Within it, the caller sets the `result` of an attempt, unless another search of this
+        trail has had the same request. Then the `result` is set already, or its error is raised."""
         options, cutoff = request.options, tried.needed_ns
         key = (
             *(request.mesh.text, request.microbatches, request.loss_chunks, request.tolerance),
@@ -69,17 +70,17 @@ class Trail:
         self._known[key] = tried.result
 
     def skip(self, name: str, threshold: str) -> None:
-        """Candidates that are not looked at, for a threshold of the policy or what is known."""
+        """Reports candidates that are not tried, for a threshold of the policy or what is known."""
         self(f"{name} are not looked at: {threshold}")
         self.note(name, "skipped", reason=threshold)
 
 
 @dataclass(slots=True)
 class CandidateAttempt(Generic[_T]):
-    """A candidate that is tried: `with search.attempt() as tried`. Within it the plan becomes the
-    `result`, which has to cost less than `needed_ns`, and what is raised says why there is none.
-    Behind it the outcome is known: whether it `is_better` than those before, or refused, or else
-    cut off; and whether memory binds, so that it `is_tight`."""
+    """A candidate that is tried: `with search.attempt() as tried`. Within it the caller sets the
+    `result`, which has to cost less than `needed_ns`, or an error says why there is none. After it
+    the outcome is known: the plan `is_better` than those before, or `is_refused`, or else cut off.
+    It `is_tight` if memory binds."""
 
     search: CandidateSearch[_T]
     place: int
@@ -102,12 +103,13 @@ class CandidateAttempt(Generic[_T]):
 
 @dataclass(slots=True)
 class CandidateSearch(Generic[_T]):
-    """What is known of the candidates so far. They cost what `cost_ns` says, in nanoseconds, and
-    `bound_ns` what they are proven to; those that may not fit (`fits`) are worse than all that do.
+    """The candidates so far. `cost_ns` is what one costs, and `bound_ns` its proven bound, in
+    nanoseconds. Those that may not fit (`fits`) are worse than all that do.
 
-    Only what costs less than `cutoff` is looked for, if that is given, and than the incumbent, to
-    a `slack`, a part of it, more, or less if that is negative. Of equals the first stays, or the
-    one whose `rank` is lower."""
+    A candidate has to cost less than `cutoff`, if given, and than the incumbent. `slack`, a part of
+    the incumbent's cost, allows more, or less if it is negative. Of equals the first stays, or the
+    one whose `rank` is lower.
+    """
 
     trail: Trail
     cost_ns: Callable[[_T], int]
@@ -119,13 +121,13 @@ class CandidateSearch(Generic[_T]):
     incumbent: _T | None = None
     rank: int = 0
     bounds: dict[int, int] = field(default_factory=dict[int, int])
-    """By rank, what no plan of a candidate takes less than."""
+    """By rank, the least that any plan of a candidate takes."""
     failures: dict[int, Exception] = field(default_factory=dict[int, Exception])
     """By rank, why a candidate has no plan."""
     was_tight: bool = False
     """Whether the last that was cut off might be better if memory did not bind."""
     last: CandidateAttempt[_T] | None = None
-    """What was tried last."""
+    """The last attempt."""
 
     def attempt(
         self,
@@ -134,14 +136,14 @@ class CandidateSearch(Generic[_T]):
         rank: int | None = None,
         slack: float | None = None,
     ) -> CandidateAttempt[_T]:
-        """Tries a candidate. What became of it is kept under its `name`, if it has one; a search
-        within has kept that of its own."""
+        """Tries a candidate. Its outcome is stored under its `name`, if it has one; a search within
+        stores outcomes of its own."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
         self.last = CandidateAttempt(self, place, name, self.needed_ns(place, slack))
         return self.last
 
     def take(self, tried: CandidateAttempt[_T], error: BaseException | None) -> None:
-        """What became of a candidate: it has a plan, or an `error` says why it has none."""
+        """The outcome of a candidate: its plan, or an `error` that says why it has none."""
         name, place = tried.name, tried.place
         if isinstance(error, Beaten):
             self.bounds[place], self.was_tight = error.bound, error.is_tight
@@ -156,7 +158,7 @@ class CandidateSearch(Generic[_T]):
             tried.is_tight = self.is_tight(tried.result)
 
     def submit(self, candidate: _T, rank: int | None = None) -> bool:
-        """Takes a plan there is. Whether it is better than those before."""
+        """Adds a plan that exists already; whether it is better than those before."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
         self.bounds[place] = self.bound_ns(candidate)
         is_better = self.incumbent is None or self._key(candidate, place) < self._key(
@@ -167,28 +169,28 @@ class CandidateSearch(Generic[_T]):
         return is_better
 
     def refuse(self, error: Exception, rank: int | None = None, name: str = "") -> None:
-        """Why a candidate has no plan."""
+        """Stores why a candidate has no plan."""
         place = len(self.bounds) + len(self.failures) if rank is None else rank
         self.failures[place] = error
         self._note(name, "infeasible", None, f"{error}", message=f"{error}")
 
     def in_sequence(self, places: Iterable[_Place]) -> Iterator[_Place]:
-        """Those of `places` that are to be tried, one after the other, each of which takes less
-        memory than the one before, and never less time: for as long as memory binds and each is
-        better than the one before."""
-        has_found = False
+        """The `places` to try, one after the other. Each takes less memory than the one before, and
+        never less time. They go on as long as memory binds and each is better than the one
+        before."""
+        has_plan = False
         for each in places:
             yield each
             tried = self.last
             assert tried is not None
-            if tried.is_refused or (tried.result is None and tried.is_tight and not has_found):
+            if tried.is_refused or (tried.result is None and tried.is_tight and not has_plan):
                 continue
             if not (tried.is_better and tried.is_tight):
                 return
-            has_found = True
+            has_plan = True
 
     def line_search(self, places: Sequence[_Place], start: int) -> Iterator[_Place]:
-        """Those of `places` that are to be tried, from number `start` on (`line_search`)."""
+        """The `places` to try, from number `start` on (`line_search`)."""
 
         def improved() -> bool:
             tried = self.last
@@ -198,7 +200,7 @@ class CandidateSearch(Generic[_T]):
         return line_search(places, start, improved)
 
     def needed_ns(self, rank: int, slack: float | None = None) -> int | None:
-        """What a candidate of such a `rank` has to cost less than; None if anything will do."""
+        """The cost that a candidate of this `rank` has to be below; None if any will do."""
         if self.incumbent is None or not self.fits(self.incumbent):
             return self.cutoff
         least = self.cost_ns(self.incumbent) + (rank < self.rank)
@@ -207,17 +209,17 @@ class CandidateSearch(Generic[_T]):
 
     @property
     def least_ns(self) -> int:
-        """What no candidate that was tried costs less than."""
+        """The least that any candidate so far costs."""
         return min(self.bounds.values(), default=0)
 
     def forget(self, rank: int) -> None:
-        """Nothing is said of a candidate any more."""
+        """Drops the bound and failure of a candidate."""
         self.bounds.pop(rank, None)
         self.failures.pop(rank, None)
 
     def result(self, name: str = "") -> _T:
-        """The incumbent. Beaten, of the candidates of such a `name`, if all that have plans were
-        cut off; else the failure of the lowest rank."""
+        """The incumbent. Beaten, with `name`, if all candidates with plans were cut off; else the
+        failure of the lowest rank."""
         if self.incumbent is not None:
             return self.incumbent
         if self.bounds:
@@ -240,9 +242,9 @@ class CandidateSearch(Generic[_T]):
 def line_search(
     line: Sequence[_Place], start: int, improved: Callable[[], bool]
 ) -> Iterator[_Place]:
-    """Those of a `line` that are to be tried, from number `start` on: upwards, until one has not
-    `improved` on what was found before, as is asked of each once it is tried; and downwards in the
-    same way, unless upwards some did: the best of a line is expected between what is worse."""
+    """The places of a `line` to try, from number `start` on. It goes upwards until one has not
+    `improved`, which is called after each. Then it goes downwards in the same manner, unless
+    upwards some did: the best of a line is expected between worse ones."""
     if line:
         yield line[start]
     for places in (line[start + 1 :], line[:start][::-1]):

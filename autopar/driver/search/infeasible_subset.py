@@ -1,4 +1,4 @@
-"""What is imposed on a plan, over all meshes: where it makes sense, and which of it conflicts."""
+"""Constraints over all meshes: on which meshes they make sense, and which of them conflict."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ BOUNDLESS_BYTES = 1 << 60
 """More than any device has."""
 
 MAX_PROBES = 64
-"""How many sets are tried for one that is smaller than what leaving out one by one ends in."""
+"""How many sets are tried to find one that is smaller than leaving out one by one leads to."""
 
 
 def smallest_infeasible_subset(
     limits: Sequence[str], possible: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...]:
     """A set of `limits`, in their order, that is not `possible`, while it is without any one of
-    them; of all such sets one of the smallest, unless that takes more than `MAX_PROBES` to prove.
+    them. It is one of the smallest such sets, unless that takes more than `MAX_PROBES` to prove.
     `limits` together must be impossible.
 
-    What is possible stays so with less: subsets of what was found possible are not tried.
+    A subset of a possible set is possible, and is not tried.
     """
     known: list[frozenset[str]] = []
 
@@ -53,39 +53,39 @@ def smallest_infeasible_subset(
 
 
 def suited(graph_request: GraphRequest, meshes: Sequence[Mesh]) -> tuple[PlanRequest, ...]:
-    """What is asked, on each of `meshes` on which all of it makes sense. UnsuitedMeshError if none
+    """The request on each of `meshes` that suits all of its constraints. UnsuitedMeshError if none
     is left."""
-    found: list[PlanRequest] = []
+    requests: list[PlanRequest] = []
     refused: list[UnsuitedMeshError] = []
     for mesh in meshes:
         try:
-            found.append(graph_request.on(mesh))
+            requests.append(graph_request.on(mesh))
         except UnsuitedMeshError as error:
             refused.append(error)
-    if not found:
+    if not requests:
         tried = ", ".join(str(mesh) for mesh in meshes)
         others = f" (of the meshes tried, {tried}, none is suited)" if len(meshes) > 1 else ""
         raise type(refused[-1])(f"{refused[-1]}{others}")
-    return tuple(found)
+    return tuple(requests)
 
 
 Attempt = Callable[[PlanRequest, bool], InfeasibleError | None]
-"""Says why there is no plan as it is wanted, None if there is one. Where it does not solve, which
-it is told, it says only what leaves something without any choice."""
+"""Why there is no plan for a request, None if there is one. Without solving, which is the second
+argument, only what leaves a node without any choice counts."""
 
 
 def explain_infeasible(request: PlanRequest, attempt: Attempt) -> InfeasibleError:
-    """Why there is no plan as it is wanted: the smallest set of what is imposed, and of the memory
-    limit, that conflicts. Nothing is solved where that is told by the choices that are left."""
+    """Why there is no plan for a request: the smallest set of constraints and the memory limit that
+    conflicts. Nothing is solved if the choices that are left tell that already."""
     solves = attempt(request, False) is None
-    asked = request.options.imposed
-    limits = (*asked, MEMORY_LIMIT) if solves else asked
+    imposed = request.options.imposed
+    limits = (*imposed, MEMORY_LIMIT) if solves else imposed
 
     def failure(origins: Collection[str]) -> InfeasibleError | None:
         reduced = request if MEMORY_LIMIT in origins else request.within(BOUNDLESS_BYTES)
         return attempt(reduced.with_only(origins), solves)
 
-    named = smallest_infeasible_subset(limits, lambda kept: failure(kept) is None)
+    named = smallest_infeasible_subset(limits, lambda origins: failure(origins) is None)
     why = failure(named)
     if why is None:
         return InfeasibleError("no plan meets the limits")

@@ -1,9 +1,9 @@
 """By how much the best plan beats the best one of another structure.
 
-Of another structure is a plan on another mesh whose weights are sharded otherwise, or one that
-gives enough of the weights other roles on the same mesh (`weight_layouts`). The best of the
-latter is the solution of a problem of its own, the plan's with a few nodes more, so that the solver
-proves it as it proves the plan.
+A plan is of another structure in two cases. It is on another mesh with weights sharded otherwise,
+or it gives enough of the weights other roles on the same mesh (`weight_layouts`). The second case
+is a problem of its own: the plan's with a few nodes more. The solver proves its solution as it
+proves the plan.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from autopar.solver.exact import MAX_CHOICES
 
 @dataclass(slots=True)
 class _KnownPlans:
-    """What is known: no plan of another structure is below any of `bounds`, and the best one in
-    hand takes `step_ns` and does otherwise what `text` says."""
+    """Plans of another structure: none is below any of `bounds`, and the best so far takes
+    `step_ns` and differs as `text` says."""
 
     bounds: list[int]
     step_ns: int | None = None
     text: str = ""
 
     def submit(self, step_ns: int, text: str) -> None:
-        """The first of equals stays."""
+        """Adds a plan. The first of equals stays."""
         if self.step_ns is None or step_ns < self.step_ns:
             self.step_ns, self.text = step_ns, text
 
     def margin(self, objective: int) -> Margin | None:
-        """All of it, if it says more than that no plan is below `objective`."""
+        """The margin, if it says more than that no plan is below `objective`."""
         if self.step_ns is not None:
             return Margin(min([*self.bounds, self.step_ns]), self.step_ns, self.text)
         bound = min(self.bounds, default=0)
@@ -47,17 +47,18 @@ class _KnownPlans:
 
 
 def find_margin(best: Finding, trail: Trail) -> Margin | None:
-    """The margin of the plan that a search found best, among what its options admit; None where
-    no plan has another structure, or where the problem is too large to say.
+    """The margin of the `best` plan of a search, among the plans that its options admit. None if no
+    plan has another structure, or if the problem is too large to say.
 
-    Of several stages, each in turn has another structure, and the step is simulated again: what
-    the others do is not adapted."""
+    Of several stages, one at a time has another structure, and the step is simulated anew: the
+    other stages do not adapt.
+    """
     trail("looking for the best plan of another structure")
-    found, alike = _KnownPlans([]), list[_Stage]()
+    known, alike = _KnownPlans([]), list[_Stage]()
     own = [_Stage(StageInStep(best, number), trail) for number in _distinct(best)]
     for other in best.others:
         if other.finding is None:
-            found.bounds.append(other.bound_ns)
+            known.bounds.append(other.bound_ns)
             continue
         if other.finding.meshes == best.meshes:
             continue
@@ -66,31 +67,31 @@ def find_margin(best: Finding, trail: Trail) -> Margin | None:
             if there.signature == own[0].signature:
                 alike.append(there)
                 continue
-        found.bounds.append(other.bound_ns)
-        found.submit(_as_beside(best, other.finding), other.name)
+        known.bounds.append(other.bound_ns)
+        known.submit(_as_beside(best, other.finding), other.name)
     for stage in (*own, *alike):
-        stage.look(found)
-    return found.margin(best.objective_ns)
+        stage.look(known)
+    return known.margin(best.objective_ns)
 
 
 def _as_beside(best: Finding, other: Finding) -> int:
-    """What another plan takes as modelled; beside one in another number of stages, of which other
-    things are modelled, by what it takes longer as simulated."""
+    """Another plan's step as modelled. If one of both plans has several stages, they are modelled
+    differently, and the difference of the simulated steps counts."""
     if len(best.stages) == len(other.stages) == 1:
         return other.objective_ns
     return max(1, best.objective_ns + other.step_ns - best.step_ns)
 
 
 def _distinct(best: Finding) -> list[int]:
-    """The stages, one of each that are planned alike."""
-    found: dict[object, int] = {}
+    """The numbers of stages, one for each group of stages that share a plan."""
+    first: dict[object, int] = {}
     for number, stage in enumerate(best.stages):
-        found.setdefault((stage.mesh.text, id(stage.problem)), number)
-    return [*found.values()]
+        first.setdefault((stage.mesh.text, id(stage.problem)), number)
+    return [*first.values()]
 
 
 class _Stage:
-    """Plans of another structure than the one of a stage has."""
+    """Plans of another structure for one stage."""
 
     def __init__(self, place: StageInStep, say: Say, name: str = "") -> None:
         self._place, self._best, self._say = place, place.best, say
@@ -104,7 +105,7 @@ class _Stage:
         return tuple(signature(roles, self._best.mesh.sizes) for roles in self._chosen)
 
     def look(self, known: _KnownPlans) -> None:
-        """Adds to `known` what is known of the plans."""
+        """Adds the best plan of another structure to `known`."""
         best, policy = self._best, self._best.request.options.policy
         if known.step_ns is not None and self._place.step_ns(best.solution.bound) >= known.step_ns:
             return
@@ -114,7 +115,7 @@ class _Stage:
         limit = allowance = best.request.memory_limit_bytes
         counted = best.problem
         for attempt in range(policy.rival_tries):
-            # What the plan's temporaries take was set aside; others may need less, or more.
+            # The limit is without the plan's temporaries; other plans may need less, or more.
             stated = replace(counted, usage_limit=allowance)
             problem = self._roles.elsewhere(stated, self._chosen)
             if problem is None:
@@ -141,7 +142,7 @@ class _Stage:
                 counted = with_peak_rows(best.request, counted, {ON_HOST: 0})
 
     def _changes(self, stated: Problem, choice: Sequence[int]) -> str:
-        """What another plan does otherwise."""
+        """How the other plan differs."""
         names = [weights.name for weights in self._roles.classes]
         there = self._roles.of(stated, choice)
         return describe(names, self._chosen, there, self._best.mesh.names)

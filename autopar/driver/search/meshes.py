@@ -33,13 +33,13 @@ from autopar.plans.requests.request import GraphRequest, PlanRequest
 from autopar.plans.requests.strategies import MAX_AXES
 
 _AXES, _MOST_AXES = 2, 3
-"""How many axes meshes have that are all tried unasked, and those of which a few are."""
+"""Meshes of up to 2 axes are all tried by default, and a few of 3."""
 
 
 @contextmanager
 def explaining(graph_request: GraphRequest, say: Say) -> Generator[None]:
-    """Within it, where no mesh has a plan, the error says what is missing on the first mesh and
-    what would do, or which of the limits that are asked for conflict."""
+    """Within it, if no mesh has a plan, the error says what the first mesh lacks and what would do,
+    or which constraints conflict."""
     try:
         yield
     except InfeasibleError as why:
@@ -54,13 +54,14 @@ def explaining(graph_request: GraphRequest, say: Say) -> Generator[None]:
 
 
 def survey(graph_request: GraphRequest, trail: Trail, *, margin: float = 0.0) -> Finding:
-    """The best plan over all meshes that are admitted, and what is known of the others.
+    """The best plan over all meshes that the options admit, and what is known of the others.
 
-    Meshes like the levels of the cluster come first: a good plan in hand cuts off the others as
-    soon as they are known to have no better one, or none within `margin` (a fraction) of it, or
-    none was found without a limit on memory. Where no mesh is named, those of three axes that
-    promise the most come last. Of equally good meshes the first that is listed wins.
-    InfeasibleError, that of the first mesh, if none has a plan within the memory limit.
+    Meshes like the levels of the cluster come first: a good incumbent cuts off the others early. A
+    mesh is cut off once it is known to have no plan better than the incumbent, or none within
+    `margin` (a fraction) of it. It is also cut off if its solve without a memory limit finds none.
+    Unless a mesh is named, the meshes of three axes with the lowest bounds come last. Of equally
+    good meshes the first that is listed wins. InfeasibleError, that of the first mesh, if none has
+    a plan within the memory limit.
     """
     looked = _Looked(graph_request, trail, margin)
     for place, request, slack in looked.in_order():
@@ -73,22 +74,21 @@ def survey(graph_request: GraphRequest, trail: Trail, *, margin: float = 0.0) ->
 
 
 class _Looked:
-    """What is known of the meshes that were looked at, by their places in the order in which they
-    are preferred."""
+    """The meshes that were tried, by their ranks in the order of preference."""
 
     def __init__(self, graph_request: GraphRequest, trail: Trail, margin: float) -> None:
         self._request, self._trail = graph_request, trail
         self._by_rank: dict[int, tuple[Mesh, Candidate | None]] = {}
         self.search = CandidateSearch[Candidate](
             trail,
-            cost_ns=lambda found: found.solution.objective,
-            bound_ns=lambda found: found.solution.bound,
+            cost_ns=lambda candidate: candidate.solution.objective,
+            bound_ns=lambda candidate: candidate.solution.bound,
             slack=margin,
         )
 
     def in_order(self) -> Iterator[tuple[int, PlanRequest, float | None]]:
-        """The meshes that are to be looked at, each with its place, and with how much better plans
-        there have to be than the best so far, or how much worse they may be."""
+        """The meshes to try, each with its rank, its request, and a slack. The slack is the part by
+        which its plans may be worse than the incumbent, or have to be better if it is negative."""
         requests = suited(self._request, meshes_of(self._request.cluster, self._request.options))
         for place in likely_first(requests):
             yield place, requests[place], None
@@ -101,15 +101,15 @@ class _Looked:
         yield from self._finer(sorted(more, key=lambda each: self.refined_ns(each[1].mesh)))
 
     def take(self, place: int, mesh: Mesh, candidate: Candidate | None) -> None:
-        """What became of a mesh."""
+        """Stores the outcome of a mesh."""
         self._by_rank[place] = mesh, candidate
 
     def _finer(
         self, listed: Sequence[tuple[int, PlanRequest]]
     ) -> Iterator[tuple[int, PlanRequest, float | None]]:
-        """Meshes of more axes than are all tried, the most promising first. Unless its plan is the
-        best, what is said of that one is not said of such a mesh: neither its bound nor its margin,
-        which would take long to be known as well as those of the others."""
+        """Meshes of three axes, those with the lowest bounds first. Unless its plan becomes the
+        incumbent, such a mesh has neither bound nor margin in the finding: both would take long to
+        know as well as for the others."""
         skipped = dict[str, list[str]]()
         looked = 0
         for place, request in listed:
@@ -129,9 +129,9 @@ class _Looked:
             self._trail.skip(f"meshes {'; '.join(meshes)}", why)
 
     def _unpromising(self, request: PlanRequest) -> str:
-        """Why a mesh of three axes is not worth a search, if it is not: the meshes of two that
-        joining neighbouring axes of it makes are to be both near the best plan, as far as is known.
-        None is where memory binds: a search then takes minutes."""
+        """Why a mesh of three axes is not worth a search; empty if it is. Joining two neighbouring
+        axes of it makes two meshes of two axes, and both have to be near the incumbent, as far as
+        is known. None is worth it where memory binds: a search then takes minutes."""
         best, policy = self.search.incumbent, request.options.policy
         if best is None:
             return "no mesh of two axes has a plan"
@@ -151,21 +151,27 @@ class _Looked:
         return refined_ns(mesh, known | {meshes[place]: inf for place in search.failures})
 
     def finding(self) -> Finding:
-        """All of it. InfeasibleError, that of the first mesh, if none has a plan."""
-        asked, best, bounds = self._request, self.search.result(), self.search.bounds
+        """The best plan, with the others. InfeasibleError, that of the first mesh, if none has a
+        plan."""
+        graph_request, best, bounds = self._request, self.search.result(), self.search.bounds
         best = replace(best, solution=bounded(best.solution, self.search.least_ns))
         others = [
-            Other(f"mesh {mesh}", bounds[place], found and in_one_stage(asked, found), mesh)
-            for place, (mesh, found) in sorted(self._by_rank.items())
+            Other(
+                f"mesh {mesh}",
+                bounds[place],
+                candidate and in_one_stage(graph_request, candidate),
+                mesh,
+            )
+            for place, (mesh, candidate) in sorted(self._by_rank.items())
             if place in bounds
         ]
-        return in_one_stage(asked, best, others)
+        return in_one_stage(graph_request, best, others)
 
 
 def in_one_stage(
     graph_request: GraphRequest, candidate: Candidate, others: Sequence[Other] = ()
 ) -> Finding:
-    """A plan in one stage, as what a search found."""
+    """A plan in one stage, as the result of a search."""
     solution = candidate.solution
     return Finding(
         graph_request,
@@ -181,8 +187,8 @@ def in_one_stage(
 
 
 def refined_ns(mesh: Mesh, known: Mapping[tuple[int, ...], float]) -> float:
-    """What the worse of the two meshes takes that one of three axes refines, as far as that is
-    known by their sizes."""
+    """The step of the worse of the two meshes that one of three axes refines, as far as it is
+    `known` by the sizes of axes."""
     a, b, c = mesh.sizes
     # Over links of one kind, of two orders of the same axes one is listed.
     joined = [known.get(some, known.get(some[::-1])) for some in ((a * b, c), (a, b * c))]
@@ -190,7 +196,7 @@ def refined_ns(mesh: Mesh, known: Mapping[tuple[int, ...], float]) -> float:
 
 
 def finer_meshes(graph_request: GraphRequest) -> Sequence[Mesh]:
-    """Meshes of more axes than are all tried, of which a few are where none is named."""
+    """Meshes of three axes, some of which are tried if no mesh is named."""
     if graph_request.options.mesh != AUTO:
         return ()
     listed = meshes_of(graph_request.cluster, graph_request.options)
@@ -199,7 +205,7 @@ def finer_meshes(graph_request: GraphRequest) -> Sequence[Mesh]:
 
 
 def _finer(graph_request: GraphRequest) -> Sequence[PlanRequest]:
-    """What is asked, on `finer_meshes`."""
+    """The request on `finer_meshes`."""
     finer = finer_meshes(graph_request)
     try:
         return suited(graph_request, finer) if finer else ()
@@ -208,8 +214,8 @@ def _finer(graph_request: GraphRequest) -> Sequence[PlanRequest]:
 
 
 def likely_first(requests: Sequence[PlanRequest]) -> list[int]:
-    """The places of `requests`, of the same cluster, in the order they are tried: on the mesh along
-    its levels first, then on those that are the most like it."""
+    """The places of `requests`, of one cluster, in the order they are tried: the mesh along the
+    levels of the cluster first, then those most like it."""
 
     def unlikeness(place: int) -> float:
         cluster, mesh = requests[place].cluster, requests[place].mesh
@@ -229,21 +235,21 @@ def _farness(some: Sequence[float], others: Sequence[float]) -> float:
 
 
 def meshes_of(cluster: Cluster, options: Options) -> Sequence[Mesh]:
-    """Those that `options` admit on `cluster`, in the order in which they are preferred.
-    ClusterError if they name one that it does not have."""
+    """The meshes that `options` admit on `cluster`, in order of preference. ClusterError if they
+    name one that it does not have."""
     word, colon, number = options.mesh.partition(":")
     if word != AUTO:
         return (with_buckets(parse_mesh(options.mesh, cluster), cluster.device),)
     if colon and not (number.isdecimal() and number.isascii()):
         raise ClusterError(f"mesh {options.mesh!r}: write auto:3 for meshes of up to three axes")
     max_axes = int(number) if colon else max(_AXES, MAX_AXES.get(options.strategy, 1))
-    found = candidate_meshes(cluster, max_axes, in_order=bool(options.imposed))
-    return tuple(with_buckets(mesh, cluster.device) for mesh in found)
+    meshes = candidate_meshes(cluster, max_axes, in_order=bool(options.imposed))
+    return tuple(with_buckets(mesh, cluster.device) for mesh in meshes)
 
 
 def _failure(say: Say, request: PlanRequest, solves: bool) -> InfeasibleError | None:
-    """Why there is no plan as it is wanted, or None if there is one; without solving, only what
-    leaves something without any choice is told."""
+    """Why there is no plan for a request, or None if there is one. Without solving, only what
+    leaves a node without any choice counts."""
     try:
         if solves:
             best_on_mesh(request, Trail(say))
@@ -255,13 +261,13 @@ def _failure(say: Say, request: PlanRequest, solves: bool) -> InfeasibleError | 
 
 
 def estimates_of(best: Candidate, solution: Solution) -> StageEstimates:
-    """What another plan on the mesh of `best` takes and holds, temporaries included."""
+    """The estimates of another plan on the mesh of `best`, temporaries included."""
     stage = make_stage(best.request, best.problem, solution)
     return cost_breakdown(best.request, stage).estimates
 
 
 def summary(plan: Plan) -> str:
-    """One line on what was found."""
+    """A plan in one line."""
     estimates = plan.estimates
     return (
         f"step {format_ns(estimates.step_ns)}, of which exposed communication "

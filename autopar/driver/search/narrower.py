@@ -1,12 +1,13 @@
-"""To ask for more never gives a longer step.
+"""A wider request never gives a longer step.
 
-Plans are chosen by the step as modelled, and predicted by the step as simulated: what only widens a
-search finds one that is as good or better as modelled, and may be longer as simulated. So where a
-plan makes use of what was left open, the best one is found without that too, and the shorter of the
-two is taken. Then the predicted step is never longer than that of a narrower request. Proof, by
-induction over what is left open: if the plan is one of the narrower request as well, it is the best
-of that too, and what is compared with it is no less; if it is not, something that it makes use of
-is not open there, and what was found without that is no longer.
+Plans are chosen by the step as modelled, and predicted by the step as simulated. A wider search
+finds a plan that is as good or better as modelled, but may be longer as simulated. Where a plan
+uses what was left open, the best plan without that is therefore searched too, and the shorter of
+both is taken. Then the predicted step is never longer than that of a narrower request.
+
+Proof, by induction over what is left open. If the plan is one of the narrower request as well, it
+is the best of that too, and what is compared with it is no less. If it is not, it uses something
+that is not open there, and the plan found without that is as short or shorter.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from autopar.plans.requests.request import GraphRequest
 
 
 def findings(trail: Trail) -> CandidateSearch[Finding]:
-    """A search for the shortest step, as it is simulated."""
-    return CandidateSearch(trail, cost_ns=lambda found: found.step_ns)
+    """A search for the shortest step, as simulated."""
+    return CandidateSearch(trail, cost_ns=lambda finding: finding.step_ns)
 
 
 class Widened:
-    """What is found for what is asked, and without something that is left open: `for each in
-    widened`, `with widened.attempt() as tried`. A plan that is `known` is to be beaten."""
+    """The searches for a request, and for narrower ones: `for each in widened`, `with
+    widened.attempt() as tried`. A plan that is `known` is to be beaten."""
 
     def __init__(
         self, graph_request: GraphRequest, trail: Trail, known: Finding | None = None
@@ -37,10 +38,10 @@ class Widened:
         self._request, self._trail, self._known = graph_request, trail, known
         self._search = findings(trail)
         self._above: list[tuple[Finding, ...]] = []
-        """What was found for wider requests of each that was tried, the widest first."""
+        """For each request that was tried, the findings of wider requests, the widest first."""
 
     def __iter__(self) -> Iterator[GraphRequest]:
-        """What is asked, and each narrower request of one whose plan makes use of what is open."""
+        """The request, and each narrower request of one whose plan uses what is open."""
         return self._each(self._request, ())
 
     def _each(
@@ -49,40 +50,39 @@ class Widened:
         self._above.append(above)
         yield graph_request
         tried = self._search.last
-        found = None if tried is None else tried.result
-        if found is None or found is self._known:
+        finding = None if tried is None else tried.result
+        if finding is None or finding is self._known:
             return
-        for what, options in _narrower(graph_request.options, found):
+        for what, options in _narrower(graph_request.options, finding):
             self._trail(f"{what}: looking for the best plan without")
-            yield from self._each(replace(graph_request, options=options), (*above, found))
+            yield from self._each(replace(graph_request, options=options), (*above, finding))
 
     @contextmanager
     def attempt(self) -> Generator[CandidateAttempt[Finding]]:
-        """Within it, what is asked is searched for."""
+        """Within it, a request is searched."""
         try:
             with self._search.attempt(rank=len(self._above)) as tried:
                 yield tried
         except SolverError as error:
-            # Where there is a plan, that of a narrower request, which takes too long, is not
-            # needed.
+            # With a plan at hand, the search of a narrower request may run out of time.
             if self._search.incumbent is None:
                 raise
             self._trail(f"{error}")
 
     def result(self) -> Finding:
-        """Whichever has the shortest step, with what is known of all plans beside it. Raises why
+        """The finding with the shortest step, with what is known of all plans beside it. Raises why
         there is none."""
         best = self._search.result()
         if best is self._known:
             return best
-        for found in reversed(self._above[self._search.rank - 1]):
-            others = (*best.others, *found.beside)
-            best = replace(best.proven(min(best.bound_ns, found.bound_ns)), others=others)
+        for wider in reversed(self._above[self._search.rank - 1]):
+            others = (*best.others, *wider.beside)
+            best = replace(best.proven(min(best.bound_ns, wider.bound_ns)), others=others)
         return best
 
 
 def _narrower(options: Options, finding: Finding) -> Iterator[tuple[str, Options]]:
-    """What is left open that a plan makes use of, and the options without that."""
+    """What a plan uses of what is open, and the options without that."""
     requests = [stage.request for stage in finding.stages]
     # What is open also changes which pipelines are planned.
     is_staged = len(requests) > 1

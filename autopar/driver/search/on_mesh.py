@@ -1,5 +1,5 @@
-"""The best plan on one mesh: in as many microbatches, with the loss in as many chunks, as are best
-where that is open."""
+"""The best plan on one mesh, with the best numbers of microbatches and of chunks of the loss where
+these are open."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ def best_on_mesh(
     *,
     after: Candidate | None = None,
 ) -> Candidate:
-    """`compile.best_on`, with the loss whole, and in chunks as well if memory binds then: chunks
-    take less memory, and more time where scores are computed twice. Of numbers of microbatches that
-    are open, powers of two are tried for as long as memory binds and each is better than the one
-    before: more of them take less memory and never less time. The first plan is found from the one
-    `after` which it comes, in which memory binds, and each from the one before."""
+    """`compile.best_on`, with the loss whole, and then in chunks as well if memory binds. Chunks
+    take less memory, and more time where scores are computed twice.
+
+    If the number of microbatches is open, powers of two are tried, as long as memory binds and each
+    is better than the one before. More of them take less memory and never less time. The first
+    solve starts from the plan `after`, in which memory binds, and each later one from the plan
+    before.
+    """
     forms = _search(request, trail, cutoff)
     for each, tried, start in _in_each_form(request, forms, after):
         with tried:
@@ -46,7 +49,7 @@ def best_on_mesh(
 
 
 _Candidates = Iterator[tuple[PlanRequest, CandidateAttempt[Candidate], Candidate | None]]
-"""What is asked of each candidate, where it is tried, and the plan that it is found from."""
+"""The request of each candidate, its attempt, and the plan that its solve starts from."""
 
 
 def _in_each_form(
@@ -70,8 +73,8 @@ def _in_each_count(
     *,
     is_chunked: bool,
 ) -> _Candidates:
-    """Those of each number of microbatches. Plans with the `whole` loss are put in there, by their
-    number."""
+    """The candidates of each number of microbatches. Plans with a whole loss are added to `whole`,
+    by that number."""
     for here in counts.in_sequence(_in_microbatches(request, is_chunked)):
         with counts.attempt() as counted:
             chunks = _search(here, counts.trail, counted.needed_ns)
@@ -89,7 +92,7 @@ def _in_each_count(
 
 
 def _forms(request: PlanRequest, forms: CandidateSearch[Candidate]) -> Iterator[bool]:
-    """Whether the loss is in several pieces: not at first, and then, if memory binds."""
+    """Whether the loss is in chunks: False first, and then True if memory binds."""
     yield False
     tried = forms.last
     binds = tried is not None and (tried.is_refused or tried.is_tight)
@@ -104,7 +107,7 @@ def _forms(request: PlanRequest, forms: CandidateSearch[Candidate]) -> Iterator[
 
 
 def _in_microbatches(request: PlanRequest, is_chunked: bool) -> Iterator[PlanRequest]:
-    """The same in each number of microbatches, as long as the loss can be so."""
+    """The request in each number of microbatches, as long as the loss can be so."""
     is_open = request.options.microbatches is None
     for count in possible_counts(request.graph) if is_open else (request.microbatches,):
         here = replace(request, microbatches=count)
@@ -114,8 +117,8 @@ def _in_microbatches(request: PlanRequest, is_chunked: bool) -> Iterator[PlanReq
 
 
 def _in_chunks(request: PlanRequest, is_chunked: bool) -> Sequence[PlanRequest]:
-    """The same with the loss in as many chunks as are asked for, or in several numbers of them, few
-    first. What is proven is of those that are tried."""
+    """The request with the loss whole, in the number of chunks that is given, or in several
+    numbers, few first. What is proven is of those that are tried."""
     if not is_chunked:
         return (request,)
     return [replace(request, loss_chunks=count) for count in chunk_ladder(request)]
@@ -124,9 +127,9 @@ def _in_chunks(request: PlanRequest, is_chunked: bool) -> Sequence[PlanRequest]:
 def _search(request: PlanRequest, trail: Trail, cutoff: int | None) -> CandidateSearch[Candidate]:
     return CandidateSearch(
         trail,
-        cost_ns=lambda found: found.solution.objective,
-        bound_ns=lambda found: found.solution.bound,
-        is_tight=lambda found: found.is_tight,
+        cost_ns=lambda candidate: candidate.solution.objective,
+        bound_ns=lambda candidate: candidate.solution.bound,
+        is_tight=lambda candidate: candidate.is_tight,
         cutoff=cutoff,
         slack=-request.tolerance,
     )
@@ -138,7 +141,7 @@ def _result(search: CandidateSearch[Candidate], request: PlanRequest) -> Candida
 
 
 def _check_least(request: PlanRequest, trail: Trail) -> None:
-    """`compile.check_least`, of a candidate that is not looked at any further."""
+    """`compile.check_least`, of a candidate that is not solved."""
     try:
         check_least(request)
     except InfeasibleError as error:
@@ -150,9 +153,9 @@ def _check_least(request: PlanRequest, trail: Trail) -> None:
 def _check_worth(
     request: PlanRequest, whole: Mapping[int, Candidate], least_ns: int | None
 ) -> None:
-    """Beaten if a plan with the loss in chunks is not expected to take less than `least_ns`: beside
-    the one with the `whole` loss, in as many microbatches, it saves no more than the memory that is
-    free then is worth."""
+    """Beaten if a plan with the loss in chunks is not expected to take less than `least_ns`.
+    Compared with the `whole` loss in as many microbatches, it saves at most what the freed memory
+    is worth."""
     if least_ns is None or request.microbatches not in whole:
         return
     beside = whole[request.microbatches].solution

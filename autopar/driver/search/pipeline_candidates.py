@@ -1,4 +1,4 @@
-"""Which shapes of pipelines may have the shortest step, by what segments of the model take."""
+"""The shapes of pipelines that may have the shortest step, by what segments of the model take."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _Place = TypeVar("_Place", int, PipelineShape)
 
 
 class PipelineCandidates:
-    """The shapes that may have the shortest step, by what their segments take: first those that
-    are `to_divide` are divided into stages, `with promising.dividing(shape)`, and of these some are
-    `to_plan`. What fails is told to `tried`, whose incumbent is to be beaten."""
+    """The shapes that may have the shortest step, by what their segments take. Those that are
+    `to_divide` are divided into stages first, `with candidates.dividing(shape)`, and some of these
+    are `to_plan`. `tried` records failures, and its incumbent is to be beaten."""
 
     def __init__(self, shapes: PipelineShapes, tried: CandidateSearch[Finding]) -> None:
         self.shapes, self.tried = shapes, tried
@@ -28,26 +28,26 @@ class PipelineCandidates:
         self.estimated: list[tuple[PipelineShape, Divided]] = []
         self.planned: dict[PipelineShape, Finding] = {}
         self._failed: set[PipelineShape] = set()
-        """Those that cannot be, or not in that much memory."""
+        """Shapes that have no stages, or none within memory."""
         self._beaten: dict[PipelineShape, int] = {}
-        """What those that were cut off take at the least."""
+        """The least step of each shape that was cut off."""
         self._is_improved = False
-        """Whether what was considered last is better than what was known."""
+        """Whether the last shape is better than what was known."""
 
     def _estimated_ns(self) -> int | None:
-        """What shapes that are estimated to fit in memory take at the least."""
+        """The least estimate of shapes that fit in memory."""
         return min(map(_step_ns, self._within()), default=None)
 
     def known_ns(self) -> int | None:
-        """The same, or what there is a plan of."""
+        """The least estimate, or the step of the incumbent if that is shorter."""
         best = self.tried.incumbent
         known = (self._estimated_ns(), None if best is None else best.step_ns)
         return min((ns for ns in known if ns is not None), default=None)
 
     @contextmanager
     def dividing(self, shape: PipelineShape) -> Generator[None]:
-        """Within it, the best stages of a shape are `estimate`d, if there are any that are better
-        than what is known; what is raised says why there are not."""
+        """Within it, the caller divides a shape and `estimate`s it, if its best stages are better
+        than what is known. An error says why there are none."""
         trail = self.tried.trail
         trail(shape.name)
         try:
@@ -61,13 +61,13 @@ class PipelineCandidates:
             self._failed.add(shape)
 
     def estimate(self, shape: PipelineShape, stages: Divided) -> None:
-        """Takes the best stages of a shape."""
+        """Adds the best stages of a shape."""
         self.tried.trail(f"{shape}: about {format_ns(stages.step_ns)}")
         self.tried.trail.note(shape.name, "estimated", stages.step_ns)
         self.estimated.append((shape, stages))
 
     def to_divide(self) -> Iterator[tuple[PipelineShape, str]]:
-        """The shapes that are to be divided one after the other, each on one mesh if it is
+        """The shapes to divide, one after the other, each with the mesh to use, if that is
         given."""
         ranks = self.shapes.numbers_of_ranks()
         start = self.shapes.start(ranks)
@@ -81,8 +81,8 @@ class PipelineCandidates:
                 yield shape, divided.mesh_text
 
     def to_plan(self) -> Iterator[tuple[PipelineShape, Divided | None]]:
-        """Those that are to be planned, one after the other: the best, and where none of these has
-        a plan, as stages hold more than their segments do, all others. Those without stages are to
+        """The shapes to plan, one after the other: the best ones. If none of these has a plan,
+        since stages hold more than their segments, all others follow. A shape without stages is to
         be divided."""
         yield from self._the_best()
         if self.tried.incumbent is None:
@@ -92,18 +92,18 @@ class PipelineCandidates:
                 yield from self.estimated[number:]
 
     def take(self, shape: PipelineShape, plan: Finding | None) -> None:
-        """What became of one."""
+        """Stores the plan of a shape."""
         if plan is not None:
             self.planned[shape] = plan
 
     def result(self, known: Finding | None) -> Finding:
-        """The shortest step, and what is known of the others; `known` if none is shorter."""
-        found = self.tried.result()
-        return found if found is known else replace(found, others=self.others(found))
+        """The shortest step, with what is known of the others; `known` if none is shorter."""
+        best = self.tried.result()
+        return best if best is known else replace(best, others=self.others(best))
 
     def _the_best(self) -> Iterator[tuple[PipelineShape, Divided]]:
-        """Shapes that may be the best. What one takes beyond its estimate is taken to hold for all
-        of as many ranks, whose stages have the same devices."""
+        """The shapes that may be the best. The error of one estimate is taken to hold for all
+        shapes of as many ranks, whose stages have the same devices."""
         left = sorted(self.estimated, key=_step_ns)
         least: float | None = None
         longer: dict[int, float] = {}
@@ -126,8 +126,8 @@ class PipelineCandidates:
                 least = least or max(divided.step_ns, self.tried.incumbent.step_ns)
 
     def _unworthy(self, number: int, step_ns: float, least: float | None) -> str:
-        """Why, after so many others, a pipeline that is expected to take `step_ns` is not planned,
-        if it is not: plans take longer than they are estimated to."""
+        """Why a pipeline that is expected to take `step_ns` is not planned after `number` others;
+        empty if it is. Plans take longer than their estimates."""
         policy, best = self.policy, self.tried.incumbent
         if least is not None and step_ns > policy.estimate_near * least:
             return f"estimate_near {policy.estimate_near:g}"
@@ -140,7 +140,7 @@ class PipelineCandidates:
     def _climbed(
         self, line: Sequence[_Place], start: int, name: Callable[[_Place], str]
     ) -> Iterator[_Place]:
-        """`line_search`; those that are not tried are told as skipped, by `name`."""
+        """`line_search`; places that are not tried are recorded as skipped, by `name`."""
         tried = list[_Place]()
         for each in line_search(line, start, lambda: self._is_improved):
             tried.append(each)
@@ -162,9 +162,9 @@ class PipelineCandidates:
     def _best_of_ranks(
         self, shapes: Sequence[tuple[PipelineShape, Divided]], less: float = 1.0
     ) -> Iterator[tuple[PipelineShape, Divided]]:
-        """Of each number of ranks the best of those `shapes`, if it is the best that is known by
-        then, or would be better than that did its busiest rank not wait, and work `less` by such a
-        factor: in other microbatches or another order it waits less."""
+        """For each number of ranks, the best of `shapes`, if it may be improved. It is the best
+        that is known by then, or would be if its busiest rank did not wait, and had `less` times
+        less work. It waits less in other microbatches or another order."""
         of_ranks: dict[int, tuple[PipelineShape, Divided]] = {}
         for each in sorted(shapes, key=_step_ns):
             of_ranks.setdefault(each[0].ranks, each)
@@ -175,9 +175,9 @@ class PipelineCandidates:
                 yield each
 
     def _on_ranks(self, ranks: int) -> Iterator[tuple[PipelineShape, str]]:
-        """Shapes of so many ranks: in some microbatches for each, in as many more as it takes to
-        fit, or in fewer where more cannot be. It is improved on what was before if any fit in
-        memory, or there is none at all."""
+        """Shapes of so many ranks. The number of microbatches starts at a usual one for each rank,
+        and grows until the stages fit, or shrinks if it cannot grow. The ranks are an improvement
+        if a shape fits in memory, or if there is none at all."""
         before, shapes = self._estimated_ns(), self.shapes.on_ranks(ranks)
         start = self.shapes.first(shapes, self.tried.incumbent)
         is_possible = False
@@ -195,8 +195,8 @@ class PipelineCandidates:
         self._is_improved = before is None or not is_possible or self._estimated_ns() != before
 
     def _mixed(self) -> Iterator[tuple[PipelineShape, str]]:
-        """Ranks that differ in how many devices they have beside the best that do not, if they
-        would be better than what is known were none of them idle."""
+        """Shapes whose ranks differ in their number of devices, beside the best of equal ranks, if
+        they would be better than what is known were none of them idle."""
         best, divided = min(self._within(), key=_step_ns, default=(None, None))
         if best is None or divided is None:
             return
@@ -211,8 +211,8 @@ class PipelineCandidates:
             self._is_improved = self.known_ns() != before
 
     def _left(self) -> Iterator[PipelineShape]:
-        """Those that are not among the best, few microbatches first: of each number of ranks
-        until a plan of one is better than what there is."""
+        """The shapes that are not estimated yet, few microbatches first. Those of each number of
+        ranks follow until a plan is better than the incumbent."""
         tried = self.tried
         done = {shape for shape, _ in self.estimated}
         for ranks in self.shapes.numbers_of_ranks():
@@ -240,5 +240,5 @@ def _step_ns(shape: tuple[PipelineShape, Divided]) -> int:
 
 
 def _name(shape: PipelineShape) -> str:
-    """What a shape is called that is not looked at: of its order there may be no table."""
+    """The name of a shape that is skipped: there may be no schedule for it."""
     return f"pipelines on {shape.ranks} ranks in {shape.microbatches} microbatches"

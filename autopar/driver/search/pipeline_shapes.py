@@ -1,5 +1,4 @@
-"""Which pipelines are tried: on how many ranks, in how many microbatches, in the order of which
-schedule."""
+"""Which pipelines are tried: numbers of ranks and of microbatches, and schedules."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ _TABLE = "table"
 
 @dataclass(frozen=True, slots=True)
 class PipelineShape:
-    """A pipeline but for its cuts: on how many ranks, with how many stages each, in how many
-    microbatches, in the order of which schedule, or of a table by its `rows`. Ranks share the
-    devices evenly, or have one of so many devices each, if there are `sizes`."""
+    """A pipeline but for its cuts: the number of ranks, the stages on each, the number of
+    microbatches, and the schedule, or a table by its `rows`. Ranks share the devices evenly; with
+    `sizes`, each has one of these numbers of devices."""
 
     ranks: int
     microbatches: int
@@ -38,7 +37,7 @@ class PipelineShape:
 
     @property
     def actions(self) -> PipelineSchedule:
-        """What its ranks do. StageError if there is no such table."""
+        """The pipeline schedule. StageError if there is none for this shape."""
         if self.rows:
             return PipelineSchedule.parse("\n".join(self.rows))
         return make_schedule(self.schedule, self.ranks, self.microbatches, self.chunks)
@@ -61,16 +60,16 @@ class PipelineShape:
 
 
 class PipelineShapes:
-    """The pipelines that are admitted by what is asked."""
+    """The pipelines that a request admits."""
 
     def __init__(self, graph_request: GraphRequest) -> None:
         self.graph_request = graph_request
         self.options, self.cluster = graph_request.options, graph_request.cluster
 
     def shaped(self, ranks: int, microbatches: int) -> PipelineShape:
-        """The pipeline on so many ranks that is asked for. Of a table the first microbatches are
-        done, if there are no more. Ranks that cannot share the devices evenly differ in how many
-        they have."""
+        """The pipeline of a request on so many ranks. A table that has more microbatches is cut
+        after the first of them. If ranks cannot share the devices evenly, they differ in their
+        number of devices."""
         options = self.options
         is_uneven = self.cluster.num_devices % ranks > 0 and not options.rank_meshes
         sizes = sizes_of_parts(self.cluster, ranks) if is_uneven else ()
@@ -81,9 +80,9 @@ class PipelineShapes:
         return PipelineShape(ranks, microbatches, *_order(options), sizes=sizes)
 
     def mixed(self, best: PipelineShape, idle: float) -> Sequence[PipelineShape]:
-        """The shapes whose ranks may differ in how many devices they have, in order of their
-        number, that are tried beside the `best` whose ranks do not, if these are `idle` for such a
-        part of the time that the busiest works: that is all that can be won."""
+        """The shapes to try whose ranks may differ in their number of devices, in order of the
+        number of ranks, beside the `best` of equal ranks. `idle` is the part of the busiest rank's
+        work for which ranks idle, and so the most that can be won."""
         options, cluster = self.options, self.cluster
         is_open = options.is_mesh_open and not options.imposed
         if best.sizes or best.ranks == 1 or idle < options.policy.mixed_idle or not is_open:
@@ -101,8 +100,8 @@ class PipelineShapes:
         ]
 
     def numbers_of_ranks(self) -> Sequence[int]:
-        """The numbers of ranks that pipelines may have. StageError if they cannot have the number
-        that is asked for."""
+        """The numbers of ranks that pipelines may have. StageError if the requested number is
+        impossible."""
         options, devices = self.options, self.cluster.num_devices
         if options.actions is not None:
             return [self._sharing(len(options.actions.rows))]
@@ -120,8 +119,7 @@ class PipelineShapes:
         return [self._sharing(stages // each)]
 
     def start(self, ranks: Sequence[int]) -> int:
-        """The place of the number of `ranks` that is considered first: a node's devices each, if
-        there may be."""
+        """The place of the number of `ranks` to try first: one node's devices each, if possible."""
         nodes = self.cluster.levels[0].size
         return ranks.index(nodes) if nodes in ranks else len(ranks) // 2
 
@@ -144,8 +142,8 @@ class PipelineShapes:
         return ranks
 
     def numbers_of_microbatches(self, ranks: int) -> Sequence[int]:
-        """The numbers of microbatches that are tried: of those that divide the batch, as many as
-        there are ranks and more, as long as that is better; with a table the most that it has."""
+        """The numbers of microbatches to try: those that divide the batch, from the number of ranks
+        on. With a table, the most that it has."""
         if self.options.microbatches is not None:
             return (self.options.microbatches,)
         possible = possible_counts(self.graph_request.graph)
@@ -160,8 +158,8 @@ class PipelineShapes:
         return [self.shaped(ranks, count) for count in self.numbers_of_microbatches(ranks)]
 
     def first(self, shapes: Sequence[PipelineShape], known: Finding | None) -> int:
-        """The place of the one that is considered first of `shapes` on as many ranks, where `known`
-        is the best so far."""
+        """The place of the shape to try first, of `shapes` on as many ranks, where `known` is the
+        best finding so far."""
         ranks = shapes[0].ranks
         least, most = self.options.policy.microbatches_per_rank, self._most_launched(ranks, known)
         enough = (k for k, shape in enumerate(shapes) if shape.microbatches >= least * ranks)
@@ -171,7 +169,7 @@ class PipelineShapes:
         return first
 
     def _most_launched(self, ranks: int, known: Finding | None) -> float | None:
-        """In how many microbatches ranks launch what they do in a small part of the step in one
+        """The most microbatches whose launches take a small part of the step, by the plan in one
         stage that is `known`."""
         if known is None or len(known.stages) > 1:
             return None
@@ -180,8 +178,8 @@ class PipelineShapes:
 
 
 def other_orders(options: Options, best: PipelineShape, waits: float) -> Iterator[PipelineShape]:
-    """The orders that are tried beside that of the `best` pipeline so far, whose busiest rank waits
-    for such a part of the step: with as many stages, if their number or the cuts are given."""
+    """The orders to try beside that of the `best` pipeline so far, whose busiest rank waits for the
+    part `waits` of the step. They have as many stages, if their number or the cuts are given."""
     if options.schedule != "auto":
         return
     ranks, count = best.ranks, best.microbatches
@@ -195,21 +193,21 @@ def other_orders(options: Options, best: PipelineShape, waits: float) -> Iterato
 
 
 def _can_differ(devices: int, ranks: int, sizes: Sequence[int]) -> bool:
-    """Whether so many ranks can have all devices where each has one of `sizes`, and not all the
+    """Whether so many ranks can have all devices if each has one of `sizes`, and not all the
     same."""
     others = (size for size in sizes if size * ranks != devices)
     return any(add_up_to(devices - size, ranks - 1, sizes) for size in others)
 
 
 def _order(options: Options) -> tuple[str, int]:
-    """The schedule, and the stages on each rank if as many as one likes are."""
+    """The schedule, and the stages on each rank if their number is free."""
     name, _, chunks = options.schedule.partition(":")
     name = "1f1b" if name == "auto" else name
     return name, int(chunks or 2) if name in IN_CHUNKS else 1
 
 
 def imposed_on(options: Options) -> Iterator[str]:
-    """What is asked of the pipeline, as a plan records it."""
+    """The pipeline options, as a plan records them."""
     if options.cuts:
         yield f"cuts {', '.join(options.cuts)}"
     elif options.stages is not None:

@@ -2,9 +2,9 @@
 which the stages work.
 
 For each number of stages and microbatches a few segments of the model are planned, on the meshes of
-a part of the cluster, which gives the mesh, the cuts and about how long the step takes
-(`segment_ways`). Of the best of these each stage is planned, within the memory that its
-microbatches in flight leave (`stage_plans`). The step is that of all stages played together.
+a part of the cluster. That gives the mesh, the cuts and an estimate of the step (`segment_search`).
+For the best of these each stage is planned, within the memory that its microbatches in flight leave
+(`stage_plans`). The step is simulated with all stages together.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ from autopar.plans.requests.request import GraphRequest, Narrowed
 def search_stages(
     graph_request: GraphRequest, trail: Trail, known: Finding | None = None
 ) -> Finding:
-    """The plan in several stages with the shortest step among those that are asked for, if it is
-    shorter than the one that is `known`; else that. StageError if the model cannot be cut so;
-    InfeasibleError if nothing fits in memory."""
+    """The plan in several stages with the shortest step; `known` if none is shorter than that.
+    StageError if the model cannot be cut as requested; InfeasibleError if nothing fits in
+    memory."""
     widened = Widened(graph_request, trail, known)
     for each in widened:
         with widened.attempt() as tried:
             pipelines = findings(trail)
             if known is not None:
                 pipelines.submit(known)
-            promising = PipelineCandidates(PipelineShapes(each), pipelines)
-            ways = SegmentSearch(each, trail)
-            for shape, mesh in promising.to_divide():
-                with promising.dividing(shape):
-                    known_ns = promising.known_ns()
-                    divided = ways.divided(shape.actions, known_ns, mesh, shape.sizes)
-                    promising.estimate(shape, divided)
-            for shape, stages in promising.to_plan():
+            candidates = PipelineCandidates(PipelineShapes(each), pipelines)
+            segments = SegmentSearch(each, trail)
+            for shape, mesh in candidates.to_divide():
+                with candidates.dividing(shape):
+                    known_ns = candidates.known_ns()
+                    divided = segments.divided(shape.actions, known_ns, mesh, shape.sizes)
+                    candidates.estimate(shape, divided)
+            for shape, stages in candidates.to_plan():
                 if stages is None:
-                    with promising.dividing(shape):
-                        divided = ways.divided(shape.actions, sizes=shape.sizes)
-                        promising.estimate(shape, divided)
+                    with candidates.dividing(shape):
+                        divided = segments.divided(shape.actions, sizes=shape.sizes)
+                        candidates.estimate(shape, divided)
                     continue
                 with pipelines.attempt(name=shape.name) as planned:
                     planned.result = _Pipeline(each, shape, stages, trail).planned()
-                promising.take(shape, planned.result)
-            tried.result = promising.result(known)
+                candidates.take(shape, planned.result)
+            tried.result = candidates.result(known)
     return widened.result()
 
 
 class _Pipeline:
-    """One shape, planned."""
+    """The plan of one shape."""
 
     def __init__(
         self, graph_request: GraphRequest, shape: PipelineShape, divided: Divided, trail: Trail
@@ -85,8 +85,8 @@ class _Pipeline:
     def planned(self) -> Finding:
         """The plan with the cuts that were chosen.
 
-        Segments are planned each for itself: what one leaves in shards the next may want whole.
-        Where that takes much longer than was estimated, other choices may do better.
+        Segments are planned one by one: one may leave in shards what the next takes whole. If the
+        step is much longer than its estimate, other choices may be better, and are tried as well.
         """
         self.trail(f"planning {self.shape.name}")
         starts, narrowed = self.divided.starts, self.divided.narrowed
@@ -96,9 +96,9 @@ class _Pipeline:
         ]
         graphs = [step_graph(self.graph_request.graph, form) for form in forms]
         choices = findings(self.trail)
-        kept_ns = self.graph_request.options.policy.estimate_slack * self.divided.step_ns
+        accepted_ns = self.graph_request.options.policy.estimate_slack * self.divided.step_ns
         for each in (narrowed, dict.fromkeys(narrowed, ())):
-            if choices.incumbent is not None and choices.incumbent.step_ns <= kept_ns:
+            if choices.incumbent is not None and choices.incumbent.step_ns <= accepted_ns:
                 break
             if choices.last is not None:
                 self.trail("with other choices than those of segments")
@@ -110,7 +110,7 @@ class _Pipeline:
         return choices.result()
 
     def _finding(self, candidates: Sequence[Candidate]) -> Finding:
-        """Its stages, planned, and their step."""
+        """The planned stages, with their step."""
         table, starts = self.actions, self.divided.starts
         layouts, cluster = _layouts(candidates), self.graph_request.cluster
         sends, tied = self._delays(layouts), tied_in(layouts)
@@ -118,9 +118,9 @@ class _Pipeline:
         devices = [layout.mesh.num_devices for layout in layouts]
         stages, held = [each.estimates for each in candidates], self._held(candidates)
         estimates = add_up(table, stages, devices, sends, shared, held, cluster)
-        # Of some stages the strategy has nothing to say.
+        # The strategy says nothing of some stages.
         strategy = self.graph_request.options.strategy
-        told = next(
+        request = next(
             each for each in candidates if each.request.options.strategy == strategy
         ).request
         objective_ns = self.divided.objective_ns or estimates.step_ns
@@ -135,7 +135,7 @@ class _Pipeline:
             first_ranks=tuple(self.firsts[table.ranks[stage]] for stage in range(len(candidates))),
             schedule=self.shape.stored,
             rows=self.shape.rows,
-            imposed=(*told.describe_imposed(), *imposed_on(self.graph_request.options)),
+            imposed=(*request.describe_imposed(), *imposed_on(self.graph_request.options)),
         )
 
     def _delays(self, layouts: Sequence[Layout]) -> Sequence[Delay]:
@@ -143,7 +143,7 @@ class _Pipeline:
         return delays(layouts, firsts, self.graph_request.cluster)
 
     def _held(self, candidates: Sequence[Candidate]) -> tuple[Memory, ...]:
-        """What a device of each rank holds where its stages are planned so."""
+        """The memory of a device of each rank, with these plans of its stages."""
         layouts, granule = _layouts(candidates), self.graph_request.cluster.device.granule_bytes
         estimates = [each.estimates for each in candidates]
         spans = simulate_pipeline(self.actions, estimates, self._delays(layouts), ()).spans
@@ -154,7 +154,7 @@ class _Pipeline:
         return device_memory(self.actions, stages, spans, message_bytes(layouts, granule))
 
     def _rank_request(self, rank: int, narrowed: Mapping[str, Narrowed]) -> GraphRequest:
-        """What is asked of the stages of a rank."""
+        """The request for the stages of a rank."""
         mesh = self.divided.meshes[rank].text
         options = replace(
             self.graph_request.options, mesh=mesh, microbatches=self.shape.microbatches

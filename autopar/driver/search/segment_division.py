@@ -1,5 +1,5 @@
-"""Stages of a pipeline, by what the segments of a model take: divided among ranks that all have one
-mesh, or may differ in theirs."""
+"""Stages of a pipeline, by what the segments of a model take. They are divided among ranks that all
+have one mesh, or may differ in theirs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ from autopar.solver.cutting import divide
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """Stages as they are thought to be best, on `meshes`, one for each rank: the first op of each
-    stage but the first, and the module it is of. Choices of ops are `narrowed` on each mesh, by its
-    text, to those that plans of their segments have. The busiest rank `waits` for such a part of
-    the step, and the ranks together for such a part, `idle`, of what it works. They are thought to
-    fit in memory where it `is_within`, to save some for that where it `is_tight`. Nothing is proven
-    where `bound_ns` is 0."""
+    """Stages as they are estimated to be best, on `meshes`, one for each rank. `starts` has the
+    module that each stage but the first begins with. Choices of ops are `narrowed` on each mesh, by
+    its text, to those in the plans of segments.
+
+    The busiest rank waits for the part `waits` of the step. `idle` is the part of the busiest
+    rank's work for which the ranks idle on average. The stages are estimated to fit in memory if
+    `is_within`, and to save some for that if `is_tight`. Nothing is proven if `bound_ns` is 0.
+    """
 
     meshes: tuple[Mesh, ...]
     starts: tuple[str, ...]
@@ -57,7 +59,7 @@ class Divided:
 
 
 class SegmentDivision:
-    """The segments of what is `graph_request` for, on the meshes of `plans`, each with a number.
+    """The segments of the step of `graph_request`, on the meshes of `plans`, each with a number.
     Ranks have the meshes that are `given`, or those that are best."""
 
     def __init__(
@@ -79,12 +81,12 @@ class SegmentDivision:
         self.limit = graph_request.memory_limit_bytes
 
     def divided(self, known_ns: int | None = None) -> Divided:
-        """The best stages, with what is planned and, if they do not fit, more that is planned
-        within less memory. StageError if ranks cannot have these meshes, however much they hold;
-        Beaten if they would take `known_ns` or more whatever they held."""
-        found = self._within()
-        if found is not None:
-            return found
+        """The best stages from the plans so far; if they do not fit, from more plans within less
+        memory. StageError if ranks cannot have these meshes, whatever they hold. Beaten if they
+        would take `known_ns` or more whatever they held."""
+        stages = self._within()
+        if stages is not None:
+            return stages
         least_ns = self.boundless().step_ns
         if known_ns is not None and least_ns >= known_ns:
             raise Beaten(str(self.plans[0].mesh), least_ns)
@@ -92,14 +94,15 @@ class SegmentDivision:
         for part in (policy.segments_memory, policy.segments_least_memory):
             for plans in self.plans:
                 plans.plan_within(int(self.limit * part))
-            found = self._within()
-            if found is not None:
-                return found
-        # Stages may fit that are planned for themselves: more is recomputed, of more ops.
+            stages = self._within()
+            if stages is not None:
+                return stages
+        # The stages may still fit once each is planned as a whole: more ops can be recomputed.
         return self.boundless()
 
     def _within(self) -> Divided | None:
-        """The best stages within the memory there is, of what is planned; None if none are."""
+        """The best stages within the memory limit, from the plans so far; None if there are
+        none."""
         try:
             return self._divided(self._problem())
         except InfeasibleError as error:
@@ -107,7 +110,8 @@ class SegmentDivision:
             return None
 
     def boundless(self) -> Divided:
-        """The best stages, whatever they hold, of what is planned. StageError if there are none."""
+        """The best stages without a memory limit, from the plans so far. StageError if there are
+        none."""
         try:
             boundless = replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)
             return self._divided(boundless, is_within=False)
@@ -120,16 +124,16 @@ class SegmentDivision:
             ) from None
 
     def _problem(self) -> CutProblem:
-        stages, sorts = range(self.actions.num_stages), self.sample.kinds
+        stages, kinds = range(self.actions.num_stages), self.sample.kinds
         return CutProblem(
-            tuple(sort.count for sort in sorts),
+            tuple(kind.count for kind in kinds),
             tuple(
                 tuple(
-                    segment_plan_of(plan, sort.share, mesh)
+                    segment_plan_of(plan, kind.share, mesh)
                     for mesh, plans in enumerate(self.plans)
-                    for plan in plans.of_stages[sort.stage]
+                    for plan in plans.of_stages[kind.stage]
                 )
-                for sort in sorts
+                for kind in kinds
             ),
             tuple(self.actions.ranks[stage] for stage in stages),
             tuple(self.actions.in_flight(stage) for stage in stages),
@@ -142,7 +146,7 @@ class SegmentDivision:
     def _meshes(self) -> RankMeshes | None:
         if len(self.plans) == 1:
             return None
-        ends = [0, *accumulate(sort.count for sort in self.sample.kinds)]
+        ends = [0, *accumulate(kind.count for kind in self.sample.kinds)]
         alike = {
             tuple(sorted({bisect_right(ends, segment) - 1 for segment in segments}))
             for segments in self.sample.shared.values()
@@ -170,9 +174,9 @@ class SegmentDivision:
             self.graph_request.cluster, [self.plans[n].mesh.num_devices for n in on]
         )
         sends, shared = self._sends(on, firsts), self._shared(division, on, firsts)
-        played = simulate_pipeline(self.actions, stages, sends, shared)
-        step_ns, busy_ns = played.step_ns, played.busy_ns
-        is_proven = not cuts  # Of cuts that are given others are no bound.
+        simulated = simulate_pipeline(self.actions, stages, sends, shared)
+        step_ns, busy_ns = simulated.step_ns, simulated.busy_ns
+        is_proven = not cuts  # Other cuts are no bound for given ones.
         return Divided(
             tuple(self.plans[number].mesh for number in on),
             cuts or tuple(parts[k].module for k in division.starts),
@@ -187,40 +191,38 @@ class SegmentDivision:
         )
 
     def _estimates(self, taken: Sequence[Sequence[float]]) -> StageEstimates:
-        """What a stage takes that has so many segments of each sort in each way."""
+        """The estimates of a stage, by how many segments of each kind it has in each plan."""
         base = self.plans[0].of_stages[0][0].estimates
-        microbatches = dict.fromkeys(
+        times = dict.fromkeys(
             (n for n in MicrobatchTimes.__struct_fields__ if n != "action_ns"), 0.0
         )
-        for sort, numbers in zip(self.sample.kinds, taken, strict=True):
-            ways = [plan for plans in self.plans for plan in plans.of_stages[sort.stage]]
-            for plan, number in zip(ways, numbers, strict=True):
-                for name in microbatches:
-                    microbatches[name] += (
-                        number * sort.share * getattr(plan.estimates.microbatch, name)
-                    )
-        found = {name: round(ns) for name, ns in microbatches.items()}
+        for kind, numbers in zip(self.sample.kinds, taken, strict=True):
+            segment_plans = [plan for plans in self.plans for plan in plans.of_stages[kind.stage]]
+            for plan, number in zip(segment_plans, numbers, strict=True):
+                for name in times:
+                    times[name] += number * kind.share * getattr(plan.estimates.microbatch, name)
+        rounded = {name: round(ns) for name, ns in times.items()}
         if self.actions.num_stages == 1:
-            found["action_ns"] = 0  # One stage sends nothing.
-        microbatch = msgspec.structs.replace(base.microbatch, **found)
+            rounded["action_ns"] = 0  # One stage sends nothing.
+        microbatch = msgspec.structs.replace(base.microbatch, **rounded)
         return msgspec.structs.replace(base, microbatch=microbatch)
 
     def _sends(self, on: Sequence[int], firsts: Sequence[int]) -> list[Delay]:
-        """What a microbatch takes from each stage to the next, and its gradient back."""
+        """The delay of a microbatch from each stage to the next, and of its gradient back."""
         sent = [self._sent(plans) for plans in self.plans]
         last = self.actions.num_stages - 1
         forth = [(s, s + 1, Phase.FORWARD) for s in range(last)]
         back = [(s + 1, s, Phase.BACKWARD) for s in range(last)]
-        found: list[Delay] = []
+        delays: list[Delay] = []
         for source, target, phase in forth + back:
             a, b = self.actions.ranks[source], self.actions.ranks[target]
-            # Of two meshes the one with fewer devices sends or is sent more on each.
+            # The mesh with fewer devices sends or receives more on each.
             sizes = [max(pair) for pair in zip(sent[on[a]], sent[on[b]], strict=True)]
             ns = sum(
                 hop_ns(n, firsts[a], firsts[b], firsts, self.graph_request.cluster) for n in sizes
             )
-            found.append(Delay(source, target, phase.value, sum(sent[on[a]]), ns))
-        return found
+            delays.append(Delay(source, target, phase.value, sum(sent[on[a]]), ns))
+        return delays
 
     def _sent(self, plans: SegmentPlans) -> list[int]:
         plan = plans.of_stages[self.sample.busiest][0]
@@ -229,7 +231,7 @@ class SegmentDivision:
     def _shared(
         self, division: Division, on: Sequence[int], firsts: Sequence[int]
     ) -> Sequence[Shared]:
-        """What ranks share at the end of a step that is divided so."""
+        """What ranks share at the end of a step with this division."""
         tied: dict[str, tuple[set[int], int]] = {}
         for name, segments in self.sample.tied.items():
             stages = {bisect_right(division.starts, segment) for segment in segments}
@@ -238,5 +240,7 @@ class SegmentDivision:
                 if len(stages) > 1 and name in plan.structure.params:
                     layout = parse_layout(plan.request.step, plan.structure)
                     tied[name] = stages, gradient_bytes(layout, name)
-        asked = self.graph_request
-        return shared_at_end(asked.graph, tied, self.actions.ranks, asked.cluster, firsts)
+        graph_request = self.graph_request
+        return shared_at_end(
+            graph_request.graph, tied, self.actions.ranks, graph_request.cluster, firsts
+        )

@@ -1,9 +1,9 @@
 """What the segments of a model take in a pipeline, and how long its stages take then.
 
-Equal segments that follow one another are a sort. A few of each sort are planned as if they were a
-stage, on the meshes of a part of the cluster (`segment_plans`): without a limit of memory, and
-within some where that is needed. From what they take the cuts follow (`segment_division`), in a
-fraction of the time in which a model is planned, however deep it is.
+Equal segments that follow one another are a kind. A few segments of each kind are planned as a
+stage, on the meshes of a part of the cluster (`segment_plans`). They are planned without a memory
+limit, and within some if needed. The cuts follow from what they take (`segment_division`), in a
+fraction of the time that a plan of the model takes, however deep it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from autopar.plans.requests.request import GraphRequest, PlanRequest
 
 
 class SegmentSearch:
-    """The segments of what is asked for, in any number of microbatches."""
+    """The segments of a request's step, in any number of microbatches."""
 
     def __init__(self, graph_request: GraphRequest, trail: Trail) -> None:
         self.graph_request, self.trail = graph_request, trail
@@ -38,7 +38,7 @@ class SegmentSearch:
         self._free = FreePlans()
 
     def _sample(self, microbatches: int) -> SampledStep:
-        # In more than one they are alike but for their extents.
+        # Steps of several microbatches differ in their extents alone.
         is_whole = microbatches == 1
         if is_whole not in self._sampled:
             graph = step_graph(self.graph_request.graph, StepForm(microbatches))
@@ -52,11 +52,13 @@ class SegmentSearch:
         mesh: str = "",
         sizes: Sequence[int] = (),
     ) -> Divided:
-        """The best stages for `actions` whose ranks share the cluster evenly, on any mesh or a
-        given `mesh`, or on meshes of their own if those are given (`meshes_text`), or have one of
-        so many devices each, if there are `sizes`, on the mesh of that many on which segments take
-        least. Beaten if all that are even are estimated to take `known_ns` or more, InfeasibleError
-        if none fit in memory, StageError if the model cannot be cut so."""
+        """The best stages for `actions`. Ranks share the cluster evenly, on any mesh, on a given
+        `mesh`, or each on its own of several (`meshes_text`). With `sizes` each rank has one of
+        these numbers of devices, on the mesh of that many with the shortest segments.
+
+        Beaten if all even divisions are estimated to take `known_ns` or more, InfeasibleError if
+        none fit in memory, StageError if the model cannot be cut so.
+        """
         if sizes:
             return self._mixed(actions, sizes)
         sample, text = self._sample(actions.microbatches), mesh or self.graph_request.options.mesh
@@ -73,9 +75,9 @@ class SegmentSearch:
         often = sample.least_often(sample.busiest, actions)
         search = CandidateSearch[Divided](
             self.trail,
-            cost_ns=lambda found: found.step_ns,
-            bound_ns=lambda found: found.bound_ns,
-            fits=lambda found: found.is_within,
+            cost_ns=lambda stages: stages.step_ns,
+            bound_ns=lambda stages: stages.bound_ns,
+            fits=lambda stages: stages.is_within,
             cutoff=known_ns,
         )
         known: dict[tuple[int, ...], float] = {}
@@ -98,14 +100,14 @@ class SegmentSearch:
         search: CandidateSearch[Divided],
         known: Mapping[tuple[int, ...], float],
     ) -> Iterator[Mesh]:
-        """The meshes that are to be tried, one after the other."""
+        """The meshes to try, one after the other."""
         yield from search.line_search(part.meshes, part.start)
         yield from self._refining(part, search.incumbent, known)
 
     def _refining(
         self, part: _PartOfCluster, best: Divided | None, known: Mapping[tuple[int, ...], float]
     ) -> Sequence[Mesh]:
-        """The meshes of three axes that may be worth a look, as for one stage: none where memory
+        """The meshes of three axes that may be worth a try, as in one stage: none where memory
         binds, and else those that refine meshes near the `best`."""
         policy = self.graph_request.options.policy
         is_few = part.graph_request.cluster.num_devices < policy.refined_devices
@@ -119,9 +121,8 @@ class SegmentSearch:
         return [mesh for _, mesh in sorted(near, key=lambda each: each[0])[: policy.refined_most]]
 
     def _mixed(self, actions: PipelineSchedule, sizes: Sequence[int]) -> Divided:
-        """The best stages for `actions` whose ranks have one of so many devices each, on the mesh
-        of that many on which segments take least. InfeasibleError or StageError if there are
-        none."""
+        """The best stages for `actions` whose ranks each have one of `sizes` devices, on the mesh
+        of that many with the shortest segments. InfeasibleError or StageError if there are none."""
         sample = self._sample(actions.microbatches)
         plans = [self._quickest(actions, size) for size in sizes]
         return SegmentDivision(self.graph_request, sample, actions, plans, self.trail).divided()
@@ -140,7 +141,7 @@ class SegmentSearch:
         ).divided()
 
     def _quickest(self, actions: PipelineSchedule, size: int) -> SegmentPlans:
-        """Plans of segments on the mesh of so many devices on which the busiest take least.
+        """Plans of segments on the mesh of `size` devices on which the busiest are shortest.
         InfeasibleError if nothing can be computed on any."""
         part, busiest = (
             self._part(actions, size, "auto"),
@@ -157,7 +158,7 @@ class SegmentSearch:
         return search.result()
 
     def _part(self, actions: PipelineSchedule, size: int, mesh: str) -> _PartOfCluster:
-        """Segments on the meshes that parts of so many devices have, or one of them."""
+        """Segments on the meshes of a part of `size` devices, or on one of them."""
         sample, whole = self._sample(actions.microbatches), self.graph_request.graph
         graphs = [
             in_other_microbatches(graph, whole, actions.microbatches) for graph in sample.stages
@@ -166,7 +167,7 @@ class SegmentSearch:
             self.graph_request.options, microbatches=actions.microbatches, loss_chunks=1, mesh=mesh
         )
         cluster = part_of(self.graph_request.cluster, size)
-        asked = replace(
+        segment_request = replace(
             self.graph_request,
             graph=graphs[sample.busiest],
             cluster=cluster,
@@ -175,12 +176,12 @@ class SegmentSearch:
         ).while_waiting(_most(actions), is_split=actions.is_split)
         if self.graph_request.options.rank_meshes:
             (only,) = meshes_of(cluster, options)
-            asked = asked.standing_for(asked.graph, only)
-        return _PartOfCluster(asked, sample, actions, graphs, self._free, self.trail)
+            segment_request = segment_request.standing_for(segment_request.graph, only)
+        return _PartOfCluster(segment_request, sample, actions, graphs, self._free, self.trail)
 
 
 class _PartOfCluster:
-    """Segments, as `graphs` of stages, on a part of the cluster, whose meshes are in a `meshes`."""
+    """Segments, as `graphs` of stages, on a part of the cluster, whose `meshes` are in a line."""
 
     def __init__(
         self,
@@ -199,28 +200,32 @@ class _PartOfCluster:
         """The place of the mesh that is likely to be good."""
 
     def plans(self, mesh: Mesh) -> SegmentPlans:
-        """Those on a mesh, none of which is made yet."""
+        """The plans on a mesh, at first none."""
         each = [_on(mesh, graph, self.graph_request) for graph in self.graphs]
         return SegmentPlans(self.sample, self.actions, each, self.free, self.trail)
 
 
 def _place(mesh: Mesh) -> tuple[int, ...]:
-    """Where a mesh is in a line of those of equal size: by the size of its last axis, so that
-    neighbours differ in little; the largest first, as less of it is the likelier to be better."""
+    """The place of a mesh in a line of those of equal size, by the size of its last axis, so that
+    neighbours differ in little. The largest is first: less of it is likely to be better."""
     last = mesh.sizes[-1] if len(mesh.sizes) > 1 else 1
     return len(mesh.sizes) > 2, -last, *mesh.sizes
 
 
 def _on(mesh: Mesh, graph: Graph, graph_request: GraphRequest) -> PlanRequest:
-    """What is asked of segments, whatever the strategy if that has nothing to say of them."""
-    asked = graph_request.standing_for(graph, mesh)
+    """The request for segments on `mesh`; without the strategy if that says nothing of them."""
+    segment_request = graph_request.standing_for(graph, mesh)
     try:
-        return asked.on(mesh).opened()
+        return segment_request.on(mesh).opened()
     except UnsuitedMeshError:
-        return replace(asked, options=replace(asked.options, strategy="")).on(mesh).opened()
+        return (
+            replace(segment_request, options=replace(segment_request.options, strategy=""))
+            .on(mesh)
+            .opened()
+        )
 
 
 def _most(actions: PipelineSchedule) -> tuple[Waiting, ...]:
-    """How many other microbatches wait in any stage of a table, at most."""
-    found = [each for stage in range(actions.num_stages) for each in actions.others(stage)]
-    return (Waiting(max(w.backward for w in found), max(w.weights for w in found)),)
+    """The most other microbatches that wait in any stage of a schedule."""
+    waiting = [each for stage in range(actions.num_stages) for each in actions.others(stage)]
+    return (Waiting(max(w.backward for w in waiting), max(w.weights for w in waiting)),)

@@ -1,8 +1,8 @@
 """The segments of a step: where it may be cut into stages, and which segments are alike.
 
 A segment is one of a list of modules (`layers.3`), or another module that uses parameters
-(`embed_tokens`, `norm` and `lm_head`), with all that follows until the next. What forward changes,
-running statistics say, is read and changed within one.
+(`embed_tokens`, `norm` and `lm_head`), with all that follows until the next. A state that forward
+changes, such as running statistics, is read and changed within one segment.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Segment:
 
 
 def segments(graph: Graph) -> tuple[Segment, ...]:
-    """All of them, in the order in which forward computes them: one of the whole, without a module,
-    where no module begins one."""
+    """All segments, in the order of forward; one for the whole model, without a module, if no
+    module begins one."""
     changes, begins = [*_changes(graph)], first_ops(graph)
     ops = [
         node
@@ -41,42 +41,42 @@ def segments(graph: Graph) -> tuple[Segment, ...]:
         if node.phase is Phase.FORWARD and not node.view and not belongs_nowhere(graph, node)
     ]
     learned = {n.module for n in ops if any(is_of_parameters(graph, ref) for ref in n.inputs)}
-    found: list[Segment] = []
+    parts: list[Segment] = []
     seen, last = set[str](), -1
     for node in ops:
         listed, module = place_of(node.module)
         if module and module not in seen and (listed or module in learned):
             seen.add(module)
             # A module may use parameters of its own after others within it: it began with those.
-            if not found or begins[module] > last:
-                found.append(Segment(module, node.index if found else 0))
+            if not parts or begins[module] > last:
+                parts.append(Segment(module, node.index if parts else 0))
         last = node.index
-    if not found:
+    if not parts:
         return (Segment("", 0),)
     return tuple(
-        each for each in found if not any(first < each.start <= last for first, last in changes)
+        each for each in parts if not any(first < each.start <= last for first, last in changes)
     )
 
 
 def _changes(graph: Graph) -> Iterator[tuple[int, int]]:
-    """The first op of forward that reads something that forward changes, and the one that makes
-    what it becomes."""
-    made = {n.target: n.inputs[0].node for n in graph.with_role(Role.MUTATION, Role.UPDATE)}
-    if not made:
+    """For each state that forward changes, the first op that reads it, and the op that computes its
+    new value."""
+    sources = {n.target: n.inputs[0].node for n in graph.with_role(Role.MUTATION, Role.UPDATE)}
+    if not sources:
         return
     held = graph.with_role(Role.BUFFER, Role.PARAM)
-    names = {n.index: n.target for n in held if n.target in made}
-    first = dict(made)
+    names = {n.index: n.target for n in held if n.target in sources}
+    first = dict(sources)
     for node in graph.with_role(Role.OP):
         for name in (names[ref.node] for ref in node.inputs if ref.node in names):
             first[name] = min(first[name], node.index)
-    yield from ((first[name], last) for name, last in made.items())
+    yield from ((first[name], last) for name, last in sources.items())
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentKind:
-    """`count` equal segments that follow one another; each takes `share` of what stage number
-    `stage` takes."""
+    """`count` equal segments that follow one another. Each takes the part `share` of stage number
+    `stage`."""
 
     count: int
     stage: int
@@ -84,8 +84,8 @@ class SegmentKind:
 
 
 class SampledStep:
-    """A step in microbatches: its `parts`, the `kinds` of them in order, and a few of each sort as
-    `stages`. Where no stage can begin, none of the `parts` does. StageError if it can be cut
+    """A step in microbatches: its segments `parts`, their `kinds` in order, and a few segments of
+    each kind as `stages`. No part begins where no stage can. StageError if the step can be cut
     nowhere."""
 
     def __init__(self, graph: Graph, policy: Policy) -> None:
@@ -93,9 +93,9 @@ class SampledStep:
         self.kinds: tuple[SegmentKind, ...] = ()
         self.stages: list[Graph] = []
         self.work: list[float] = []
-        """Floating-point operations of each segment, forward, of a microbatch."""
+        """Floating-point operations of each segment in forward, of one microbatch."""
         self.busiest = 0
-        """The stage whose sorts do most of the work."""
+        """The stage whose kinds do most of the work."""
         try:
             self._sample()
         except StageError:
@@ -112,9 +112,9 @@ class SampledStep:
         groups = [range(end - count, end) for end, count in zip(ends, runs, strict=True)]
         self.kinds, planned = self._kinds_of(groups)
         done, first = [0.0] * len(planned), 0
-        for sort in self.kinds:
-            done[sort.stage] += sum(self.work[first : first + sort.count])
-            first += sort.count
+        for kind in self.kinds:
+            done[kind.stage] += sum(self.work[first : first + kind.count])
+            first += kind.count
         self.busiest = done.index(max(done))
         starts = {at for part in planned for at in (part.start, part.stop)}
         cuts = sorted(starts - {0, len(self.parts)})
@@ -122,7 +122,7 @@ class SampledStep:
         self.stages = [stages[[0, *cuts].index(part.start)] for part in planned]
 
     def _kinds(self) -> Iterator[object]:
-        """What equal segments have in common."""
+        """For each segment, a value that equal segments share."""
         ops: list[list[object]] = [[] for _ in self.parts]
         for at, node in self._own_ops():
             ops[at].append((node.op, node.outputs))
@@ -140,7 +140,7 @@ class SampledStep:
                 yield at, node
 
     def _kinds_of(self, groups: Sequence[range]) -> tuple[tuple[SegmentKind, ...], list[range]]:
-        """The sorts, and the segments that are planned as stages."""
+        """The kinds, and the segments that are planned as stages."""
         self.work = [0.0] * len(self.parts)
         for at, node in self._own_ops():
             self.work[at] += flops(node, self.graph)
@@ -155,37 +155,38 @@ class SampledStep:
         for group in groups:
             bundles.setdefault(int(so_far / total * self.policy.segments_stages), []).append(group)
             so_far += sum(self.work[k] for k in group)
-        planned = [range(found[0].start, found[-1].stop) for found in bundles.values()]
+        planned = [range(bundle[0].start, bundle[-1].stop) for bundle in bundles.values()]
         done = [sum(self.work[k] for k in part) for part in planned]
         return tuple(
             SegmentKind(len(g), k, self.work[g.start] / done[k])
-            for k, found in enumerate(bundles.values())
-            for g in found
+            for k, bundle in enumerate(bundles.values())
+            for g in bundle
         ), planned
 
     @cached_property
     def shared(self) -> Mapping[str, tuple[int, ...]]:
-        """The weights that are used by several segments, with the numbers of these."""
+        """The weights that several segments use, with the numbers of these segments."""
         readers = forward_readers(self.graph, [part.start for part in self.parts[1:]])
-        found = {
+        users = {
             node.target: tuple(sorted(readers.get(node.index, ())))
             for node in self.graph.with_role(Role.PARAM)
         }
-        return {name: segments for name, segments in found.items() if len(segments) > 1}
+        return {name: numbers for name, numbers in users.items() if len(numbers) > 1}
 
     @cached_property
     def tied(self) -> Mapping[str, tuple[int, ...]]:
         """Those of the `shared` weights that are trained."""
         trained = {node.target for node in self.graph.with_role(Role.GRAD)}
-        return {name: found for name, found in self.shared.items() if name in trained}
+        return {name: numbers for name, numbers in self.shared.items() if name in trained}
 
     def often(self, stage: int) -> float:
-        """How often what a stage takes is taken by all segments of its sorts."""
-        return sum(sort.count * sort.share for sort in self.kinds if sort.stage == stage)
+        """How many times the time of a stage all segments of its kinds take."""
+        return sum(kind.count * kind.share for kind in self.kinds if kind.stage == stage)
 
     def least_often(self, stage: int, actions: PipelineSchedule) -> float:
-        """How many times as long as `stage` takes for all microbatches a step takes at least, if
-        what it does once is little beside that: what all its segments take, shared evenly."""
+        """How many times the time of `stage`, for all microbatches, a step takes at least: its
+        segments are shared evenly by ranks. What the stage does once a step must be little beside
+        that."""
         ranks = len(actions.rows)
         once = ranks / actions.num_stages / actions.microbatches
         return self.often(stage) * ((1 - once) / ranks + once)

@@ -1,12 +1,12 @@
-"""Where no plan is within the memory limit: what is missing, and the plan that holds least.
+"""Where no plan is within the memory limit: what is missing, and the smallest-memory plan.
 
-All is found by trying. The smallest-memory plan on the mesh, on more devices, and of a smaller
-batch is one small problem each, in which every choice is one of those that hold least.
+Everything is tried out. The smallest-memory plan on the mesh, on more devices, and of a smaller
+batch is one small problem each, with the choices of least memory only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil, log2, prod
 from typing import TypeVar
@@ -36,10 +36,10 @@ from autopar.solver.memory import total_usages
 
 
 def smallest_memory(request: PlanRequest, say: Say, stated: Problem | None = None) -> Candidate:
-    """The best of the plans that hold least when forward ends, whatever their peak; if those have
-    more on the host than their share, of the plans with nothing there. `stated` is the problem that
-    is open about what is recomputed, if there is one already. InfeasibleError if what is imposed,
-    or the host, leaves no plan at all."""
+    """The best of the plans that hold least when forward ends, whatever their peak. If those are
+    over their share of the host's memory, the best of plans with nothing on the host. `stated` is
+    the problem with open recompute, if there is one already. InfeasibleError if constraints, or the
+    host, leave no plan at all."""
     request = request.opened().within(BOUNDLESS_BYTES)
     problem = replace(stated or price(request), usage_limit=None)
     try:
@@ -52,12 +52,13 @@ def smallest_memory(request: PlanRequest, say: Say, stated: Problem | None = Non
 
 
 def _on_device(problem: Problem) -> Problem:
-    """`problem` with nothing on the host; itself where nothing might be, or something has to be."""
+    """`problem` with nothing on the host; itself if nothing might be there, or something has to
+    be."""
     is_on_host = [np.array([_is_on_host(label) for label in labels]) for labels in problem.labels]
     if not any(map(np.any, is_on_host)) or any(map(np.all, is_on_host)):
         return problem
     pairs = zip(problem.costs, is_on_host, strict=True)
-    costs = tuple(np.where(hosted, FORBIDDEN, cost) for cost, hosted in pairs)
+    costs = tuple(np.where(on_host, FORBIDDEN, cost) for cost, on_host in pairs)
     return replace(problem, costs=costs)
 
 
@@ -77,8 +78,8 @@ def _smallest_memory_problem(problem: Problem) -> Problem:
 
 
 def _only_smallest(costs: IntArray, sizes: IntArray, labels: Sequence[Label]) -> IntArray:
-    """The costs of a node with all forbidden but what holds least. What copies alone read is saved,
-    since nothing could be recomputed without it."""
+    """The costs of a node, with every choice but those of least memory forbidden. What only copies
+    read is saved, since nothing could be recomputed without it."""
     is_copy = any(isinstance(label, Choice) for label in labels)
     is_open = (costs < FORBIDDEN) & np.array([is_copy or label != Saved() for label in labels])
     return np.where(is_open & (sizes == sizes[is_open].min(initial=FORBIDDEN)), costs, FORBIDDEN)
@@ -87,10 +88,11 @@ def _only_smallest(costs: IntArray, sizes: IntArray, labels: Sequence[Label]) ->
 _Answer = TypeVar("_Answer")
 
 _TRIES = 3
-"""How many numbers of devices, and batches, are tried: what need be held is known to a factor."""
+"""How many numbers of devices, and batches, are tried: the memory that is needed is known to a
+factor."""
 FEW_COUNTS = 6
-"""How many numbers of microbatches, up to 64, are tried before larger ones: steps of those are slow
-to play."""
+"""How many numbers of microbatches, up to 64, are tried before larger ones, which are slow to
+simulate."""
 _MAX_DEVICES = 1 << 20
 _NAMED = 3
 
@@ -98,32 +100,32 @@ _NAMED = 3
 def explain_shortage(
     graph_request: GraphRequest, request: PlanRequest, why: InfeasibleError, say: Say
 ) -> str:
-    """Why there is no plan for `request`, a mesh of what is `graph_request`: what the
-    smallest-memory plan found lacks, of the device's memory or of its share of the host's, and what
-    would do. The text of `why` if it is not memory that is missing."""
+    """Why there is no plan for `request`, which is `graph_request` on a mesh. The text says how
+    much of the device's memory, or of the host's share, the smallest-memory plan lacks, and what
+    would do. It is that of `why` if memory is not missing."""
     say("looking for what would do")
     limit, share = request.memory_limit_bytes, request.host_memory_bytes
     roomy = _smallest_memory(request.within(limit, BOUNDLESS_BYTES), say)
     if roomy is None:
         return str(why)
-    found = roomy if _on_host(roomy) <= share else _smallest_memory(request, say)
-    if found is not None and _peak(found) <= limit:
+    smallest = roomy if _on_host(roomy) <= share else _smallest_memory(request, say)
+    if smallest is not None and _peak(smallest) <= limit:
         return str(why)
-    peak = limit if found is None else _peak(found)
+    peak = limit if smallest is None else _peak(smallest)
     remedies = (
-        *([f"--memory-limit {_at_least(peak)}"] if found is not None else ()),
+        *([f"--memory-limit {_at_least(peak)}"] if smallest is not None else ()),
         *_more_host_memory(request, say),
-        *_more_devices(graph_request, request, peak, say),
+        *_first_within(_on_more_devices(graph_request, request, peak), say),
         *_with_residency(request, say),
         *_microbatches(request, say),
-        *_smaller_batch(request, (found or roomy).estimates, say),
+        *_first_within(_in_smaller_batches(request, (smallest or roomy).estimates), say),
     )
     missing = _missing(peak, "", "the memory limit", limit)
-    if found is None:
+    if smallest is None:
         missing = _missing(_on_host(roomy), " in its host's memory", "its share", share)
     return (
         f"mesh {request.mesh or 'of one device'}: the smallest-memory plan found {missing}. It "
-        f"holds {_holders((found or roomy).estimates)}. "
+        f"holds {_holders((smallest or roomy).estimates)}. "
         f"What would do: {'; '.join(remedies)}{_looked_for(graph_request)}"
     )
 
@@ -136,7 +138,7 @@ def _missing(held: int, where: str, limit_is: str, limit: int) -> str:
 
 
 def _smallest_memory(request: PlanRequest, say: Say) -> Candidate | None:
-    """None where there is no plan on the mesh at all, or none is found in time."""
+    """The smallest-memory plan; None if the mesh has no plan at all, or none is found in time."""
     try:
         return smallest_memory(in_chunks(request), say)
     except AutoparError:
@@ -152,22 +154,22 @@ def _on_host(candidate: Candidate) -> int:
 
 
 def _more_host_memory(request: PlanRequest, say: Say) -> Iterator[str]:
-    """What a node would need for the best plan within the device's memory, if the host's is what
-    lacks."""
+    """The host memory of a node that the best plan within the device's memory needs, if the host's
+    memory is too small."""
     opened = in_chunks(request).opened()
     most = sum(int(amounts.max()) for amounts in host_row(opened, price(opened), 0).values())
     if most <= request.host_memory_bytes:
         return
     try:
-        found = best_on(in_chunks(request).within(request.memory_limit_bytes, BOUNDLESS_BYTES), say)
+        best = best_on(in_chunks(request).within(request.memory_limit_bytes, BOUNDLESS_BYTES), say)
     except (InfeasibleError, SolverError):
         return
-    of_node = _on_host(found) * request.cluster.devices_of_node
-    yield f"--memory-host {_at_least(of_node)} ({format_bytes(_on_host(found))} per device)"
+    of_node = _on_host(best) * request.cluster.devices_of_node
+    yield f"--memory-host {_at_least(of_node)} ({format_bytes(_on_host(best))} per device)"
 
 
 def _holders(estimates: StageEstimates) -> str:
-    """What holds the peak, and the largest of each activations and temporaries."""
+    """What holds the peak, with the largest of activations and of temporaries."""
     parts: list[str] = []
     for holder, title in HOLDER_TITLES.items():
         size = getattr(estimates.memory, holder)
@@ -178,21 +180,40 @@ def _holders(estimates: StageEstimates) -> str:
     return ", ".join(parts)
 
 
-def _more_devices(
-    graph_request: GraphRequest, request: PlanRequest, peak: int, say: Say
-) -> Iterator[str]:
-    """The fewest devices, if any are found, that hold the smallest-memory plan: the slowest axis of
-    the mesh is made longer by a power of two."""
-    limit = request.memory_limit_bytes
-    times = 1 << max(1, ceil(log2(peak / limit)))
-    for factor in (times << k for k in range(_TRIES)):
+def _within_limit(request: PlanRequest, say: Say) -> Candidate | None:
+    """The smallest-memory plan, if it is within the memory limit."""
+    smallest = _smallest_memory(request, say)
+    is_within = smallest is not None and _peak(smallest) <= request.memory_limit_bytes
+    return smallest if is_within else None
+
+
+def _first_within(remedies: Iterable[tuple[PlanRequest, str]], say: Say) -> Iterator[str]:
+    """The first of `remedies`, if any, whose smallest-memory plan is within the memory limit: its
+    text, with the peak of that plan."""
+    for request, text in remedies:
+        smallest = _within_limit(request, say)
+        if smallest is not None:
+            yield f"{text}{format_bytes(_peak(smallest))})"
+            return
+
+
+def _factors(times: float) -> Iterator[int]:
+    """Powers of two from `times` on, at least 2."""
+    least = 1 << max(1, ceil(log2(times)))
+    return (least << k for k in range(_TRIES))
+
+
+def _on_more_devices(
+    graph_request: GraphRequest, request: PlanRequest, peak: int
+) -> Iterator[tuple[PlanRequest, str]]:
+    """Requests on more devices, the fewest first: the slowest axis of the mesh is made longer by a
+    power of two."""
+    for factor in _factors(peak / request.memory_limit_bytes):
         devices = request.cluster.num_devices * factor
         if devices > _MAX_DEVICES:
             return
-        found = _smallest_memory(_on_more(graph_request, request, factor), say)
-        if found is not None and _peak(found) <= limit:
-            yield f"{devices} of these devices (mesh {found.mesh}: {format_bytes(_peak(found))})"
-            return
+        more = _on_more(graph_request, request, factor)
+        yield more, f"{devices} of these devices (mesh {more.mesh}: "
 
 
 def _on_more(graph_request: GraphRequest, request: PlanRequest, factor: int) -> PlanRequest:
@@ -213,85 +234,79 @@ def _with_residency(request: PlanRequest, say: Say) -> Iterator[str]:
     """Parameters on the host, if the smallest-memory plan is within the limit then."""
     options = request.options
     if options.residency == "cuda" and options.params_on_host is None:
-        found = _smallest_memory(replace(request, options=replace(options, residency="auto")), say)
-        is_new = found is not None and _on_host(found) > 0
-        if found is not None and is_new and _peak(found) <= request.memory_limit_bytes:
-            yield f"--memory-residency auto ({format_bytes(_peak(found))})"
+        auto = replace(request, options=replace(options, residency="auto"))
+        smallest = _within_limit(auto, say)
+        if smallest is not None and _on_host(smallest) > 0:
+            yield f"--memory-residency auto ({format_bytes(_peak(smallest))})"
 
 
 def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
-    """The fewest microbatches, if any are found, whose smallest-memory plan is within the limit:
-    more of them never hold more."""
+    """The fewest microbatches, if any, whose smallest-memory plan is within the limit: more of them
+    never hold more."""
     if request.options.microbatches_if_needed:
         return
     counts = [n for n in possible_counts(request.graph) if n > request.microbatches]
-
-    def within_the_limit(count: int) -> Candidate | None:
-        found = _smallest_memory(replace(request, microbatches=count), say)
-        return found if found and _peak(found) <= request.memory_limit_bytes else None
-
-    for few in (counts[:FEW_COUNTS], counts[FEW_COUNTS:]):
-        found = fewest(few, within_the_limit)
-        if found is not None:
-            yield f"--microbatches {found[0]} ({format_bytes(_peak(found[1]))})"
+    for some in (counts[:FEW_COUNTS], counts[FEW_COUNTS:]):
+        fit = fewest(some, lambda n: _within_limit(replace(request, microbatches=n), say))
+        if fit is not None:
+            count, smallest = fit
+            yield f"--microbatches {count} ({format_bytes(_peak(smallest))})"
             return
 
 
 def fewest(
     counts: Sequence[int], attempt: Callable[[int], _Answer | None]
 ) -> tuple[int, _Answer] | None:
-    """The first of `counts`, ascending, for which an attempt finds something, with that; None if
-    not even the last does. What one does, all larger ones do."""
-    found: tuple[int, _Answer] | None = None
+    """The first of `counts`, ascending, for which `attempt` has a result, with that. None if not
+    even the last has one. If a count has a result, so have all larger ones."""
+    fit: tuple[int, _Answer] | None = None
     while counts:
-        middle = len(counts) - 1 if found is None else len(counts) // 2
+        middle = len(counts) - 1 if fit is None else len(counts) // 2
         here = attempt(counts[middle])
         if here is not None:
-            found, counts = (counts[middle], here), counts[:middle]
-        elif found is None:
+            fit, counts = (counts[middle], here), counts[:middle]
+        elif fit is None:
             return None
         else:
             counts = counts[middle + 1 :]
-    return found
+    return fit
 
 
 def _looked_for(graph_request: GraphRequest) -> str:
-    """What nobody asked for and was looked for before there is this error."""
-    options, found = graph_request.options, list[str]()
+    """What the search has tried by itself before this error."""
+    options, tried = graph_request.options, list[str]()
     if options.microbatches_if_needed and len(possible_counts(graph_request.graph)) > 1:
-        found.append("microbatches")
+        tried.append("microbatches")
     if (
         options.stages_if_needed
         and trains(graph_request.graph)
         and graph_request.cluster.num_devices > 1
     ):
-        found.append("stages")
-    return f". Looked for as well: {' and '.join(found)}, and none fit" if found else ""
+        tried.append("stages")
+    return f". Looked for as well: {' and '.join(tried)}, and none fit" if tried else ""
 
 
-def _smaller_batch(request: PlanRequest, estimates: StageEstimates, say: Say) -> Iterator[str]:
-    """The largest batch, if any is found, whose smallest-memory plan is within the limit: a part of
-    this one."""
-    memory, limit = estimates.memory, request.memory_limit_bytes
+def _in_smaller_batches(
+    request: PlanRequest, estimates: StageEstimates
+) -> Iterator[tuple[PlanRequest, str]]:
+    """Requests for a power of two of this batch, the largest first, from the one on for which there
+    may be room."""
+    memory = estimates.memory
     shrinks = memory.saved + memory.transient
-    room = limit - (memory.total - shrinks)
+    room = request.memory_limit_bytes - (memory.total - shrinks)
     if room <= 0:
         return
-    times = 1 << max(1, ceil(log2(shrinks / room)))
-    for factor in (times << k for k in range(_TRIES)):
+    for factor in _factors(shrinks / room):
         graph = with_smaller_batch(request.graph, factor)
         if graph is None:
             return
-        found = _smallest_memory(replace(request, graph=graph), say)
-        if found is not None and _peak(found) <= limit:
-            before, after = (_batch(each) for each in (request.graph, graph))
-            yield f"a batch of {after} instead of {before} ({format_bytes(_peak(found))})"
-            return
+        before, after = _batch(request.graph), _batch(graph)
+        yield replace(request, graph=graph), f"a batch of {after} instead of {before} ("
 
 
 def with_smaller_batch(graph: Graph, factor: int) -> Graph | None:
-    """The graph of a batch that is smaller by `factor`; None if the batch is not known, or would be
-    a single sample or a part of one. Arguments of ops still speak of the batch as it was."""
+    """The graph with a batch that is smaller by `factor`. None if the batch is not known, or would
+    be a single sample or less. Arguments of ops are those of the whole batch still."""
     batch = batch_atoms(graph)
     sizes = [graph.atoms[k].size for k in batch]
     if not sizes or any(size % factor or size == factor for size in sizes):
@@ -316,7 +331,7 @@ def _batch(graph: Graph) -> int:
 
 
 def _at_least(num_bytes: int) -> str:
-    """A size that is not below `num_bytes`, as it is written."""
+    """A size in text that is not below `num_bytes`."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 10**5:
             return f"{num_bytes}{unit}"

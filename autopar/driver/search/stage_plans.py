@@ -1,10 +1,11 @@
-"""The plan of each stage of a pipeline, one after the other: what it is sent lies as the one that
-sends it has it, and a tied weight as the first of its stages that is planned has it."""
+"""The plan of each stage of a pipeline, one after the other. A received tensor is sharded as its
+sender has it, and a tied weight as the first planned stage has it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -32,7 +33,7 @@ from autopar.plans.requests.strategies import expand_strategy
 from autopar.plans.structure import Stage
 
 HeldOnDevices = Callable[[Sequence[Candidate]], Sequence[Memory]]
-"""What a device of each rank holds where stages are planned so."""
+"""The memory of a device of each rank, with these plans of the stages."""
 
 
 def plan_stages(
@@ -42,37 +43,34 @@ def plan_stages(
     held: HeldOnDevices,
     say: Say,
 ) -> list[Candidate]:
-    """The plan of each of `graphs`, as it is asked of its rank: on a part of the cluster, and the
-    mesh in its options, with choices that are `narrowed` where possible. Devices hold what waits in
-    `actions`, those of a rank that of all its stages, as `held` says, which have no more on the
-    host together than its share. Stages that differ from another in nothing but the names of their
-    parameters are planned as that one. InfeasibleError if they do not fit in memory."""
+    """The plan of each of `graphs` for the request of its rank: on a part of the cluster, with the
+    mesh of its options, and with `narrowed` choices where possible. The stages of a rank have to
+    fit in its device together, as `held` says, with what waits in `actions`, and in the device's
+    share of the host. Stages that differ only in the names of their parameters share one plan.
+    InfeasibleError if they do not fit in memory."""
     planner = _Planner(ranks, graphs, actions, held, say)
     can_be, first = _tied(graphs), ranks[0]
     options = first.options
-    hosted = {name: False for name, can in can_be.items() if not can}
     is_open = options.residency == "auto" and options.params_on_host is None
     has_host = is_open and not why_not_on_host(options.given.optimizer, first.cluster)
-    tries = (hosted, can_be) if has_host and any(can_be.values()) else (hosted,)
-    found: Sequence[Candidate] = ()
-    for known_on_host in tries:
+    on_host = {name: False for name, can in can_be.items() if not can}
+    while True:
         sharing = planner.sharing()
         try:
             for limits, shares in sharing:
                 try:
-                    plans = planner.plan_within(limits, shares, known_on_host)
+                    plans = planner.plan_within(limits, shares, on_host)
                 except InfeasibleError as error:
                     sharing.refuse(error)
                 else:
                     sharing.take(plans)
-            found = sharing.plans
-            break
+            return [planner.of_device(stage, plan) for stage, plan in enumerate(sharing.plans)]
         except InfeasibleError as error:
-            if known_on_host is tries[-1]:
+            if on_host is can_be or not (has_host and any(can_be.values())):
                 raise
             # A stage with room keeps a tied weight on the device, where another has none for it.
             say(f"{error}; with tied weights on the host")
-    return [planner.of_device(stage, each) for stage, each in enumerate(found)]
+            on_host = can_be
 
 
 def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
@@ -80,13 +78,13 @@ def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
     host."""
     count = Counter(name for graph in graphs for name in _params(graph))
     can_be = Counter(
-        name for graph in graphs for found in can_be_on_host(graph).values() for name in found
+        name for graph in graphs for names in can_be_on_host(graph).values() for name in names
     )
     return {name: can_be[name] == stages for name, stages in count.items() if stages > 1}
 
 
 class _Planner:
-    """What is asked of the stages of `ranks`, and the plans that are known."""
+    """The requests of the stages, and the plans so far."""
 
     def __init__(
         self,
@@ -136,7 +134,7 @@ class _Planner:
         return DeviceSharing(self.actions, (device, host), self.say, self.policy.sharing_rounds)
 
     def of_device(self, stage: int, candidate: Candidate) -> Candidate:
-        """A plan that says how much memory its device has, for all of its stages."""
+        """A plan with the memory limit of its whole device, which all of its stages share."""
         limit = self.limits[self.actions.ranks[stage]]
         estimates = msgspec.structs.replace(candidate.estimates, memory_limit=limit)
         return replace(candidate, estimates=estimates)
@@ -144,74 +142,82 @@ class _Planner:
     def plan_within(
         self, limits: StageBytes, shares: StageBytes, on_host: Mapping[str, bool]
     ) -> list[Candidate]:
-        """The plans of all stages, each within so many bytes of its device and of the host, where
-        it is known of some parameters whether they are `on_host`."""
-        graphs, say = self.graphs, self.say
-        laid = _LaidOut({}, {})
-        found: dict[int, Candidate] = {}
-        for stage, strategy in _strategies(self.of_stages, graphs).items():
-            graph, mesh = graphs[stage], self.of_stages[stage].options.mesh
+        """The plans of all stages, each within its `limits` of the device's memory and its `shares`
+        of the host's, in bytes. Of some parameters it is known whether they are `on_host`."""
+        laid, plans = _LaidOut({}, {}), dict[int, Candidate]()
+        for stage, strategy in _strategies(self.of_stages, self.graphs).items():
+            graph, mesh = self.graphs[stage], self.of_stages[stage].options.mesh
             settled = tuple(sorted(laid.settled(graph, mesh)))
             stored, known_on_host = laid.stored(graph), {**laid.on_host(), **on_host}
-            here = self._rank_request(stage, strategy, limits[stage], shares[stage])
-            here = here.of_part(graph, stored, known_on_host)
+            request = self._rank_request(stage, strategy, limits[stage], shares[stage])
+            request = request.of_part(graph, stored, known_on_host)
             others = tuple(map(self._rounded, self.waiting[stage]))
             key = (
-                *(_signature(graph), here.cluster, mesh, limits[stage], others, settled),
-                *(tuple(stored.items()), here.known_on_host),
+                *(_signature(graph), request.cluster, mesh, limits[stage], others, settled),
+                *(tuple(stored.items()), request.known_on_host),
             )
             if key not in self.known:
-                say(f"planning stage {stage} of {len(graphs)}")
-                wanted = here.while_waiting(others, is_split=self.actions.is_split)
-                wanted = replace(wanted, tolerance=self.policy.stages_tolerance)
-                try:
-                    for request in _narrowed(wanted, settled):
+                self.say(f"planning stage {stage} of {len(self.graphs)}")
+                rounded = request.while_waiting(others, is_split=self.actions.is_split)
+                rounded = replace(rounded, tolerance=self.policy.stages_tolerance)
+                with self._or_smallest(key, stage, limits[stage], is_settled=bool(stored)):
+                    for narrowed in _narrowed(rounded, settled):
                         try:
-                            self.known[key] = best_on_mesh(request, Trail(say))
-                            break
+                            self.known[key] = best_on_mesh(narrowed, Trail(self.say))
                         except InfeasibleError as error:
-                            say(f"{error}; with other choices")
+                            self.say(f"{error}; with other choices")
                     if key not in self.known:
-                        wanted = replace(wanted, narrowed=settled)
-                        with explaining(wanted, say):
-                            self.known[key] = survey(wanted, Trail(say)).only
-                except InfeasibleError:
-                    lean = self.lean.get(stage)
-                    # It may be all that fits, and found by no search. Tied weights lie as they do.
-                    if lean is None or stored or lean.estimates.memory.total > limits[stage]:
-                        raise
-                    self.known[key] = lean
-            now = here.while_waiting(self.waiting[stage], is_split=self.actions.is_split)
-            found[stage] = _while_waiting(now, _renamed(self.known[key], graph))
-            laid.add(graph, found[stage].structure, mesh)
-        return [found[stage] for stage in range(len(graphs))]
+                        wider = replace(rounded, narrowed=settled)
+                        with explaining(wider, self.say):
+                            self.known[key] = survey(wider, Trail(self.say)).only
+            request = request.while_waiting(self.waiting[stage], is_split=self.actions.is_split)
+            plans[stage] = _while_waiting(request, _renamed(self.known[key], graph))
+            laid.add(graph, plans[stage].structure, mesh)
+        return [plans[stage] for stage in range(len(self.graphs))]
+
+    @contextmanager
+    def _or_smallest(
+        self, key: object, stage: int, limit_bytes: int, *, is_settled: bool
+    ) -> Generator[None]:
+        """Within it, a stage is planned. If the search finds no plan, the smallest-memory plan may
+        still fit, and is taken. It stores tied weights its own way, so not if they are settled."""
+        try:
+            yield
+        except InfeasibleError:
+            smallest = self.lean.get(stage)
+            if smallest is None or is_settled or smallest.estimates.memory.total > limit_bytes:
+                raise
+            self.known[key] = smallest
 
     def _rank_request(
         self, stage: int, strategy: str, limit_bytes: int, share_bytes: int
     ) -> GraphRequest:
-        """What is asked of a stage that may hold so much on its device, and on the host."""
-        asked = self.of_stages[stage]
-        options = replace(asked.options, memory_limit_bytes=limit_bytes, strategy=strategy)
-        return replace(asked, options=options, cluster=with_host_share(asked.cluster, share_bytes))
+        """The request for a stage within a limit of its device's memory, and a share of the
+        host's."""
+        request = self.of_stages[stage]
+        options = replace(request.options, memory_limit_bytes=limit_bytes, strategy=strategy)
+        return replace(
+            request, options=options, cluster=with_host_share(request.cluster, share_bytes)
+        )
 
     def _rounded(self, each: Waiting) -> Waiting:
-        """As many as stages are planned for that are equal but for that."""
+        """The waiting microbatches, rounded up, so that more stages share a plan."""
         unit, most = self.unit, self.most
         return Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
 
 
 def _strategies(of_stages: Sequence[GraphRequest], graphs: Sequence[Graph]) -> dict[int, str]:
-    """The strategy of each stage, those first for whose tied weights it asks for something: other
-    stages have them as these do. It is none where it has nothing to say. UnsuitedMeshError if that
-    is so of all."""
+    """The strategy of each stage; empty if it says nothing of one. Stages whose tied weights it
+    constrains come first: the others store these weights as they do. UnsuitedMeshError if it says
+    nothing of any stage."""
     strategy = of_stages[0].options.strategy
     if not strategy:
         return dict.fromkeys(range(len(graphs)), "")
     tied = _tied(graphs)
     first, suited = list[int](), list[int]()
     for stage, graph in enumerate(graphs):
-        asked = of_stages[stage]
-        (mesh,) = meshes_of(asked.cluster, asked.options)
+        request = of_stages[stage]
+        (mesh,) = meshes_of(request.cluster, request.options)
         try:
             demands = expand_strategy(strategy, graph, mesh)
         except UnsuitedMeshError:
@@ -222,10 +228,10 @@ def _strategies(of_stages: Sequence[GraphRequest], graphs: Sequence[Graph]) -> d
             each.pattern for each in demands if each.kind == "param" and each.pattern != "*"
         ]
         names = [name for name in _params(graph) if name in tied]
-        is_asked = any(matches(pattern, name) for name in names for pattern in patterns)
-        (first if is_asked else suited).append(stage)
-    found = dict.fromkeys((*first, *suited), strategy)
-    return found | {stage: "" for stage in range(len(graphs)) if stage not in found}
+        decides_tied = any(matches(pattern, name) for name in names for pattern in patterns)
+        (first if decides_tied else suited).append(stage)
+    strategies = dict.fromkeys((*first, *suited), strategy)
+    return strategies | {stage: "" for stage in range(len(graphs)) if stage not in strategies}
 
 
 def _params(graph: Graph) -> list[str]:
@@ -233,7 +239,7 @@ def _params(graph: Graph) -> list[str]:
 
 
 def _while_waiting(graph_request: GraphRequest, candidate: Candidate) -> Candidate:
-    """The same plan with as many other microbatches as are `graph_request` for."""
+    """The same plan with as many other microbatches as in `graph_request`."""
     request = replace(
         candidate.request, in_flight=graph_request.in_flight, others=graph_request.others
     )
@@ -245,43 +251,44 @@ def _while_waiting(graph_request: GraphRequest, candidate: Candidate) -> Candida
 
 
 def _narrowed(graph_request: GraphRequest, settled: Narrowed) -> Iterator[PlanRequest]:
-    """The same with choices that are `settled` as well, where nothing is asked for that may
-    contradict those that are `narrowed`."""
+    """The request with choices that are `settled` as well, unless constraints may contradict those
+    that are `narrowed`."""
     if not graph_request.options.imposed:
         (mesh,) = meshes_of(graph_request.cluster, graph_request.options)
         yield replace(graph_request, narrowed=(*settled, *graph_request.narrowed)).on(mesh)
 
 
 _End = tuple[str, str, str]
-"""Where something is sent, or where it comes: by op, tensor, and the mesh there."""
+"""Where a tensor is sent or received: the op, the tensor, and the mesh."""
 
 
 @dataclass(slots=True)
 class _LaidOut:
-    """How what stages send and are sent is laid out, by its ends, and how they store parameters."""
+    """The shardings of tensors that stages send and receive, by their ends, and the storage of
+    parameters."""
 
     ends: dict[_End, str]
     params: dict[str, ParamChoice]
 
     def settled(self, graph: Graph, mesh: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """How what a stage on `mesh` sends and is sent is laid out, by key, as far as other stages
-        on such a mesh have settled it."""
+        """The shardings of tensors that a stage on `mesh` sends and receives, by key, as far as
+        other stages on such a mesh have settled them."""
         for node in graph.nodes:
             other = {SEND: RECEIVE, RECEIVE: SEND}.get(node.op)
             if other is not None and (other, node.target, mesh) in self.ends:
                 yield node.key, (self.ends[other, node.target, mesh],)
 
     def stored(self, graph: Graph) -> dict[str, Sharding]:
-        """How the parameters of a stage are stored that others have too."""
+        """The storage of parameters that other stages have too."""
         names = (name for name in _params(graph) if name in self.params)
         return {name: self.params[name].storage for name in names}
 
     def on_host(self) -> dict[str, bool]:
-        """Which parameters are on the host."""
+        """Whether each parameter is on the host."""
         return {name: bool(choice.num_on_host) for name, choice in self.params.items()}
 
     def add(self, graph: Graph, structure: Stage, mesh: str) -> None:
-        """Takes the plan of a stage."""
+        """Adds the plan of a stage."""
         ends = filter(is_end, graph.nodes)
         self.ends |= {(n.op, n.target, mesh): structure.ops[n.key] for n in ends}
         own = {name: param.choice for name, param in structure.params.items()}
@@ -289,11 +296,11 @@ class _LaidOut:
 
 
 def _signature(graph: Graph) -> object:
-    """What stages have in common that are planned alike."""
+    """A value that stages share if one plan serves them all."""
     return tuple(
         (
             *(node.key, node.role, node.phase, node.inputs, node.outputs),
-            # Of an op it names a tensor of the whole step.
+            # The target of an op names a tensor of the whole step.
             "" if node.role is Role.OP else general(node.target),
         )
         for node in graph.nodes
@@ -301,7 +308,7 @@ def _signature(graph: Graph) -> object:
 
 
 def _renamed(candidate: Candidate, graph: Graph) -> Candidate:
-    """The plan of another stage, for the parameters of this one, whose `_signature` is the same."""
+    """The plan of another stage with an equal `_signature`, for the parameters of this one."""
     own = candidate.request.graph
     if own is graph:
         return candidate

@@ -1,6 +1,6 @@
-"""The best plan in one stage or in several, as many as are asked for. Where nobody has said how
-many microbatches or stages there are to be: one, unless that does not fit in memory, or its devices
-wait for each other, or do the same work, for long, and several stages take less."""
+"""The best plan in one stage or in several, as the options say. By default there is one microbatch
+and one stage. There are more if that does not fit in memory, or if its devices wait for each other,
+or do the same work, for long, and several stages take less."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from autopar.plans.requests.request import GraphRequest
 
 
 def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
-    """The best plan, in as many stages as are asked for. Where nobody has said how many: in one
-    stage, in microbatches only if it does not fit in memory else, or in several: where their number
-    is open, if that takes less; where nobody asks for stages, if one does not fit, or is hindered
-    and they take less by more than prices err. InfeasibleError, with what would do, if none fits.
+    """The best plan, in as many stages as the options say. By default it is in one stage, and in
+    microbatches only if it does not fit in memory otherwise.
 
-    What is looked at where nobody asks for stages is looked at where their number is open: to ask
-    for more never gives a longer step.
+    It is in several stages if their number is open and that takes less. Without a request for
+    stages, it is in several if one does not fit, or if one is hindered and several take less by
+    more than prices err. What is tried then is tried too if their number is open: a wider request
+    never gives a longer step.
+
+    InfeasibleError, with what would do, if none fits.
     """
     if graph_request.options.is_staged and not graph_request.options.is_number_of_stages_open:
         return search_stages(graph_request, trail)
-    is_asked = graph_request.options.stages is None
+    is_requested = graph_request.options.stages is None
     one = (
         replace(graph_request, options=_of_one_stage(graph_request.options))
-        if is_asked
+        if is_requested
         else graph_request
     )
-    is_open = is_asked or one.options.stages_if_needed
+    is_open = is_requested or one.options.stages_if_needed
     is_open = is_open and trains(graph_request.graph) and graph_request.cluster.num_devices > 1
-    # With a margin, meshes are not cut off before they are known to make the plan no fragile one.
+    # For a margin, a mesh is cut off only once it cannot make the plan fragile.
     margin = FRAGILE if one.options.given.search.margin else 0.0
     widened = Widened(one, trail)
     try:
@@ -59,33 +61,33 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
                 return staged
         with explaining(one, trail):
             raise
-    if is_open and not is_asked and not is_hindered(plain):
+    if is_open and not is_requested and not is_hindered(plain):
         trail.skip("several stages", f"hindered_ns {graph_request.options.policy.hindered_ns}")
         return plain
     if not is_open:
         return plain
-    if not is_asked:
+    if not is_requested:
         trail("devices wait, or do the same work, for long; looking for stages, which send less")
     staged = _in_stages(graph_request, trail, plain)
-    worth = 1 if is_asked else 1 - graph_request.options.policy.prices_err
-    told = staged if isinstance(staged, str) else f"the best take {format_ns(staged.step_ns)}"
+    worth = 1 if is_requested else 1 - graph_request.options.policy.prices_err
+    outcome = staged if isinstance(staged, str) else f"the best take {format_ns(staged.step_ns)}"
     if isinstance(staged, str) or staged.step_ns >= worth * plain.step_ns:
-        statistics = {**plain.statistics, IN_STAGES: told}
+        statistics = {**plain.statistics, IN_STAGES: outcome}
         more = () if isinstance(staged, str) else staged.beside
         return replace(plain, statistics=statistics, others=(*plain.others, *more))
     return replace(staged, others=(*staged.others, *plain.beside))
 
 
 def _of_one_stage(options: Options) -> Options:
-    """What is asked, of one stage: of microbatches as where nobody asks for stages."""
+    """The options for one stage, with microbatches as without a request for stages."""
     unsaid = options.given.microbatches is None
     count = 1 if unsaid else options.microbatches
     return replace(options, stages=1, microbatches=count, microbatches_if_needed=unsaid)
 
 
 def is_hindered(finding: Finding) -> bool:
-    """Whether a plan in one stage loses much of its step, for long enough: beyond what its ops take
-    where each is shared in the way that is best for it alone, and nothing is sent."""
+    """Whether a plan in one stage loses much of its step, and long enough. It loses what its ops
+    take beyond the best sharding of each alone, without communication."""
     lost_ns = finding.step_ns - sum(int(costs.min()) for costs in finding.only.problem.costs)
     return lost_ns > max(
         LARGE_WAIT * finding.step_ns, finding.graph_request.options.policy.hindered_ns
@@ -93,8 +95,8 @@ def is_hindered(finding: Finding) -> bool:
 
 
 def _in_more_parts(graph_request: GraphRequest, why: InfeasibleError, trail: Trail) -> GraphRequest:
-    """The same in as many microbatches as it takes, where nobody has said how many; else it raises
-    `why` there is no plan."""
+    """The request with an open number of microbatches, if no number was given; else it raises
+    `why`."""
     options = graph_request.options
     if not options.microbatches_if_needed or len(possible_counts(graph_request.graph)) == 1:
         raise why
@@ -112,8 +114,8 @@ def _in_stages(
         graph_request.options, stages=None, microbatches=count, stages_if_needed=False
     )
     try:
-        found = search_stages(replace(graph_request, options=options), trail, plain)
+        finding = search_stages(replace(graph_request, options=options), trail, plain)
     except (ClusterError, InfeasibleError, StageError, SolverError) as error:
         trail(f"{error}")
         return "what they take is not known" if isinstance(error, SolverError) else "none is better"
-    return "none is better" if found is plain else found
+    return "none is better" if finding is plain else finding

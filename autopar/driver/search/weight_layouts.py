@@ -3,14 +3,14 @@
 On each mesh axis a class of weights plays one role:
 
 * `WHOLE`: every rank stores it and computes with all of it;
-* `GATHERED`: it is stored in shards and gathered to compute (ZeRO, FSDP). Which dim is cut is the
-  same to the step but for a trifle, and does not count;
+* `GATHERED`: it is stored in shards and gathered to compute (ZeRO, FSDP). Which dim is sharded
+  makes almost no difference to the step, and does not count;
 * `COLUMN` and `ROW`: each rank computes with a shard, of output or of input features;
-* `S(d)`: the same, of dim d, for a weight of an op that is no product, as the table of an
+* `S(d)`: the same, of dim d, for a weight of an op that is no matmul, such as the table of an
   embedding.
 
-What a rank computes with is told from the product that takes the weight (the first op that does,
-where none is a product). Neighbouring axes of one role are one axis, so that meshes compare.
+What a rank computes with follows from the matmul that takes the weight, or from the first op that
+does if none is a matmul. Neighbouring axes of one role count as one axis, so that meshes compare.
 
 Two plans differ in structure if weights with at least `ENOUGH` of the model's parameter bytes play
 another role on some axis. Less is not another plan: whether one small projection is gathered or
@@ -39,7 +39,7 @@ ENOUGH = Fraction(1, 4)
 """The share of the model's parameter bytes whose roles differ where plans differ in structure."""
 
 _COUNTED = Fraction(99, 100)
-"""The share of the bytes that the classes have, the largest first, whose roles are looked at."""
+"""The share of parameter bytes whose roles are looked at, the largest classes first."""
 
 WHOLE, GATHERED, COLUMN, ROW = "replicated", "gathered", "by columns", "by rows"
 
@@ -62,28 +62,28 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Which roles the choices of a problem give the weights of its graph, `total_bytes` of them."""
+    """The roles that choices of a problem give the weights of its graph, `total_bytes` of them."""
 
     classes: tuple[Weights, ...]
     total_bytes: int
 
     def of(self, problem: Problem, choice: Sequence[int]) -> tuple[tuple[str, ...], ...]:
         """Per class, the role on each mesh axis, in a plan of `problem`."""
-        found: list[tuple[str, ...]] = []
+        roles: list[tuple[str, ...]] = []
         for weights in self.classes:
             param, op = (problem.keys.index(key) for key in (weights.key, weights.op))
             stored = _stored(problem.labels[param][choice[param]])
             taken = weights.taken[problem.labels[op][choice[op]]]
-            found.append(tuple(t or s for s, t in zip(stored, taken, strict=True)))
-        return tuple(found)
+            roles.append(tuple(t or s for s, t in zip(stored, taken, strict=True)))
+        return tuple(roles)
 
     def elsewhere(self, problem: Problem, chosen: Sequence[Sequence[str]]) -> Problem | None:
-        """The problem of the best plan that differs in structure from one with the roles `chosen`:
-        that of `problem`, with a node more for each class. None if no plan differs.
+        """The problem of the best plan that differs in structure from one with the roles `chosen`.
+        It is `problem` with one more node for each class. None if no plan differs.
 
-        Such a node says `SAME`, or else that the op's choice, or the parameters', is another; it
-        holds the bytes of its class at a time of its own if it says `SAME`, and so many of them may
-        not be held that too few are left. `problem` must have a limit.
+        Such a node is `SAME`, or says that the op's choice, or the parameters' storage, differs. If
+        it is `SAME`, it holds the bytes of its class at a time of its own. The limit at that time
+        is such that classes with enough bytes differ. `problem` must have a limit.
         """
         limit = problem.usage_limit
         assert limit is not None
@@ -99,9 +99,9 @@ class Roles:
         for place, (weights, roles, size) in enumerate(
             zip(self.classes, chosen, sizes, strict=True), len(problem.keys)
         ):
-            for way, (key, same) in enumerate(_same(problem, weights, roles), 1):
+            for difference, (key, same) in enumerate(_same(problem, weights, roles), 1):
                 cost = np.zeros((len(_DIFFERENCES), len(same)), np.int64)
-                cost[way, same] = FORBIDDEN
+                cost[difference, same] = FORBIDDEN
                 edges.append(Edge(place, problem.keys.index(key), cost))
             held = limit + 1 if size > room else size * limit // room
             costs.append(np.zeros(len(_DIFFERENCES), np.int64))
@@ -120,8 +120,8 @@ class Roles:
 def _same(
     problem: Problem, weights: Weights, roles: Sequence[str]
 ) -> tuple[tuple[str, BoolArray], ...]:
-    """(key, which of its choices leave the roles as they are) of the op and of the parameters: a
-    class that has other roles has another choice of at least one."""
+    """(key, which choices leave the roles as they are) of the op and of the parameters. A class
+    with other roles has another choice of at least one."""
     by_op = tuple(role if role not in (WHOLE, GATHERED) else "" for role in roles)
     op = [weights.taken[label] == by_op for label in _labels(problem, weights.op)]
     param = [
@@ -136,15 +136,15 @@ def _labels(problem: Problem, key: str) -> tuple[Label, ...]:
 
 
 def _stored(choice: Label) -> tuple[str, ...]:
-    """What a choice of parameters makes of them, where they are taken whole."""
+    """The role of parameters by their storage, where ops take them whole."""
     assert isinstance(choice, ParamChoice)
     return tuple(WHOLE if p.kind == "R" else GATHERED for p in choice.storage)
 
 
 def find_roles(graph: Graph, problem: Problem) -> Roles:
     """The roles of the weights of `graph` on the mesh that `problem` was stated for."""
-    products = find_matmuls(graph)
-    users = _users(graph, products)
+    matmuls = find_matmuls(graph)
+    users = _users(graph, matmuls)
     classes: list[Weights] = []
     by_key = grouped((node.key, node) for node in graph.with_role(Role.PARAM))
     sizes = {key: sum(n.outputs[0].num_bytes for n in nodes) for key, nodes in by_key.items()}
@@ -155,7 +155,7 @@ def find_roles(graph: Graph, problem: Problem) -> Roles:
             (op, arg), _ = uses.most_common(1)[0]
             user = next(node for node in graph.nodes if node.key == op)
             taken: dict[Label, tuple[str, ...]] = {
-                choice: _taken(user, arg, choice, products.roles.get(op, {}))
+                choice: _taken(user, arg, choice, matmuls.roles.get(op, {}))
                 for choice in _labels(problem, op)
                 if isinstance(choice, Choice)
             }
@@ -179,7 +179,7 @@ def describe(
     after: Sequence[Sequence[str]],
     axes: Sequence[str],
 ) -> str:
-    """What `after` does otherwise than `before`: `a, b: by rows on tp instead of gathered`."""
+    """How `after` differs from `before`: `a, b: by rows on tp instead of gathered`."""
     changes: dict[str, dict[str, None]] = {}
     for name, old, new in zip(names, before, after, strict=True):
         text = ", ".join(
@@ -193,18 +193,18 @@ def describe(
 
 
 def _users(graph: Graph, matmuls: MatmulRoles) -> dict[str, tuple[str, int]]:
-    """(key, argument) of the first forward product with each weight, or else of the first op."""
-    found: dict[str, tuple[str, int]] = {}
+    """(key, argument) of the first forward matmul with each weight, or else of the first op."""
+    users: dict[str, tuple[str, int]] = {}
     for node in graph.with_role(Role.OP):
         if node.phase is not Phase.FORWARD or node.view or Ref(node.index) in matmuls.derived:
             continue
         for arg, ref in enumerate(node.inputs):
             name = matmuls.derived.get(ref)
             if name is not None:
-                first, _ = found.setdefault(name, (node.key, arg))
+                first, _ = users.setdefault(name, (node.key, arg))
                 if node.key in matmuls.roles and first not in matmuls.roles:
-                    found[name] = node.key, arg
-    return found
+                    users[name] = node.key, arg
+    return users
 
 
 def _taken(node: Node, arg: int, choice: Choice, features: Mapping[str, str]) -> tuple[str, ...]:

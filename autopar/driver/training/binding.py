@@ -27,9 +27,9 @@ _NONE: frozenset[str] = frozenset()
 
 
 def results_of_gradients(graph: Graph) -> Mapping[str, frozenset[str]]:
-    """Of each parameter whose gradient does not come from all of the results that have one, the
-    results that it does come from, by their position: in eager it has none where a backward goes
-    through none of these."""
+    """For each parameter whose gradient does not come from all results that have one, the positions
+    of the results that it comes from. In eager it has no gradient if a backward goes through none
+    of these."""
     tangents = frozenset(node.target for node in graph.with_role(Role.TANGENT))
     if len(tangents) < 2:
         return {}
@@ -37,12 +37,12 @@ def results_of_gradients(graph: Graph) -> Mapping[str, frozenset[str]]:
     for node in graph.nodes:
         own = frozenset((node.target,)) if node.role is Role.TANGENT else _NONE
         reached.append(own.union(*(reached[ref.node] for ref in node.inputs)))
-    found = {node.target: reached[node.index] for node in graph.with_role(Role.GRAD)}
-    return {name: results for name, results in found.items() if results != tangents}
+    by_param = {node.target: reached[node.index] for node in graph.with_role(Role.GRAD)}
+    return {name: results for name, results in by_param.items() if results != tangents}
 
 
 AllGroups = Groups | StageGroups
-"""Those of a mesh, or of the meshes of a pipeline's stages."""
+"""The groups of a mesh, or of the meshes of a pipeline's stages."""
 
 
 def make_all_groups(structure: Structure, world: World) -> AllGroups | None:
@@ -55,7 +55,8 @@ def make_all_groups(structure: Structure, world: World) -> AllGroups | None:
 
 
 def stored_places(structure: Structure, groups: AllGroups | None) -> dict[str, ParamPlace]:
-    """Where each parameter lies, by its name; nowhere in a world of one, where they are plain."""
+    """Where each parameter is stored, by its name; empty in a world of one, where they are
+    plain."""
     if groups is None:
         return {}
     if isinstance(groups, StageGroups):
@@ -68,7 +69,7 @@ def stored_places(structure: Structure, groups: AllGroups | None) -> dict[str, P
 
 
 def check_holders(compiled: Compiled, groups: StageGroups) -> None:
-    """PlanMismatchError if a stage of a later program reads a parameter that others have."""
+    """PlanMismatchError if a stage of a later program reads a parameter that other stages store."""
     pairs = zip(compiled.plan.structure.stages, compiled.layouts, strict=True)
     for stage, layout in pairs:
         for name in _read(layout.graph):
@@ -83,8 +84,9 @@ def check_holders(compiled: Compiled, groups: StageGroups) -> None:
 
 
 def check_stored(held: Mapping[str, Sharding], planned: Mapping[str, Sharding]) -> None:
-    """PlanMismatchError if a later program has a parameter otherwise than it is `held`. Even chunks
-    of a dim are shards of it, where a program that reads less of the model knows of no parts."""
+    """PlanMismatchError if a later program stores a parameter otherwise than it is `held`. Even
+    chunks of a dim are shards of it: a program that reads less of the model may not know the parts
+    of the dim."""
     for name, sharding in planned.items():
         if param_placements(held.get(name, sharding)) != param_placements(sharding):
             raise PlanMismatchError(

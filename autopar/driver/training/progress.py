@@ -10,8 +10,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class StepProgress:
-    """Phases of one compilation and their times. A terminal shows what is being done, on one line
-    of standard error; without a terminal nothing is shown, and if `quiet` nothing is logged."""
+    """Phases of one compilation and their times. On a terminal, one line of standard error shows
+    the current phase. Without a terminal nothing is shown, and if `quiet` nothing is logged."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -21,19 +21,19 @@ class StepProgress:
         self._phases: list[tuple[str, float]] = []
 
     def phase(self, name: str) -> None:
-        """The last phase is over, and `name` begins."""
+        """End the last phase, and begin `name`."""
         self._end_phase()
         self._phase = name
         self(name)
 
     def __call__(self, text: str) -> None:
-        """Show `text` as what happens within the phase."""
+        """Show `text` within the phase."""
         if not self._quiet:
             _LOG.debug("%s", text)
         self._show(f"{text} ({time.monotonic() - self._start_s:.1f} s)")
 
     def close(self, result: str = "") -> None:
-        """It is over: `result`, if any, is logged with the times, and stays on the terminal."""
+        """End: `result`, if any, is logged with the times, and stays on the terminal."""
         self._end_phase()
         if result:
             times = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._phases)

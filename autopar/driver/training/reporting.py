@@ -1,4 +1,4 @@
-"""`autopar.run_report`: what a run took, beside what its plan predicted."""
+"""`autopar.run_report`: measured steps beside the predicted one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _numbers = count(1)
 
 
 def run_report(model: nn.Module) -> RunReport:
-    """What steps of a compiled model took on this rank, beside what its plan predicted: medians of
-    the last 64, of the program that ran most, without its first step. Printed, it is one table;
-    `write(path)` keeps it for `autopar profile --learn`.
+    """The measured steps of a compiled model on this rank, beside the prediction of its plan. They
+    are medians of the last 64 steps of the program that ran most, without its first step. Printed,
+    it is one table; `write(path)` stores it for `autopar profile --learn`.
 
     AutoparError if the model is not compiled, or if no step but the first was taken.
     """
@@ -60,19 +60,19 @@ def run_report(model: nn.Module) -> RunReport:
 
 
 def report_at_exit(model: CompiledModule) -> None:
-    """On rank 0, if `AUTOPAR_REPORT` is set: print the report of `model` when the process ends; if
-    it is a path, keep it there too, that of a second model beside it with `.2` behind."""
-    asked = os.environ.get(_VARIABLE, "")
-    if asked in ("", "0") or runner_of(model).world.rank:
+    """On rank 0, if `AUTOPAR_REPORT` is set: print the report of `model` when the process ends. If
+    it is a path, write the report there too, that of a second model with `.2` appended."""
+    setting = os.environ.get(_VARIABLE, "")
+    if setting in ("", "0") or runner_of(model).world.rank:
         return
     number = next(_numbers)
 
     def tell() -> None:
         try:
-            found = run_report(model)
-            sys.stderr.write(f"{found}\n")
-            if asked.lower() not in _PRINTED:
-                found.write(asked if number == 1 else f"{asked}.{number}")
+            report = run_report(model)
+            sys.stderr.write(f"{report}\n")
+            if setting.lower() not in _PRINTED:
+                report.write(setting if number == 1 else f"{setting}.{number}")
         except AutoparError as error:
             sys.stderr.write(f"autopar: no report: {error}\n")
 

@@ -1,5 +1,4 @@
-"""The session of a training process: how a call's program is made by all ranks together, as was
-asked of `autopar.compile`."""
+"""The session of a training process: how all ranks together build the program for a call."""
 
 from __future__ import annotations
 
@@ -71,8 +70,8 @@ _TOPICS = {"trace": "what to compile", "rewrite": "the plan"}
 
 @dataclass(slots=True)
 class ModelFamily:
-    """What a model and its copies have in common: the first program of any of them decides how the
-    parameters of all are stored, and an optimizer of averages finds each beside its like."""
+    """What a model and its copies share. The first program of any of them decides how the
+    parameters of all are stored. An optimizer that averages models thus finds equal shards."""
 
     models: list[ref[nn.Module]]
     is_first: bool = True
@@ -80,19 +79,19 @@ class ModelFamily:
     storage: dict[str, Sharding] = field(default_factory=dict[str, Sharding])
     """How the first program stores each parameter; the others must do the same."""
     places: Mapping[str, ParamPlace] = field(default_factory=dict[str, ParamPlace])
-    """Where that is."""
+    """Where each parameter is stored."""
     params_on_host: tuple[str, ...] = ()
     """The parameters that live on the host."""
     structure: Structure | None = None
     """The decisions for the first program."""
     plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
-    """The plans made so far, by the graph they are for."""
+    """The plans so far, by the fingerprint of their graph."""
 
 
 @dataclass(slots=True)
 class Builder:
-    """Makes the program for a call, on all ranks together, as was asked of `compile`: under a
-    `plan` that there is, or else on `cluster`."""
+    """Builds the program for a call, on all ranks together, by the options of `compile`: under a
+    stored `plan`, or else on `cluster`."""
 
     model: nn.Module
     world: World
@@ -103,7 +102,7 @@ class Builder:
     backend: str
     sources: Sources = field(default_factory=Sources)
     plain: bool = False
-    """Parameters stay as they are, whole on every rank: `options` must say so."""
+    """Parameters stay as they are, whole on every rank, as `options` must request."""
     verify: bool = False
     """Compare every program with eager before it runs."""
     family: ModelFamily = field(init=False)
@@ -112,7 +111,7 @@ class Builder:
         self.family = ModelFamily([ref(self.model)])
 
     def facts(self) -> dict[str, str]:
-        """What ranks compare before the parameters are handed out."""
+        """What ranks compare before the parameters are distributed."""
         given = self.options.given
         return {
             "autopar": __version__,
@@ -191,7 +190,7 @@ class Builder:
         return executable
 
     def _adopt(self, agreement: Agreement) -> None:
-        """Parameters that are new to the model."""
+        """Adds parameters that are new to the model."""
         new = params.added_params(self.model, self.world, self.family.places)
         with agreement.telling(_NEW):
             names = [name for name, _ in self.model.named_parameters()]
@@ -218,11 +217,11 @@ class Builder:
             planned_gradients(plan.structure) if plan and self.family.is_first else only_losses
         )
 
-        def wanted(position: int, name: str) -> bool | None:
+        def selects(position: int, name: str) -> bool | None:
             return name in differentiable or planned(position, name)
 
-        handed = {} if self._is_staged else _input_shardings(signature)
-        return ModelCall(self.model, args, kwargs, self.options, wanted, handed)
+        input_shardings = {} if self._is_staged else _input_shardings(signature)
+        return ModelCall(self.model, args, kwargs, self.options, selects, input_shardings)
 
     @property
     def _is_staged(self) -> bool:
@@ -231,8 +230,8 @@ class Builder:
         return first.is_pipeline if first else self.options.is_staged
 
     def _stored(self, traced: Traced, mark: str) -> Plan | None:
-        """The plan there is for this call: one made before, or that of the user, which must be for
-        the first one."""
+        """The existing plan for this call, if any: one from before, or the user's, which must be
+        for the first call."""
         plan = self.plan
         if plan is not None and self.family.is_first:
             check_fit(plan.structure, traced.graph, mark)
@@ -248,16 +247,18 @@ class Builder:
         progress: StepProgress,
     ) -> Plan:
         cluster = self.cluster or parse_cluster(self.world.cluster)
-        asked = self.options
+        requested = self.options
         if call.input_shardings:
             # Stages take inputs whole.
-            asked = replace(asked, stages_if_needed=False)
-        least = asked
+            requested = replace(requested, stages_if_needed=False)
+        least = requested
         if groups is not None:
             if self.family.structure is not None:
                 first = self.family.structure
-                asked = replace(asked.in_stages_of(first), cuts=starts_in(traced.graph, first))
-            least = asked.for_stored(self._meshes(groups), self._as_stored(traced, groups))
+                requested = replace(
+                    requested.in_stages_of(first), cuts=starts_in(traced.graph, first)
+                )
+            least = requested.for_stored(self._meshes(groups), self._as_stored(traced, groups))
 
         def planned(options: Options) -> bytes:
             if not self.family.is_first:
@@ -269,10 +270,10 @@ class Builder:
 
         def work() -> bytes:
             try:
-                return planned(asked if groups is None else asked.joined(least))
+                return planned(requested if groups is None else requested.joined(least))
             except (ConstraintError, InfeasibleError) as error:
-                others = least if groups is not None else _stored_so(asked, error)
-                if others is None or not asked.imposed:
+                others = least if groups is not None else _stored_so(requested, error)
+                if others is None or not requested.imposed:
                     raise
                 warnings.warn(NotImposedWarning(str(error)), stacklevel=2)
                 return planned(others)
@@ -280,7 +281,7 @@ class Builder:
         return Plan.from_bytes(agreement.share("plan", work))
 
     def _meshes(self, groups: AllGroups) -> str:
-        """The mesh that other calls have, as an option."""
+        """The mesh of other calls, as an option."""
         if isinstance(groups, StageGroups):
             assert self.family.structure is not None
             return self.family.structure.mesh_text
@@ -311,15 +312,13 @@ class Builder:
         groups: AllGroups | None,
         random: DefaultRandom | None,
     ) -> Executable:
-        """The program for this rank; at the first call, the parameters are stored as it says."""
+        """The program for this rank; at the first call, parameters are stored as it says."""
         traced, plan, world = compiled.traced, compiled.plan, self.world
         groups = groups or make_all_groups(plan.structure, world)
-        places = stored_places(plan.structure, groups)
+        places: Mapping[str, ParamPlace] = {}
         if not self.plain:
+            places = stored_places(plan.structure, groups)
             self._store(plan.structure, places)
-        if self.plain:
-            places = {}
-        else:
             if isinstance(groups, StageGroups):
                 check_holders(compiled, groups)
                 places = self.family.places
@@ -331,7 +330,7 @@ class Builder:
             meter=meter,
             groups=groups,
             places=places,
-            # In a pipeline, whose stages all look at whole inputs, no rank is handed a piece.
+            # The stages of a pipeline all take whole inputs: no rank passes a shard.
             sharded_inputs=sharded_inputs(traced.graph, plan.structure.stages[0].mesh),
             results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
             in_spec=traced.in_spec,
@@ -346,9 +345,9 @@ class Builder:
         )
 
     def _store(self, structure: Structure, places: Mapping[str, ParamPlace]) -> None:
-        """The parameters of the model and its copies, as the first program has them."""
+        """Stores the parameters of the model and its copies as the first program has them."""
         family = self.family
-        models = [found for model in family.models if (found := model()) is not None]
+        models = [live for model in family.models if (live := model()) is not None]
         choices = {
             name: param.choice
             for name, param in structure.params.items()
@@ -380,9 +379,9 @@ class Builder:
 
 
 def _stored_so(options: Options, error: AutoparError) -> Options | None:
-    """What is asked, of a first batch that cannot be cut as a strategy wants it: parameters are
-    stored as it has them, for all batches, and what is done with this one is open. None where that
-    is not what is wrong, or the strategy leaves open how parameters are stored."""
+    """The options for a first batch that the strategy cannot divide. Parameters are stored as by
+    the strategy, for all batches, and the rest of this program is open. None if the `error` is
+    another one, or the strategy leaves storage open."""
     lines = STORAGE.get(options.strategy)
     if lines is None or not isinstance(error, UndividedBatchError):
         return None
@@ -392,5 +391,5 @@ def _stored_so(options: Options, error: AutoparError) -> Options | None:
 
 
 def _input_shardings(signature: Signature) -> dict[str, InputSharding]:
-    """What ranks are handed of inputs, by their positions."""
+    """The shardings of inputs that ranks pass in shards, by position."""
     return {str(i): each for i, each in enumerate(signature.input_shardings) if each is not None}

@@ -1,5 +1,5 @@
-"""From the programs of a pipeline's stages to the step of one rank: who sends whom which part of
-which tensor, and what leaves the step from where."""
+"""From the programs of a pipeline's stages to the step of one rank: which part of which tensor each
+rank sends to which, and from where results leave the step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_step_in_stages(
 
 @dataclass(frozen=True)
 class _End:
-    """Where a link ends: in a stage, on whose mesh its tensor lies so."""
+    """The end of a link: a stage, the tensor there, and its sharding on the stage's mesh."""
 
     stage: int
     tensor: TensorType
@@ -60,7 +60,7 @@ class _End:
 
 
 class StageBinder:
-    """Puts together what one rank runs of a pipeline."""
+    """Builds what one rank runs of a pipeline."""
 
     def __init__(
         self,
@@ -133,15 +133,15 @@ class StageBinder:
         return bind(program, at.names, at.mesh, at.coordinate if at.mesh.axes else (), device)
 
     def _ends(self) -> Iterator[tuple[tuple[StageLink, str], _End]]:
-        """Where each link ends, by the link and whether it is sent or received there."""
+        """The ends of each link, by the link and whether it is sent or received there."""
         for stage, layout in enumerate(self.compiled.layouts):
             for node in layout.graph.nodes:
                 if node.op not in (SEND, RECEIVE):
                     continue
-                given, made = layout.pair(node)
+                inputs, outputs = layout.pair(node)
                 is_send = node.op == SEND
                 tensor = layout.graph.type_of(node.inputs[0]) if is_send else node.outputs[0]
-                holding = OnMesh(self.meshes[stage], given[0] if is_send else made[0])
+                holding = OnMesh(self.meshes[stage], inputs[0] if is_send else outputs[0])
                 yield (link_of(node, stage), node.op), _End(stage, tensor, holding)
 
     def _route(self) -> RankLinks:
@@ -200,20 +200,26 @@ class StageBinder:
         every, rank = (slice(0, size),), self.world.rank
         for link in self.random.links:
             a, b = self.first_ranks[link.source], self.first_ranks[link.target]
-            ways = self.meshes[link.source].num_devices
-            pairs = [(a + k % ways, b + k) for k in range(self.meshes[link.target].num_devices)]
+            num_sources = self.meshes[link.source].num_devices
+            pairs = [
+                (a + k % num_sources, b + k) for k in range(self.meshes[link.target].num_devices)
+            ]
             given = tuple(PeerPart(other, every) for source, other in pairs if source == rank)
             taken = tuple(PeerPart(other, every) for other, target in pairs if target == rank)
-            for way, stage, parts in (("out", link.source, given), ("in", link.target, taken)):
+            for direction, stage, parts in (
+                ("out", link.source, given),
+                ("in", link.target, taken),
+            ):
                 if stage in self.here:
-                    yield way, SendPlan(link, (size,), (size,), torch.uint8, parts)
+                    yield direction, SendPlan(link, (size,), (size,), torch.uint8, parts)
 
     def _inputs(self) -> tuple[str, ...]:
-        """What all stages take of the model and the call: all ranks look alike at what changes."""
+        """All inputs that stages take of the model and the call: every rank checks all of them for
+        changes."""
         names = dict[str, None]()
         own = {MICROBATCH_INPUT}
         for program in self.compiled.programs:
-            own |= {found.name for found in program.sums}
+            own |= {each.name for each in program.sums}
             for part in program.parts:
                 names |= dict.fromkeys(part.forward_inputs)
         return tuple(n for n in names if n not in own and not n.startswith("received:"))
@@ -252,7 +258,7 @@ class StageBinder:
         return Leaving(name, tensor.shape, getattr(torch, tensor.dtype), device, source)
 
     def _copies(self) -> Iterator[tuple[str, CopiedGradient]]:
-        """The gradients of tied weights of which this rank has copies, and of the script's."""
+        """The gradients of tied weights that other ranks copy too, and of the script's tensors."""
         if self.groups is None:
             return
         params = {node.target: node for node in self.graph.with_role(Role.PARAM)}
@@ -274,15 +280,15 @@ class StageBinder:
     def _places(self) -> dict[str, Place]:
         if self.groups is None:
             return {}
-        found: dict[str, Place] = {}
+        places: dict[str, Place] = {}
         for stage, program in enumerate(self.compiled.programs):
             groups = self.groups.stages[stage]
-            found |= detached_places(self.graph, program, groups, of_stage=True)
-        return found
+            places |= detached_places(self.graph, program, groups, of_stage=True)
+        return places
 
 
 def _within(box: ShardBox, part: ShardBox) -> tuple[slice, ...]:
-    """A part of what is in `box`, counted from where that begins."""
+    """A part of `box`, with offsets from the start of `box`."""
     return tuple(slice(a - first, b - first) for (first, _), (a, b) in zip(box, part, strict=True))
 
 

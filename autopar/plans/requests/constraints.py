@@ -1,18 +1,18 @@
-"""What a user asks of the plan: tensors and ops pinned to a sharding, axes forbidden to them.
+"""Constraints of the user on a plan: tensors and ops pinned to a sharding, axes forbidden to them.
 
-A constraint is a line of text, `PATTERN = WANTED`, with or without the kind of thing it speaks of
-before the pattern: `layers.*.down_proj.weight = S(1) on tp`, `module:layers.*.mlp = S(1) on tp`.
-Patterns are those of the shell (`fnmatch`), over dotted names. `WANTED` is one of
+A constraint is a line of text, `PATTERN = SHARDING`. The kind of thing may stand before the
+pattern: `layers.*.down_proj.weight = S(1) on tp`, `module:layers.*.mlp = S(1) on tp`. Patterns are
+those of the shell (`fnmatch`), over dotted names. `SHARDING` is one of
 
 * placements on named axes, `S(1) on tp, R on dp`: the axes that are not named are left open;
 * the same in brackets, as `autopar show` prints it, `[S(1) on tp]`: axes not named replicate;
 * a sharding as plan files write it, `[R, S(1)]`: one placement per axis of the mesh;
 * `R`, or `replicated`: whole on every axis;
 
-or several of the first kind joined by `or`. `*` is every axis of the mesh. Beside placements there
-are words: `S` is a shard of whatever dim, `batch` a shard of the batch, `in` and `out` a shard of
-the input or output features of a layer's weight, `unmoved` a tensor that is used as it is stored,
-and `not` before a word excludes it.
+or several of the first kind joined by `or`. `*` is every axis of the mesh. Some words are allowed
+in place of placements: `S` is a shard of any dim, and `batch` a shard of the batch. `in` and `out`
+are a shard of the input or output features of a layer's weight. `unmoved` is a tensor that is used
+as it is stored. `not` before a word excludes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from autopar.errors import ConstraintError, OldNameWarning, UnsuitedMeshError
 from autopar.ir.graph import Node, TensorType
@@ -35,10 +35,13 @@ _KINDS = (
     "param", "for_backward", "input", "output", "module", "saved", "ops", "batched", "casts",
     "unbatched", "matmul",
 )  # fmt: skip
-"""What a pattern can speak of: the storage of parameters, what is kept of them for backward, inputs
-and outputs of the model, what a module returns, activations saved for backward; the ops of modules,
-those that have the batch, of the others those that cast or add up parameters and gradients, and
-the rest; the products with weights."""
+"""The kinds of things that a pattern can name:
+
+* parameters as stored (`param`) and as they are from forward to backward (`for_backward`);
+* `input` and `output` of the model, what a `module` returns, activations `saved` for backward;
+* all `ops` of modules, or some: `batched` ones with the batch, `matmul` ones with weights. Of those
+  without the batch, `casts` cast or add up parameters and gradients, and `unbatched` are the rest.
+"""
 
 _BEFORE = {"kept": "for_backward", "product": "matmul"}
 """Kinds as they were named in the last release."""
@@ -55,12 +58,16 @@ Forbidden = Mapping[str, str | Sequence[str]] | Sequence[str] | None
 """Pattern or patterns by axis, or lines `AXIS:PATTERN`, or one line."""
 
 
+AxisT = TypeVar("AxisT", str, int)
+
+
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """`what`, a placement or a word, on an axis of the mesh."""
+class Demand(Generic[AxisT]):
+    """`what`, a placement or a word, on an axis of the mesh: by name, as the user writes it, or by
+    number, for one mesh."""
 
     what: str | Placement
-    axis: str
+    axis: AxisT
     excluded: bool = False
 
     def __str__(self) -> str:
@@ -68,16 +75,16 @@ class Demand:
 
     @property
     def placement(self) -> Placement | None:
-        """The placement that is asked for; None for a word."""
+        """The placement, if `what` is one; None for a word."""
         return None if isinstance(self.what, str) else self.what
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementSpec:
-    """One of `alternatives` must hold, all of its demands together. `complete`: axes that are not
+    """One of `alternatives` must hold, with all of its demands. If `complete`, axes that are not
     named replicate. `positional` is a sharding with one placement per axis of the mesh instead."""
 
-    alternatives: tuple[tuple[Demand, ...], ...] = ((),)
+    alternatives: tuple[tuple[Demand[str], ...], ...] = ((),)
     complete: bool = False
     positional: Sharding | None = None
 
@@ -91,7 +98,7 @@ class PlacementSpec:
 
     @property
     def shards(self) -> bool:
-        """Whether a tensor that is so is cut on some axis."""
+        """Whether such a tensor is sharded on some axis."""
         demands = [demand for some in self.alternatives for demand in some if not demand.excluded]
         return any(placement.kind != "R" for placement in self.positional or ()) or any(
             demand.what not in (R, "unmoved") for demand in demands
@@ -99,7 +106,7 @@ class PlacementSpec:
 
     @staticmethod
     def parse(text: str) -> PlacementSpec:
-        """The inverse of `str`; ValueError, saying what there may be, on anything else."""
+        """The inverse of `str`; ValueError, with what is allowed, on anything else."""
         text = text.strip()
         if text in ("R", "replicated"):
             return PlacementSpec(complete=True)
@@ -110,12 +117,12 @@ class PlacementSpec:
         return PlacementSpec(tuple(map(_demands, re.split(r"\s+or\s+", text))))
 
 
-def _demands(text: str) -> tuple[Demand, ...]:
+def _demands(text: str) -> tuple[Demand[str], ...]:
     return tuple(map(_demand, text.split(",")))
 
 
-def _demand(text: str) -> Demand:
-    what, on, axis = (piece.strip() for piece in text.strip().partition(" on "))
+def _demand(text: str) -> Demand[str]:
+    what, on, axis = (part.strip() for part in text.strip().partition(" on "))
     excluded = what.startswith("not ")
     what = what.removeprefix("not ").strip()
     if not on or not _AXIS.fullmatch(axis):
@@ -125,8 +132,8 @@ def _demand(text: str) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What `kind` of thing, of which names, must be as `placement` says. An empty kind is told by
-    what the pattern matches. `origin` is what the user wrote, and could take back."""
+    """Things of a `kind`, whose names match `pattern`, must be as `placement` says. An empty kind
+    follows from what the pattern matches. `origin` is what the user wrote, and could take back."""
 
     kind: str
     pattern: str
@@ -138,24 +145,24 @@ class Constraint:
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether it says what must not be, of all that the pattern covers."""
+        """Whether it excludes placements, for all that the pattern covers."""
         demands = [demand for some in self.placement.alternatives for demand in some]
         return not self.kind and bool(demands) and all(demand.excluded for demand in demands)
 
     @staticmethod
     def parse(text: str, origin: str = "") -> Constraint:
-        """The inverse of `str`; ConstraintError, saying what is wrong, on anything else."""
-        name, equals, wanted = (piece.strip() for piece in text.partition("="))
-        origin = origin or (f"pin {name}={wanted}" if equals else f"pin {text}")
-        if not (name and equals and wanted):
+        """The inverse of `str`; ConstraintError, with the mistake, on anything else."""
+        name, equals, sharding = (part.strip() for part in text.partition("="))
+        origin = origin or (f"pin {name}={sharding}" if equals else f"pin {text}")
+        if not (name and equals and sharding):
             raise ConstraintError(f"{origin}: {text!r} is not PATTERN=SHARDING ({_EXAMPLE})")
         kind, pattern = _split_kind(name, origin)
         try:
-            found = PlacementSpec.parse(wanted)
+            spec = PlacementSpec.parse(sharding)
         except ValueError as error:
             raise ConstraintError(f"{origin}: {error}") from None
-        check_kind(kind, found, origin)
-        return Constraint(kind, pattern, found, origin)
+        check_kind(kind, spec, origin)
+        return Constraint(kind, pattern, spec, origin)
 
 
 def _split_kind(name: str, origin: str) -> tuple[str, str]:
@@ -174,7 +181,7 @@ def _split_kind(name: str, origin: str) -> tuple[str, str]:
 
 
 def check_kind(kind: str, spec: PlacementSpec, origin: str) -> None:
-    """ConstraintError if the kind of thing cannot be what is wanted."""
+    """ConstraintError if that kind of thing cannot have this placement."""
     if len(spec.alternatives) > 1 and kind not in OP_KINDS:
         raise ConstraintError(f"{origin}: {kind or 'it'} cannot be one of several")
     for demand in (demand for demands in spec.alternatives for demand in demands):
@@ -204,19 +211,19 @@ def parse_pins(pins: Pins) -> tuple[Constraint, ...]:
 
 def parse_forbidden(forbidden: Forbidden) -> tuple[Constraint, ...]:
     """A constraint for each of `forbidden`; ConstraintError on what cannot be read."""
-    wanted = "a mapping of axis to patterns"
+    expected = "a mapping of axis to patterns"
     lines = forbidden
     if isinstance(forbidden, Mapping):
         lines = [
             f"{axis}:{pattern}"
             for axis, patterns in forbidden.items()
-            for pattern in _lines(patterns, "forbid", wanted)
+            for pattern in _lines(patterns, "forbid", expected)
         ]
-    return tuple(map(_forbidden, _lines(lines, "forbid", wanted)))
+    return tuple(map(_forbidden, _lines(lines, "forbid", expected)))
 
 
 def _lines(given: Any, name: str, expected: str) -> tuple[str, ...]:
-    """The texts of a list, or the one that there is. ConstraintError on anything else."""
+    """The texts of a list, or the only one. ConstraintError on anything else."""
     if given is None:
         return ()
     if isinstance(given, str):
@@ -231,7 +238,7 @@ def _lines(given: Any, name: str, expected: str) -> tuple[str, ...]:
 
 def _forbidden(line: str) -> Constraint:
     origin = f"forbid {line.strip()}"
-    axis, _, name = (piece.strip() for piece in line.partition(":"))
+    axis, _, name = (part.strip() for part in line.partition(":"))
     if not (_AXIS.fullmatch(axis) and name):
         raise ConstraintError(f"{origin}: this is not AXIS:PATTERN, for example tp:lm_head")
     kind, pattern = _split_kind(name, origin)
@@ -240,7 +247,7 @@ def _forbidden(line: str) -> Constraint:
 
 def check_strategy(strategy: str | None) -> str:
     """`strategy` as autopar spells it, empty for None and "auto"; ConstraintError if there is none
-    of the name."""
+    of that name."""
     name = strategy.lower() if isinstance(strategy, str) else strategy
     if not name or name == "auto":
         return ""
@@ -252,19 +259,8 @@ def check_strategy(strategy: str | None) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class Test:
-    """`what`, a placement or a word of `constraints`, on mesh axis `axis`."""
-
-    axis: int
-    what: str | Placement
-    excluded: bool = False
-
-    @property
-    def placement(self) -> Placement | None:
-        """The placement that is asked for; None for a word."""
-        return None if isinstance(self.what, str) else self.what
-
+Test = Demand[int]
+"""A demand on an axis of one mesh."""
 
 Tests = tuple[Test, ...]
 """Demands that must hold together."""
@@ -272,34 +268,34 @@ Tests = tuple[Test, ...]
 
 @dataclass(frozen=True, slots=True)
 class MeshConstraint:
-    """A constraint, and what it asks for on one mesh: any of `alternatives`."""
+    """A constraint on one mesh: any of `alternatives` must hold."""
 
     constraint: Constraint
     alternatives: tuple[Tests, ...]
 
 
 def on_mesh(constraint: Constraint, mesh: Mesh) -> tuple[Tests, ...]:
-    """The alternatives of a constraint on `mesh`. What is whole, or must not be something, is so on
-    an axis that the mesh lacks; on a single device, all is as wanted.
+    """The alternatives of a constraint on `mesh`. On an axis that the mesh lacks, replicated or
+    excluded placements hold; on a single device, everything holds.
 
     UnsuitedMeshError if the mesh lacks an axis that something is to be sharded on.
     """
-    wanted, names = constraint.placement, mesh.names
-    if wanted.positional is not None:
-        if len(wanted.positional) != len(names):
+    spec, names = constraint.placement, mesh.names
+    if spec.positional is not None:
+        if len(spec.positional) != len(names):
             raise UnsuitedMeshError(
-                f"{constraint.origin}: {wanted.positional} is for "
-                f"{len(wanted.positional)} mesh axes, and mesh "
+                f"{constraint.origin}: {spec.positional} is for "
+                f"{len(spec.positional)} mesh axes, and mesh "
                 f"{mesh or 'of one device'} has {len(names)}"
             )
-        return (tuple(Test(k, p) for k, p in enumerate(wanted.positional)),)
+        return (tuple(Demand(p, k) for k, p in enumerate(spec.positional)),)
     if not names:
         return ((),)
-    return tuple(_tests(constraint, demands, mesh) for demands in wanted.alternatives)
+    return tuple(_tests(constraint, demands, mesh) for demands in spec.alternatives)
 
 
-def _tests(constraint: Constraint, demands: Sequence[Demand], mesh: Mesh) -> Tests:
-    found: dict[int, list[Test]] = {}
+def _tests(constraint: Constraint, demands: Sequence[Demand[str]], mesh: Mesh) -> Tests:
+    tests: dict[int, list[Test]] = {}
     for demand in demands:
         if demand.axis != EVERY_AXIS and demand.axis not in mesh.names:
             if demand.excluded or demand.what in (R, "unmoved"):
@@ -310,16 +306,16 @@ def _tests(constraint: Constraint, demands: Sequence[Demand], mesh: Mesh) -> Tes
             )
         for axis, name in enumerate(mesh.names):
             if demand.axis in (EVERY_AXIS, name):
-                found.setdefault(axis, []).append(Test(axis, demand.what, demand.excluded))
+                tests.setdefault(axis, []).append(Demand(demand.what, axis, demand.excluded))
     if constraint.placement.complete:
         for axis in range(len(mesh.names)):
-            found.setdefault(axis, [Test(axis, R)])
-    return tuple(test for axis in sorted(found) for test in found[axis])
+            tests.setdefault(axis, [Demand(R, axis)])
+    return tuple(test for axis in sorted(tests) for test in tests[axis])
 
 
 def holds(test: Test, tensor: TensorType, batch: frozenset[int], state: Sharding) -> bool:
-    """Whether `tensor` in `state` is what `test` asks for. A single element cannot be cut, and is
-    what any shard of it would be."""
+    """Whether `tensor` in `state` passes `test`. A single element cannot be sharded, and counts as
+    any shard of it."""
     if test.what == "unmoved":
         return True
     return _is(test, tensor, batch, state[test.axis]) != test.excluded
@@ -336,7 +332,7 @@ def _is(test: Test, tensor: TensorType, batch: frozenset[int], placement: Placem
 
 
 def _same(one: Placement, other: Placement | None) -> bool:
-    """Whether both are the same pieces, for DTensor: an uneven cut is a shard like another."""
+    """Whether both have the same shards in DTensor: an uneven shard is like any other."""
     if other is None or one.kind not in "SC" or other.kind not in "SC":
         return one == other
     return one.slot == other.slot
@@ -345,17 +341,17 @@ def _same(one: Placement, other: Placement | None) -> bool:
 def option_holds(
     test: Test, node: Node, option: str, batch: frozenset[int], roles: Mapping[str, str]
 ) -> bool:
-    """Whether an op that does `option` on the axis of `test` is what it asks for: `R` shards
-    nothing, `S` something, `batch` the batch and nothing with it."""
+    """Whether an op that does `option` on the axis of `test` passes it. `R` shards nothing, `S`
+    something, `batch` the batch and nothing with it."""
     factor = next((f for f in node.factors if f.name == option), None)
     if test.what in ("S", R):
-        found = (factor is not None) == (test.what == "S")
+        is_met = (factor is not None) == (test.what == "S")
     elif test.what == "batch":
         alone = factor is not None and factor.atom in batch and not factor.members
-        found = is_batch(node, option, batch) if test.excluded else alone
+        is_met = is_batch(node, option, batch) if test.excluded else alone
     else:
-        found = roles.get(option) == test.what
-    return found != test.excluded
+        is_met = roles.get(option) == test.what
+    return is_met != test.excluded
 
 
 def is_batch(node: Node, option: str, batch: frozenset[int]) -> bool:

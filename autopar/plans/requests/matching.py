@@ -1,4 +1,4 @@
-"""Which names of a graph the patterns of constraints match, and what to say where none does."""
+"""Which names of a graph the patterns of constraints match, and the error text if none does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def matches(pattern: str, name: str) -> bool:
 
 @cache
 def covers(pattern: str, name: str) -> bool:
-    """Whether a pattern matches a dotted name, or that of something the name is within."""
+    """Whether a pattern matches a dotted name, or the name of a module around it."""
     return matches(pattern, name) or any(matches(pattern, outer) for outer in outer_names(name))
 
 
@@ -47,27 +47,27 @@ def _is_number(part: str) -> bool:
 
 
 def names(graph: Graph, kind: str) -> tuple[str, ...]:
-    """What the patterns of a kind of constraint choose from, in order of appearance."""
+    """The names that patterns of a kind of constraint can match, in order of appearance."""
     if kind in ("param", "for_backward"):
-        found: Iterable[str] = (n.target for n in graph.with_role(Role.PARAM) if not n.external)
+        choices: Iterable[str] = (n.target for n in graph.with_role(Role.PARAM) if not n.external)
     elif kind == "input":
-        found = (node.target for node in graph.with_role(Role.INPUT))
+        choices = (node.target for node in graph.with_role(Role.INPUT))
     elif kind == "output":
-        found = (node.target for node in graph.with_role(*_OUTPUTS))
+        choices = (node.target for node in graph.with_role(*_OUTPUTS))
     else:
         ops = dict.fromkeys(node.module for node in graph.with_role(Role.OP))
-        found = (name for module in ops for name in (module, *outer_names(module)))
-    return tuple(dict.fromkeys(found))
+        choices = (name for module in ops for name in (module, *outer_names(module)))
+    return tuple(dict.fromkeys(choices))
 
 
 def resolve_constraints(
     graph: Graph, constraints: Sequence[Constraint], aliases: Mapping[str, str] = _NONE
 ) -> tuple[Constraint, ...]:
-    """`constraints`, each with its kind: a pin without one is of parameters, or else of modules.
-    What is forbidden without a kind stays so: it is all that the pattern covers. Inputs and outputs
-    are named by their position, or as in `aliases`: {"input:1": "labels"}.
+    """`constraints`, each with its kind. A pin without one is for parameters, or else for modules.
+    A forbidden axis without a kind stays so, and holds for all that the pattern covers. Inputs and
+    outputs have their position as name, or one of `aliases`: {"input:1": "labels"}.
 
-    ConstraintError, naming what comes close, if a pattern matches nothing.
+    ConstraintError, with close names, if a pattern matches nothing.
     """
     known = cache(partial(names, graph))
     return tuple(
@@ -115,17 +115,17 @@ def _by_position(
 ) -> Iterator[Constraint]:
     kind, pattern = constraint.kind, constraint.pattern
     named = {position: aliases.get(f"{kind}:{position}", position) for position in positions}
-    found = [p for p, name in named.items() if matches(pattern, p) or matches(pattern, name)]
-    if not found:
+    chosen = [p for p, name in named.items() if matches(pattern, p) or matches(pattern, name)]
+    if not chosen:
         known = list(named.values())
         raise ConstraintError(f"{constraint.origin}: {unmatched(model, pattern, known, [kind])}")
-    yield from (replace(constraint, pattern=position) for position in found)
+    yield from (replace(constraint, pattern=position) for position in chosen)
 
 
 def unmatched(
     model: str, pattern: str, known: Sequence[str], kinds: Sequence[str] = ("output",)
 ) -> str:
-    """What to say where a pattern matches none of the `known` names."""
+    """The error text for a pattern that matches none of the `known` names."""
     what = " or ".join({"param": "parameter", "for_backward": "parameter"}.get(k, k) for k in kinds)
     what = "module" if kinds[0] in (*OP_KINDS, "saved") else what
     patterns = dict.fromkeys(map(general, known))

@@ -1,4 +1,4 @@
-"""What a user can ask of the planner, beside the model and the cluster."""
+"""The resolved options of a plan, beside the model and the cluster."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ BACKENDS = ("eager", "inductor")
 
 
 AUTO = "auto"
-"""The word for a mesh that is to be found."""
+"""The word for a mesh that the search chooses."""
 
 SAVED_DTYPES: tuple[SavedDtype, ...] = ("", "bfloat16", "float16")
 """What activations of float32 may be saved in."""
 
 
 STORED = "parameters as they are stored"
-"""The origin of what calls of a model ask for that are not the first."""
+"""The origin of constraints of later calls of a model."""
 
 
 def check_backend(backend: str | None) -> str:
@@ -42,31 +42,34 @@ def check_backend(backend: str | None) -> str:
 
 
 def default_backend(kind: str) -> str:
-    """What runs graphs on devices of a kind ("cuda", "cpu") where nobody says."""
+    """The default backend on devices of a kind ("cuda", "cpu")."""
     return "inductor" if kind == "cuda" else "eager"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options that are `given`, settled. What a search narrows of them, or other calls of a
-    model settle, has fields of its own: `None` is a number that is open.
+    """The options that are `given`, resolved. Fields of their own are for what a search narrows, or
+    other calls of a model settle; `None` is an open number.
 
-    `mesh` is a shape ("8x8", "dp=8,tp=8"), of a pipeline one for all its ranks or one for each
-    ("2x2/2/2"), or "auto" for the best of all with one or two axes and, from 64 devices on, of
-    those with three that promise something, "auto:3" of all with up to three.
-    `memory_limit_bytes` defaults to the device's memory. `constraints` and `strategy` ("" for none)
-    are what is imposed on the plan; the rest is planned around it.
-    The batch is worked on in `microbatches`, None for as many as are best where memory binds, and
-    losses in `loss_chunks` of a rank's rows, None for 1, or more where that is better and memory
-    binds. Parameters, with what belongs to them, live where `residency` says; those that are
-    `params_on_host` do already, if that is not None, and only they. What is saved of float32 is
-    rounded to `saved_dtype`.
-    The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
-    are given; they work on microbatches as `schedule` says: one of
-    `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if it is one of `IN_CHUNKS`,
-    "auto", or a table as text (`actions`). Where nobody has said how many there are to be, there is
-    one microbatch, and one stage, unless that does not fit in memory (`microbatches_if_needed`,
-    `stages_if_needed`); there are several stages too if one waits for communication above all.
+    `mesh` is a shape ("8x8", "dp=8,tp=8"), or one for each rank of a pipeline ("2x2/2/2"). "auto"
+    is the best of all meshes with one or two axes and, from 64 devices on, of some with three.
+    "auto:3" is the best of all with up to three. `memory_limit_bytes` defaults to the device's
+    memory. `constraints` and `strategy` ("" for none) are imposed on the plan; the rest is planned
+    around them.
+
+    The batch is split into `microbatches`, None for as many as are best where memory binds. Losses
+    are computed in `loss_chunks` of a rank's rows, None for 1, or more where that is better and
+    memory binds. Parameters, with gradients and optimizer states, live where `residency` says. If
+    `params_on_host` is not None, these live on the host already, and no others. Activations of
+    float32 are saved in `saved_dtype`.
+
+    The model is cut into `stages`, None for as many as are best, before the modules `cuts` if
+    given. `schedule` is one of `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if
+    it is one of `IN_CHUNKS`, or "auto", or a table as text (`actions`).
+
+    By default there is one microbatch and one stage. There may be more if that does not fit in
+    memory (`microbatches_if_needed`, `stages_if_needed`). There are several stages too if one waits
+    for communication above all.
     """
 
     given: PlanOptions = field(default_factory=PlanOptions)
@@ -89,29 +92,30 @@ class Options:
 
     @property
     def time_limit_s(self) -> float | None:
-        """Of each solve, None for none."""
+        """For each solve, in seconds; None for no limit."""
         given = self.given.search.time_limit
         return None if given is None else float(given)
 
     @property
     def host_memory_bytes(self) -> int | None:
-        """What a node has for all its devices, in equal shares; None for what the cluster says."""
+        """The memory of a node for all its devices, in equal shares; None for the cluster's
+        figure."""
         given = self.given.memory.host
         return None if given is None else int(given)
 
     @property
     def actions(self) -> PipelineSchedule | None:
-        """The table of actions that `schedule` is, if it is one."""
+        """The pipeline schedule that `schedule` writes out, if it does."""
         return PipelineSchedule.parse(self.schedule) if is_written_out(self.schedule) else None
 
     @property
     def is_mesh_open(self) -> bool:
-        """Whether the mesh is for the search to choose."""
+        """Whether the search chooses the mesh."""
         return self.mesh.startswith(AUTO)
 
     @property
     def rank_meshes(self) -> tuple[str, ...]:
-        """The meshes of the ranks of a pipeline, where each is given its own."""
+        """The meshes of the ranks of a pipeline, if each has its own."""
         texts = self.mesh.split(MESH_OF_RANK)
         return tuple(texts) if len(texts) > 1 else ()
 
@@ -132,28 +136,28 @@ class Options:
         return (self.given.backend or default_backend(device.kind)) == "inductor"
 
     def wants_gradient(self, position: int, name: str) -> bool:
-        """Whether an output is among those that have a gradient beside the losses."""
+        """Whether an output has a gradient beside the losses."""
         return _is_named(self.given.outputs.differentiable, position, name)
 
     def leaves_out(self, position: int, name: str) -> bool:
-        """Whether an output is among those that are None while the model trains."""
+        """Whether an output is None while the model trains."""
         return _is_named(self.given.outputs.unread, position, name)
 
     @property
     def imposed(self) -> tuple[str, ...]:
-        """What the user imposes, each as it was written, once."""
+        """The constraints of the user, each once, as they were given."""
         origins = dict.fromkeys(constraint.origin for constraint in self.constraints)
         return (*origins, *([f"strategy {self.strategy}"] if self.strategy else []))
 
     def joined(self, other: Options) -> Options:
-        """`other`, with what is imposed here as well."""
+        """`other`, with the constraints and strategy of these options too."""
         constraints = (*other.constraints, *self.constraints)
         return replace(other, constraints=constraints, strategy=self.strategy)
 
     def in_stages_of(self, structure: Structure) -> Options:
-        """The same for another call of a model whose parameters lie as the stages of `structure`,
-        the plan of an earlier one, have them; in one stage if it has one. Where nobody asked for
-        stages, nobody said how many microbatches they have."""
+        """The same for a later call of a model whose parameters are stored by the stages of
+        `structure`; in one stage if it has one. If the first call was cut into stages by default,
+        the number of microbatches is open."""
         schedule = "\n".join(structure.schedule_rows) or structure.schedule
         cuts = tuple(stage.start for stage in structure.stages[1:])
         count = None if self.stages_if_needed and cuts else self.microbatches
@@ -168,7 +172,8 @@ class Options:
         storage: Mapping[str, Sharding],
         origin: str = STORED,
     ) -> Options:
-        """Nothing imposed but `mesh`, and parameters as they are stored already."""
+        """The same with `mesh`, and with parameters as they are stored already as the only
+        constraints."""
         constraints = tuple(
             Constraint("param", name, PlacementSpec(positional=sharding), origin)
             for name, sharding in storage.items()
@@ -183,7 +188,7 @@ def _is_named(patterns: Sequence[str], position: int, name: str) -> bool:
 
 
 def is_named(schedule: str) -> bool:
-    """Whether an order of microbatches is asked for by its name, or left open."""
+    """Whether a schedule is given by its name, or left open."""
     name, colon, chunks = schedule.partition(":")
     if name in IN_CHUNKS and colon:
         return chunks.isdecimal() and int(chunks) > 0
@@ -191,6 +196,6 @@ def is_named(schedule: str) -> bool:
 
 
 def is_written_out(schedule: str) -> bool:
-    """Whether what is asked for is a table of actions."""
+    """Whether a schedule is given as a table."""
     first, *_ = schedule.replace(",", " ").split() or [""]
     return is_action(first)

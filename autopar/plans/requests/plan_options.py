@@ -1,8 +1,8 @@
 """Every option of a plan, once: its default, what people write, and its help in a line.
 
-The flags of `autopar plan`, the keys of a recipe and the table in docs/options.md are made of it.
-The keywords of `compile`, `plan` and `frontier` are held equal to it by a test. The file of a plan
-has it, so that a plan can be recomputed from its file.
+The flags of `autopar plan`, the keys of a recipe and the table in docs/options.md are generated
+from it. A test compares the keywords of `compile`, `plan` and `frontier` with it. The file of a
+plan has it, so that a plan can be recomputed from its file.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def _option(
     words: tuple[str, ...] = (),
     before: str = "",
 ) -> msgspec.Meta:
-    """`unit` is that of a quantity, `words` are all that there may be, and `before` is what it was
-    called when options had no groups."""
+    """`unit` is that of a quantity, `words` are all allowed values, and `before` is the name from
+    when options had no groups."""
     metavar = metavar or "|".join(map(shlex.quote, words))
-    told = {"metavar": metavar, "unit": unit, "words": words, "before": before}
-    return msgspec.Meta(description=help, extra=told)
+    extra = {"metavar": metavar, "unit": unit, "words": words, "before": before}
+    return msgspec.Meta(description=help, extra=extra)
 
 
 Quantity = int | float | str | None
-"""In a unit, or as text with one; None for no limit."""
+"""A number of units, or text with a unit; None for no limit."""
 _Count = int | str | None
-"""A number, or "auto"; None where nobody says."""
+"""A number, or "auto"; None by default."""
 _Texts = str | Sequence[str]
 """One, or several."""
 
@@ -178,7 +178,7 @@ class ConstraintOptions(_Group, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether they ask for nothing."""
+        """Whether there are no constraints."""
         return not (self.pins or self.forbid or self.strategy)
 
 
@@ -279,8 +279,9 @@ GROUPS: dict[str, type[_Group]] = {
 
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """One of the options: its place in `PlanOptions` (`group` is "" for none), default, type and
-    help, the `words` that it may be if these are all, and its name `before` there were groups."""
+    """An option of `PlanOptions`: its `group` ("" for none), name, type, default and help. `words`
+    are all values that it may have, if these are few. `before` is its name from when options had no
+    groups."""
 
     group: str
     name: str
@@ -294,12 +295,12 @@ class OptionField:
 
     @property
     def path(self) -> str:
-        """`memory.limit`: how errors and pages name it."""
+        """Its name in errors and pages, such as `memory.limit`."""
         return f"{self.group}.{self.name}" if self.group else self.name
 
     @property
     def is_several(self) -> bool:
-        """Whether it may be several texts."""
+        """Whether its value may be several texts."""
         return self.default == ()
 
     @property
@@ -321,8 +322,8 @@ def _fields_of(kind: type[msgspec.Struct], group: str) -> Iterator[OptionField]:
         hint = hints[field.name]
         if get_origin(hint) is Annotated:
             of, meta = get_args(hint)
-            told: dict[str, Any] = meta.extra
-            yield OptionField(group, field.name, of, field.default, meta.description, **told)
+            extra: dict[str, Any] = meta.extra
+            yield OptionField(group, field.name, of, field.default, meta.description, **extra)
 
 
 def value_of(options: PlanOptions, field: OptionField) -> Any:
@@ -331,8 +332,8 @@ def value_of(options: PlanOptions, field: OptionField) -> Any:
 
 
 def as_group(name: str, given: Any) -> Any:
-    """The group `name` of `PlanOptions`, of a mapping or as it is. ArgumentError, naming what comes
-    close, if it is neither, or has a key that there is not."""
+    """The group `name` of `PlanOptions`, from a mapping or as it is. ArgumentError if it is
+    neither, or has an unknown key; the text names close ones."""
     kind = GROUPS[name]
     if isinstance(given, kind):
         return given
@@ -347,7 +348,7 @@ def as_group(name: str, given: Any) -> Any:
 
 
 def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """ArgumentError, naming what comes close, on a keyword that `what` does not take."""
+    """ArgumentError, with close names, on a keyword that `what` does not take."""
     names = list(known)
     for name in given:
         if name not in names:
@@ -357,13 +358,13 @@ def check_known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def options_among(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `values` that `PlanOptions` has."""
+    """The `values` that are fields of `PlanOptions`."""
     return {name: values[name] for name in PlanOptions.__struct_fields__ if name in values}
 
 
 def in_groups(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, OptionField]]:
-    """`given`, with options that are called as before there were groups in these, and which they
-    are, by what they are called. ArgumentError if one is said in both ways."""
+    """`given`, with ungrouped names of old options moved into their groups, and the fields that
+    were moved, by their old names. ArgumentError if an option is given by both names."""
     old = {f.before: f for f in option_fields() if f.before and f.before in given}
     moved = {name: value for name, value in given.items() if name not in old}
     for name, field in old.items():

@@ -1,4 +1,4 @@
-"""Options as people write them, read and settled."""
+"""Options as people write them, read and resolved."""
 
 from __future__ import annotations
 
@@ -44,16 +44,19 @@ from autopar.plans.requests.plan_options import (
 from autopar.plans.structure import SavedDtype
 
 _MAX_TABLE_BYTES = 2**24
-"""Of the file that a table of actions is in."""
+"""The limit for the file of a pipeline schedule."""
 
 
 def read_options(**given: Any) -> PlanOptions:
-    """Options by the names in `PlanOptions`, groups as such or as mappings, each as people write
-    it, in the one way in which a plan records it: `mesh` as `mesh_shapes` reads it; sizes in bytes,
-    or as text such as "72GiB", times in seconds, or as "2min"; `pins` and `forbid` as `constraints`
-    reads them; numbers as such or "auto"; what may be several as one or several; `schedule` by its
-    name, or a table or the path of one; `saved_dtype` as torch names it, None for that of what is
-    saved. AutoparError on what cannot be read, TypeError on other names."""
+    """Options by their names in `PlanOptions`, each read into the one form that plans record.
+    Groups may be mappings.
+
+    Sizes are in bytes, or text such as "72GiB"; times in seconds, or "2min". Numbers may be "auto".
+    What may be several may be one as well. `mesh` is read by `mesh_shapes`, `pins` and `forbid` by
+    `constraints`. `schedule` is a name, a table or the path of one. `saved_dtype` is a dtype of
+    torch or its name; with None, activations are saved in their own dtype. AutoparError on what
+    cannot be read, TypeError on other names.
+    """
     groups: dict[str, Any] = {name: as_group(name, given.get(name)) for name in GROUPS}
     unread = PlanOptions(**given | groups)
     read: dict[str, dict[str, Any]] = {"": {}}
@@ -65,22 +68,22 @@ def read_options(**given: Any) -> PlanOptions:
 
 
 def make_options(**given: Any) -> Options:
-    """What `read_options` reads, settled: `microbatches` is None for "auto" in stages and 1
-    elsewhere, where nobody says; `stages` 1, or more if that waits and no mesh, number of
-    microbatches or constraint is given; a table as `schedule` settles both. AutoparError on what
-    cannot be, or not together."""
+    """The options that `read_options` reads, resolved. By default, `microbatches` is None ("auto")
+    in stages and 1 elsewhere. `stages` is 1 by default, or more if one stage waits and no mesh,
+    number of microbatches or constraint is given. A table as `schedule` decides both. AutoparError
+    on impossible options."""
     return resolve_options(read_options(**given))
 
 
 def unsaid_open(read: PlanOptions) -> PlanOptions:
-    """The same where numbers of stages and microbatches that nobody says are as is best."""
+    """The same, with numbers of stages and microbatches "auto" that are not given."""
     stages = AUTO if read.pipeline.stages is None else read.pipeline.stages
     count = AUTO if read.microbatches is None else read.microbatches
     return replace(read, microbatches=count, pipeline=replace(read.pipeline, stages=stages))
 
 
 def resolve_options(given: PlanOptions) -> Options:
-    """As `make_options` does what was read."""
+    """The resolved options, as by `make_options`."""
     memory, pipeline, imposed = given.memory, given.pipeline, given.constraints
     constraints = (*parse_pins(imposed.pins), *parse_forbidden(imposed.forbid))
     axes, cuts, order = given.mesh, tuple(pipeline.cuts), os.fspath(pipeline.schedule)
@@ -122,7 +125,7 @@ def resolve_options(given: PlanOptions) -> Options:
 
 
 def _read(field: OptionField, given: Any) -> Any:
-    """What is `given` for an option, read in its own way if it has one, or else by its kind."""
+    """The value `given` for an option, by its own reader if it has one, or else by its kind."""
     if field.path in _READERS:
         return _READERS[field.path](given)
     is_unsaid = given is None and NoneType in get_args(field.kind)
@@ -142,12 +145,12 @@ def _read_by_kind(field: OptionField, given: Any) -> Any:
 
 
 def _without(word: str, constraints: Iterable[Constraint]) -> tuple[str, ...]:
-    """How constraints were written."""
+    """The texts of constraints, as they were given."""
     return tuple(each.origin.removeprefix(word) for each in constraints)
 
 
 def check_saved_dtype(given: object) -> SavedDtype:
-    """`given`, which may be one of torch's dtypes, "" for None. ArgumentError unless it is one of
+    """`given`, which may be one of torch's dtypes; "" for None. ArgumentError unless it is one of
     `SAVED_DTYPES`."""
     name = "" if given is None else str(given).removeprefix("torch.")
     for known in SAVED_DTYPES:
@@ -158,8 +161,8 @@ def check_saved_dtype(given: object) -> SavedDtype:
 
 
 def read_schedule(given: str | os.PathLike[str]) -> str:
-    """The name of a schedule, or a table as text: `given`, or what is in the file `given`.
-    ArgumentError if it is none of them, or no table that ranks can follow."""
+    """The name of a schedule, or a table as text: `given`, or the content of the file `given`.
+    ArgumentError if it is neither, or no table that ranks can follow."""
     text = os.fspath(given)
     if is_named(text):
         return text
@@ -189,13 +192,14 @@ def _as_in(
     microbatches: int | str | None,
     cuts: Sequence[str],
 ) -> tuple[int, int]:
-    """How many stages and microbatches there are, which the user may have said as well."""
+    """The numbers of stages and microbatches of a table, with which those of the user must
+    agree."""
     num_stages, count = actions.num_stages, actions.microbatches
     if num_stages == 1:
         raise ArgumentError("pipeline.schedule: the table has one stage, which is no pipeline")
-    asked = None if microbatches is None else _count("microbatches", microbatches)
-    if asked not in (None, count):
-        raise ArgumentError(f"microbatches={asked}: the table has {count}; leave it out")
+    requested = None if microbatches is None else _count("microbatches", microbatches)
+    if requested not in (None, count):
+        raise ArgumentError(f"microbatches={requested}: the table has {count}; leave it out")
     if stages not in (None, 1, num_stages):
         raise ArgumentError(f"pipeline.stages={stages}: the table has {num_stages}; leave it out")
     if cuts and len(cuts) + 1 != num_stages:
@@ -204,7 +208,7 @@ def _as_in(
 
 
 def _count(name: str, given: int | str) -> int | None:
-    """How many; None for "auto"."""
+    """The number; None for "auto"."""
     if given == "auto":
         return None
     is_number = isinstance(given, str) and given.isascii() and given.isdecimal()
@@ -215,7 +219,7 @@ def _count(name: str, given: int | str) -> int | None:
 
 
 def _quantity(name: str, given: Any, unit: str) -> float | None:
-    """The number in `given`, whole if it is of bytes; None where there is no limit."""
+    """The number in `given`, an integer if it is in bytes; None for no limit."""
     parse, example = (parse_bytes, "72GiB") if unit == BYTES else (parse_seconds, "2min")
     try:
         value = parse(given) if isinstance(given, str) else given
@@ -240,4 +244,4 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "constraints.forbid": lambda given: _without("forbid ", parse_forbidden(given)),
     "constraints.strategy": check_strategy,
 }
-"""What reads an option that is not read by its kind, by its path."""
+"""The readers of options that are not read by their kind, by path."""

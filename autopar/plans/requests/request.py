@@ -37,51 +37,50 @@ Narrowed = tuple[tuple[str, tuple[str, ...]], ...]
 """The labels that the choices of an op may have, by its key."""
 
 _TIED = "weights as the stages that they are tied to store them"
-"""The origin of constraints that nobody asked for."""
+"""The origin of constraints that the user did not give."""
 
 _DIGEST_BYTES = 20
 _PACKAGES = ("torch", "highspy", "pulp", "numpy", "numba", "networkx", "msgspec")
-"""What a plan passes through, beside autopar."""
+"""The packages that decide a plan, beside autopar."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """A graph, and what is asked of a plan for it; `constraints` are those of `options`, speaking
-    of what the graph has. Made by `make_graph_request`."""
+    """A graph, with the options for a plan of it. `constraints` are those of `options`, for the
+    names in the graph. Made by `make_graph_request`."""
 
     graph: Graph
     cluster: Cluster
     options: Options
     constraints: tuple[Constraint, ...] = ()
     in_flight: int = 1
-    """Of how many microbatches a device holds what they have saved, at most at once."""
+    """The most microbatches whose saved activations a device holds at once."""
     others: tuple[Waiting, ...] = ()
-    """Where backward comes in two parts, how many of them wait for each meanwhile
+    """If backward has two parts, how many other microbatches wait for each meanwhile
     (`PipelineSchedule.others`)."""
     narrowed: Narrowed = ()
-    """As far as that is settled beside what is asked for."""
+    """The choices that are settled, beside constraints."""
     tolerance: float = 0.0
-    """By which part a plan may take longer than another."""
+    """The part by which a plan may take longer than another."""
     known_on_host: tuple[tuple[str, bool], ...] = ()
-    """Of some parameters whether they live on the host, which is settled by other parts of the
-    model."""
+    """For some parameters, whether they live on the host. Other parts of the model settle that."""
 
     @property
     def memory_limit_bytes(self) -> int:
-        """What each device may hold."""
+        """The most that each device may hold."""
         return self.options.memory_limit_bytes or self.cluster.device.memory_bytes
 
     def while_waiting(self, others: tuple[Waiting, ...], *, is_split: bool) -> GraphRequest:
-        """The same of a stage that works on a microbatch while so many others wait, where backward
-        comes in two parts if it `is_split`."""
+        """The same for a stage that computes a microbatch while `others` wait. Backward has two
+        parts if it `is_split`."""
         in_flight = 1 + max(each.backward for each in others)
         return replace(self, in_flight=in_flight, others=others if is_split else ())
 
     def of_part(
         self, graph: Graph, stored: Mapping[str, Sharding], known_on_host: Mapping[str, bool]
     ) -> GraphRequest:
-        """The same of a part of the graph, of whose parameters alone constraints speak. Of some it
-        is known from other parts how they are `stored`, or whether they are `known_on_host`."""
+        """The same for a part of the graph, with the constraints on its parameters only. From other
+        parts it is known how some parameters are `stored`, or whether they are `known_on_host`."""
         params = [node for node in graph.with_role(Role.PARAM) if not node.external]
         own = {node.target for node in params}
         known = tuple((name, is_so) for name, is_so in known_on_host.items() if name in own)
@@ -101,26 +100,25 @@ class GraphRequest:
         return replace(here, options=self.options.joined(alike), constraints=constraints)
 
     def standing_for(self, graph: Graph, mesh: Mesh) -> GraphRequest:
-        """The same of segments, as `graph` has them, that stand on `mesh` for those of all stages,
-        which may have meshes of their own: of shardings by position those of as many axes are
-        wanted, and parameters that are planned as one as the first of them is stored."""
-        fitting = [
+        """The same for segments, whose `graph` stands on `mesh` for those of all stages. Stages may
+        have other meshes: constraints by position apply if they have as many axes as `mesh`.
+        Parameters that are planned as one are stored as the first of them."""
+        suited = [
             each
             for each in self.constraints
             if each.placement.positional is None or len(each.placement.positional) == len(mesh)
         ]
         keys = {node.target: node.key for node in graph.with_role(Role.PARAM)}
         first: dict[str, Constraint] = {}
-        for each in fitting:
+        for each in suited:
             if each.origin == STORED and each.pattern in keys:
                 first.setdefault(keys[each.pattern], each)
-        mine = (each for each in fitting if each.origin != STORED)
+        mine = (each for each in suited if each.origin != STORED)
         alike = (replace(first[key], pattern=n) for n, key in keys.items() if key in first)
         return replace(self, graph=graph, constraints=(*mine, *alike))
 
     def on(self, mesh: Mesh) -> PlanRequest:
-        """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
-        sense there."""
+        """The same for a plan on `mesh`. UnsuitedMeshError if a constraint makes no sense there."""
         savings = self._savings()
         strategy = expand_strategy(self.options.strategy, self.graph, mesh)
         imposed = tuple(MeshConstraint(c, on_mesh(c, mesh)) for c in (*self.constraints, *strategy))
@@ -136,17 +134,17 @@ class GraphRequest:
         )
 
     def _savings(self) -> dict[str, Any]:
-        """What is asked for that saves memory, by the fields of `PlanRequest`."""
+        """The options that save memory, by the fields of `PlanRequest`."""
         graph, options = self.graph, self.options
         known = dict(self.known_on_host)
         free = _on_host(graph, options) - known.keys()
-        hosted = free | {name for name, is_on_host in known.items() if is_on_host}
-        again = as_written(graph) if options.given.memory.checkpoint == "as written" else ()
-        return {"recompute": again, "offloaded": (), "params_on_host": hosted}
+        on_host = free | {name for name, is_on_host in known.items() if is_on_host}
+        recompute = as_written(graph) if options.given.memory.checkpoint == "as written" else ()
+        return {"recompute": recompute, "offloaded": (), "params_on_host": on_host}
 
     def digest(self) -> str:
-        """A hash of everything that decides the plan, down to the source of autopar and the
-        versions of what it stands on: with any of them changed, there may be another plan."""
+        """A hash of everything that decides the plan, including the source of autopar and the
+        versions of its packages. If any of them changes, there may be another plan."""
         return _digest(
             fingerprint(self.graph),
             self.graph.name,
@@ -162,44 +160,44 @@ class GraphRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest(GraphRequest):
-    """What is asked of a plan for a graph on `mesh`, which is laid over the cluster. `imposed` is
-    all that constraints and strategy take away there. Made by `GraphRequest.on`."""
+    """A request for a plan on `mesh`, which is laid over the cluster. `imposed` has all constraints
+    there, including those of the strategy. Made by `GraphRequest.on`."""
 
     mesh: Mesh
     imposed: tuple[MeshConstraint, ...]
     recompute: tuple[str, ...] | None = ()
-    """The keys of ops that backward recomputes; None where that is to be decided."""
+    """The keys of ops that backward recomputes; None if the search decides."""
     offloaded: tuple[str, ...] = ()
     """The keys of activations that are offloaded."""
     microbatches: int = 1
     loss_chunks: int = 1
     params_on_host: frozenset[str] | None = frozenset()
-    """The parameters that live on the host; None where that is to be decided."""
+    """The parameters that live on the host; None if the search decides."""
 
     @property
     def name(self) -> str:
-        """What a candidate of the search is called."""
+        """The name of the candidate in a search."""
         mesh, count, chunks = self.mesh or "of one device", self.microbatches, self.loss_chunks
         parts = f" in {count} microbatches" if count > 1 else ""
         return f"mesh {mesh}{parts}" + (f", the loss in {chunks} chunks" if chunks > 1 else "")
 
     def without_savings(self) -> PlanRequest:
-        """The same where nothing is decided that saves memory, but for what is asked for."""
+        """The same without any saving of memory but those of the options."""
         return replace(self, **self._savings())
 
     def opened(self) -> PlanRequest:
-        """The same where all is to be decided that saves memory: what is recomputed, or offloaded,
-        and where parameters live unless that is given."""
+        """The same where the search decides all that saves memory: recompute and offload, and where
+        parameters live unless that is given."""
         options = self.options
-        again = None if options.given.memory.checkpoint == "planned" else self.recompute
+        recompute = None if options.given.memory.checkpoint == "planned" else self.recompute
         is_open = options.residency == "auto" and options.params_on_host is None
         return replace(
-            self, recompute=again, params_on_host=None if is_open else self.params_on_host
+            self, recompute=recompute, params_on_host=None if is_open else self.params_on_host
         )
 
     @property
     def is_open(self) -> bool:
-        """Whether any of that is to be decided."""
+        """Whether the search decides any of that."""
         return self.recompute is None or self.params_on_host is None
 
     @property
@@ -218,36 +216,36 @@ class PlanRequest(GraphRequest):
 
     @property
     def is_split(self) -> bool:
-        """Whether backward comes in two parts."""
+        """Whether backward has two parts."""
         return bool(self.others)
 
     @property
     def waiting(self) -> tuple[Waiting, ...]:
-        """How many other microbatches wait while one is worked on, at most."""
+        """The most other microbatches that wait during a microbatch."""
         return self.others or (Waiting(self.in_flight - 1),)
 
     @property
     def host_memory_bytes(self) -> int:
-        """What each device may have in its host's memory: its share of that."""
+        """The share of its host's memory that each device may use."""
         return self.cluster.host.memory_bytes
 
     def within(self, limit_bytes: int, host_bytes: int | None = None) -> PlanRequest:
-        """The same with another memory limit, and another share of the host's memory if that is
-        given."""
+        """The same with another memory limit, and another share of the host's memory if given."""
         cluster = self.cluster if host_bytes is None else with_host_share(self.cluster, host_bytes)
         options = replace(self.options, memory_limit_bytes=limit_bytes)
         return replace(self, options=options, cluster=cluster)
 
     def with_only(self, origins: Collection[str]) -> PlanRequest:
-        """The same without what the user asked for and is not `origins` (`Options.imposed`)."""
+        """The same without constraints of the user that are not among `origins`
+        (`Options.imposed`)."""
         return replace(
             self, imposed=tuple(i for i in self.imposed if i.constraint.origin in origins)
         )
 
     def describe_imposed(self) -> tuple[str, ...]:
-        """What the user asked for, as a plan records it: a strategy with what it came to, and the
-        backend, residency, checkpoints, outputs and dtype of what is saved that are not the usual
-        ones."""
+        """What the user imposed, as a plan records it. A strategy stands with its constraints.
+        Backend, residency, checkpoints, outputs and saved dtype stand there unless they have their
+        defaults."""
         written = {constraint.origin for constraint in self.options.constraints}
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
         options = self.options
@@ -274,7 +272,7 @@ def _on_host(graph: Graph, options: Options) -> frozenset[str]:
         return frozenset(options.params_on_host) & {n.target for n in graph.with_role(Role.PARAM)}
     if options.residency != "cpu":
         return frozenset()
-    return frozenset(name for found in can_be_on_host(graph).values() for name in found)
+    return frozenset(name for names in can_be_on_host(graph).values() for name in names)
 
 
 def make_graph_request(
@@ -283,9 +281,9 @@ def make_graph_request(
     options: Options,
     aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> GraphRequest:
-    """What `options` ask of a plan for `graph`, whose inputs and outputs may be named as in
-    `aliases` (`matching.resolve_constraints`). ConstraintError if they speak of what is not
-    there."""
+    """The request for a plan of `graph` with `options`, in which inputs and outputs may have names
+    of `aliases` (`matching.resolve_constraints`). ConstraintError if they name what does not
+    exist."""
     cluster = _with_host_memory(cluster, options)
     if options.given.memory.checkpoint == "as written":
         _check_regions(graph)
@@ -306,12 +304,12 @@ def _with_host_memory(cluster: Cluster, options: Options) -> Cluster:
 
 
 def with_host_share(cluster: Cluster, share_bytes: int) -> Cluster:
-    """`cluster` where each device may have so much in its host's memory."""
+    """`cluster` with `share_bytes` of the host's memory for each device."""
     return replace(cluster, host=replace(cluster.host, memory_bytes=share_bytes))
 
 
 def _check_loss(graph: Graph, options: Options) -> None:
-    """Warns of losses that are not worked on in chunks though that is asked for."""
+    """Warns of losses that are not computed in chunks though the options say how many."""
     chunks = options.loss_chunks
     if chunks is None or chunks == 1 or not trains(graph):
         return
@@ -328,16 +326,20 @@ def _check_loss(graph: Graph, options: Options) -> None:
 
 
 def _check_regions(graph: Graph) -> None:
-    """Warns of checkpoints that are planned all the same."""
+    """Warns of checkpoints that are planned though the options say "as written"."""
     forward = (node for node in graph.with_role(Role.OP) if node.phase is Phase.FORWARD)
     kinds = grouped((node.key, node.checkpoint) for node in forward)
-    selective = any("selective" in found for found in kinds.values())
-    mixed = sorted(key for key, found in kinds.items() if "whole" in found and len({*found}) > 1)
-    told = ["a context_fn"] * selective
+    selective = any("selective" in checkpoints for checkpoints in kinds.values())
+    mixed = sorted(
+        key
+        for key, checkpoints in kinds.items()
+        if "whole" in checkpoints and len({*checkpoints}) > 1
+    )
+    causes = ["a context_fn"] * selective
     if mixed:
-        told.append(f"some of several identical modules ({mixed[0].partition(':')[0]})")
-    if told:
-        text = f'memory.checkpoint="as written" is not kept where it is of {" or ".join(told)}'
+        causes.append(f"some of several identical modules ({mixed[0].partition(':')[0]})")
+    if causes:
+        text = f'memory.checkpoint="as written" is not kept where it is of {" or ".join(causes)}'
         warnings.warn(NotImposedWarning(text), stacklevel=2)
 
 

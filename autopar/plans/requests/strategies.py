@@ -1,12 +1,12 @@
-"""The schemes of the literature as constraints: what each strategy asks of a graph on a mesh.
+"""The schemes of the literature as constraints of each strategy on a graph and a mesh.
 
     ddp       every axis: the batch; parameters whole
-    fsdp      every axis: the batch; parameters stored and kept in shards (ZeRO-3)
-    megatron  innermost axis: every product with a weight in columns or rows, no parameter moved;
+    fsdp      every axis: the batch; parameters sharded, in storage and for backward (ZeRO-3)
+    megatron  innermost axis: every matmul with a weight in columns or rows, no parameter moved;
               other axes: the batch
     2d        q x q (SUMMA): the batch by rows, output features by columns, weights in q x q blocks
     2.5d      d x q x q: 2d on two axes of equal size, the batch also over the third
-    3d        q x q x q: the batch on the outermost axis; of each product the input features on one
+    3d        q x q x q: the batch on the outermost axis; of each matmul the input features on one
               of the others and the output features on the other
 
 What they leave open is the solver's. 2d, 2.5d and 3d also divide all work among all devices where
@@ -27,13 +27,13 @@ from autopar.plans.requests.constraints import Constraint
 from autopar.plans.requests.matching import general, matches, names
 
 MAX_AXES = {"ddp": 2, "fsdp": 2, "megatron": 2, "2d": 2, "2.5d": 3, "3d": 3}
-"""Up to how many axes the search for a mesh tries; megatron takes three where they are given."""
+"""The most axes in a search for a mesh; megatron takes three if a mesh has them."""
 
 
 def expand_strategy(strategy: str, graph: Graph, mesh: Mesh) -> tuple[Constraint, ...]:
-    """What `strategy` asks of `graph` on `mesh`; nothing on a single device.
+    """The constraints of `strategy` on `graph` and `mesh`; none on a single device.
 
-    UnsuitedMeshError, saying what it needs, if it makes no sense there.
+    UnsuitedMeshError, with what it needs, if it makes no sense there.
     """
     if not strategy or not mesh.axes:
         return ()
@@ -61,9 +61,9 @@ def _fsdp(graph: Graph, mesh: Mesh) -> Iterator[str]:
 def _megatron(graph: Graph, mesh: Mesh) -> Iterator[str]:
     *outer, inner = mesh.axes
     _check_batch("megatron", graph, mesh, outer)
-    found = find_matmuls(graph)
-    cut, free = _weight_storage("megatron", graph, found, mesh)
-    _check_weights("megatron", cut, mesh, inner, found, free)
+    matmuls = find_matmuls(graph)
+    cut, free = _weight_storage("megatron", graph, matmuls, mesh)
+    _check_weights("megatron", cut, mesh, inner, matmuls, free)
     yield from (f"batched:* = batch on {axis.name}" for axis in outer)
     yield f"batched:* = not batch on {inner.name}"
     yield f"matmul:* = out on {inner.name} or in on {inner.name}"
@@ -99,9 +99,9 @@ def _summa(
 ) -> Iterator[str]:
     rows, columns = grid
     _check_batch(strategy, graph, mesh, (rows, *depth))
-    found = find_matmuls(graph)
-    blocks, free = _weight_storage(strategy, graph, found, mesh)
-    _check_weights(strategy, blocks, mesh, columns, found, free)
+    matmuls = find_matmuls(graph)
+    blocks, free = _weight_storage(strategy, graph, matmuls, mesh)
+    _check_weights(strategy, blocks, mesh, columns, matmuls, free)
     yield from (f"batched:* = batch on {axis.name}" for axis in (*depth, rows))
     yield f"batched:* = not batch on {columns.name}"
     yield f"matmul:* = out on {columns.name}"
@@ -116,9 +116,9 @@ def _three(graph: Graph, mesh: Mesh) -> Iterator[str]:
         raise _unsuited("3d", mesh, "three axes of the same size, such as 2x2x2")
     first, second, third = mesh.axes
     _check_batch("3d", graph, mesh, (first,))
-    found = find_matmuls(graph)
-    cut, free = _weight_storage("3d", graph, found, mesh)
-    _check_weights("3d", cut, mesh, third, found, free)
+    matmuls = find_matmuls(graph)
+    cut, free = _weight_storage("3d", graph, matmuls, mesh)
+    _check_weights("3d", cut, mesh, third, matmuls, free)
     one, other = second.name, third.name
     yield f"batched:* = batch on {first.name}"
     yield f"matmul:* = out on {one}, in on {other} or in on {one}, out on {other}"
@@ -137,8 +137,8 @@ _LINES = {
 
 
 def _lines(graph: Graph, shardings: Mapping[str, str], kind: str) -> Iterator[str]:
-    """A line per parameter, or one for all whose names differ in numbers, where it says the same of
-    all that its pattern matches."""
+    """A line per parameter, or one for all parameters whose names differ in numbers, if it is the
+    same for all that its pattern matches."""
     groups = grouped(((general(name), text), name) for name, text in shardings.items())
     for (pattern, text), members in groups.items():
         reached = [name for name in names(graph, kind) if matches(pattern, name)]
@@ -151,17 +151,17 @@ def _unsuited(strategy: str, mesh: Mesh, needs: str) -> UnsuitedMeshError:
 
 
 def _check_batch(strategy: str, graph: Graph, mesh: Mesh, axes: Sequence[Axis]) -> None:
-    """UnsuitedMeshError if the batch cannot be cut on `axes`."""
-    ways = prod(axis.size for axis in axes)
-    if ways == 1:
+    """UnsuitedMeshError if the batch cannot be sharded on `axes`."""
+    num_parts = prod(axis.size for axis in axes)
+    if num_parts == 1:
         return
     sizes = sorted(graph.atoms[atom].size for atom in batch_atoms(graph))
-    odd = next((size for size in sizes if size % ways), None)
+    odd = next((size for size in sizes if size % num_parts), None)
     if sizes and odd is None:
         return
     names = " and ".join(axis.name for axis in axes)
     # What has one row has no dim of it.
-    why = f"{odd} samples do not divide by {ways}"
+    why = f"{odd} samples do not divide by {num_parts}"
     if not sizes:
         why = f"no input of {graph.name} has a dim of several samples"
     alone = ", ".join(_quoted(line) for line in STORAGE.get(strategy, ()))
@@ -173,15 +173,15 @@ def _check_batch(strategy: str, graph: Graph, mesh: Mesh, axes: Sequence[Axis]) 
 
 
 def _quoted(line: str) -> str:
-    pattern, wanted = line.split(" = ")
-    return f'"{pattern}": "{wanted}"'
+    pattern, sharding = line.split(" = ")
+    return f'"{pattern}": "{sharding}"'
 
 
 STORAGE: Mapping[str, tuple[str, ...]] = {
     "ddp": ("param:* = R",),
     "fsdp": ("param:* = S on *", "for_backward:* = S on *"),
 }
-"""How a strategy has parameters, whatever is done with them."""
+"""How a strategy stores parameters, whatever is computed with them."""
 
 
 def _check_weights(
@@ -200,7 +200,7 @@ def _check_weights(
 
 
 def left_free(strategy: str, graph: Graph, mesh: Mesh) -> tuple[str, ...]:
-    """The parameters that `strategy` has no rule for, of which it asks nothing on `mesh`."""
+    """The parameters that `strategy` has no rule for and does not constrain on `mesh`."""
     if not mesh.axes or strategy not in _PLACEMENTS:
         return ()
     return tuple(_weight_storage(strategy, graph, find_matmuls(graph), mesh)[1])
@@ -209,11 +209,14 @@ def left_free(strategy: str, graph: Graph, mesh: Mesh) -> tuple[str, ...]:
 def _weight_storage(
     strategy: str, graph: Graph, matmuls: MatmulRoles, mesh: Mesh
 ) -> tuple[Mapping[str, str], Collection[str]]:
-    """How a strategy wants weights to be stored, by name, and the parameters that it has no rule
-    for, in order: those used by an op that cannot work on shards of them, those of which no
-    outermost part of a dim divides, but another one, and those planned as one with others, of which
-    it would ask otherwise."""
-    wanted, axes = _PLACEMENTS[strategy](graph, matmuls, mesh)
+    """How a strategy stores weights, by name, and the parameters without a rule, in order. There is
+    no rule for parameters such as these:
+
+    * those used by an op that cannot work on shards of them;
+    * those of which the mesh divides a part of a dim, but no outermost one;
+    * those planned as one with others that the strategy would store otherwise.
+    """
+    placements, axes = _PLACEMENTS[strategy](graph, matmuls, mesh)
     nodes = [node for node in graph.with_role(Role.PARAM) if not node.external]
     weights = {node.target for node in nodes if len(node.outputs[0].shape) > 1}
     free = {
@@ -225,14 +228,16 @@ def _weight_storage(
     }
     inner = {n.target for n in nodes if not all(_leads(graph, n, axis.size) for axis in axes)}
     free |= inner if inner & weights else set()
-    asked = grouped((n.key, None if n.target in free else wanted.get(n.target, "")) for n in nodes)
-    ruled = {key for key, texts in asked.items() if len({*texts}) == 1 and None not in texts}
+    by_key = grouped(
+        (n.key, None if n.target in free else placements.get(n.target, "")) for n in nodes
+    )
+    ruled = {key for key, texts in by_key.items() if len({*texts}) == 1 and None not in texts}
     others = dict.fromkeys(node.target for node in nodes if node.key not in ruled)
-    return {name: text for name, text in wanted.items() if name not in others}, others
+    return {name: text for name, text in placements.items() if name not in others}, others
 
 
 _WeightPlacements = tuple[dict[str, str], Sequence[Axis]]
-"""How weights are to be stored, by name, and the axes that cut what is computed with them."""
+"""The placements of weights, by name, and the axes that shard what is computed with them."""
 
 
 def _in_columns_or_rows(graph: Graph, matmuls: MatmulRoles, mesh: Mesh) -> _WeightPlacements:
@@ -280,10 +285,10 @@ def _can_shard(node: Node, ref: Ref) -> bool:
 
 
 def _leads(graph: Graph, node: Node, size: int) -> bool:
-    """Whether `size` divides the outermost part of some dim of a parameter, which is stored in
-    shards of that one, or no part of any."""
-    found = [[graph.atoms[k].size % size == 0 for k in parts] for parts in node.outputs[0].parts]
-    return any(divides[0] for divides in found if divides) or not any(map(any, found))
+    """Whether `size` divides the outermost part of some dim of a parameter, which can then be
+    sharded, or no part of any."""
+    dims = [[graph.atoms[k].size % size == 0 for k in parts] for parts in node.outputs[0].parts]
+    return any(divides[0] for divides in dims if divides) or not any(map(any, dims))
 
 
 def _divided(graph: Graph, matmuls: MatmulRoles, roles: Sequence[str], size: int) -> list[str]:
@@ -303,8 +308,8 @@ def _divides(atoms: Sequence[Atom], parts: Sequence[Sequence[int]], slot: Slot, 
 
 
 def _block(graph: Graph, matmuls: MatmulRoles, name: str, rows: Axis, columns: Axis) -> str:
-    """Where a weight lies on a grid: input features on its rows, output features on its columns;
-    empty if it does not divide so."""
+    """The placement of a weight on a grid: input features on its rows, output features on its
+    columns; empty if it does not divide so."""
     roles = matmuls.weights[name]
     node = next(n for n in graph.with_role(Role.PARAM) if n.target == name)
     parts = node.outputs[0].parts
