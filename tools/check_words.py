@@ -1,9 +1,9 @@
 """Fail when a name or a label of the package has a word that autopar alone would understand.
 
-What counts is the name of a module, class, function, method, parameter or field, word by word
-(`num_again` has `again`). Plan files and pages take theirs from such names. Local variables do not
-count. Labels are what the commands and pages print: strings in `cli` and `report` that are no
-docstrings, and templates, style sheets and scripts of pages as a whole, names of classes included.
+What counts is the name of a module, class, function, method, parameter, field or variable, word by
+word (`num_again` has `again`). Plan files and pages take theirs from such names. Labels are what
+the commands and pages print: strings in `cli` and `report` that are no docstrings, and templates,
+style sheets and scripts of pages as a whole, names of classes included.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ PLAIN = {
     "ShardPiece": "a part of a shard",
     "shard_pieces": "parts of shards",
     "embedding_lookup": "says itself what is looked up",
-    "_found_inf": "torch's own name",
     "_in_turn": "one after the other",
     "in_one_piece": "not in several",
     "_moments": "mean and variance",
@@ -81,31 +80,16 @@ _COMMENT = re.compile(r"\{#.*?#\}|/\*.*?\*/", re.DOTALL)
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
-def names_of(node: ast.AST) -> Iterator[str]:
-    """The classes, functions, parameters and fields that a file defines, but in functions."""
-    for each in ast.iter_child_nodes(node):
-        match each:
-            case ast.FunctionDef(args=args) | ast.AsyncFunctionDef(args=args):
-                yield each.name
-                every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
-                yield from (arg.arg for arg in every if arg is not None)
-                yield from _attributes(each)
-            case ast.ClassDef():
-                yield each.name
-                yield from names_of(each)
-            case ast.AnnAssign(target=ast.Name(name)) if isinstance(node, ast.ClassDef):
-                yield name
-            case ast.stmt():
-                yield from names_of(each)
-            case _:
-                pass
-
-
-def _attributes(function: ast.AST) -> Iterator[str]:
-    for node in ast.walk(function):
+def names_of(tree: ast.AST) -> Iterator[str]:
+    """The classes, functions, parameters, fields and variables of a file."""
+    for node in ast.walk(tree):
         match node:
-            case ast.Attribute(value=ast.Name("self"), ctx=ast.Store()):
-                yield node.attr
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                yield name
+            case ast.arg(name) | ast.Name(name, ast.Store()):
+                yield name
+            case ast.Attribute(ast.Name("self"), name, ast.Store()):
+                yield name
             case _:
                 pass
 

@@ -153,7 +153,7 @@ def reload(): ...
 """
     (tmp_path / "autopar" / "roll.py").write_text(text, encoding="utf-8")
     assert [each.split(": ", 2)[1] for each in foreign_words(tmp_path)] == [
-        "Bill", "_kept_bytes", "num_again", "roll", "turns",
+        "Bill", "_kept_bytes", "found", "num_again", "roll", "turns",
     ]  # fmt: skip
 
 
