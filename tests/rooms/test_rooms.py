@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -176,6 +177,18 @@ def head(bytes):
         "'Kept in turn': kept is for backward, unsharded, turn is microbatch",
         "' of a piece, made at ': piece is shard, made is the noun it is: output, result",
     ]
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """In backticks, from the root or from the package."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    absent = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in pages
+        for path in re.findall(r"`([a-z_]+/[\w/]+\.py)`", page.read_text(encoding="utf-8"))
+        if not ((ROOT / path).exists() or (ROOT / "autopar" / path).exists())
+    ]
+    assert not absent
 
 
 def test_the_name_before_of_a_report_warns() -> None:
