@@ -1,10 +1,25 @@
-"""Attributes that are replaced for a while."""
+"""Attributes that are replaced for a while, and replacements that stay."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
+
+
+def once(replace: Callable[[], None]) -> Callable[[], None]:
+    """`replace`, called at most once in a process: where it raises, parts of it may have been done,
+    which must not be done on top of themselves."""
+    calls: list[None] = []
+
+    @wraps(replace)
+    def first() -> None:
+        if not calls:
+            calls.append(None)
+            replace()
+
+    return first
 
 
 @contextmanager

@@ -171,8 +171,11 @@ class _Step(nn.Module):
     def _substitutes(self) -> dict[int, Tensor]:
         """The stand-ins of parameters and external tensors, by identity, for places other than
         modules in which forward finds them."""
-        states = {number: table.get(name) for number, table, name in self.held}
-        substitutes = {number: state for number, state in states.items() if state is not None}
+        substitutes = {
+            number: state
+            for number, table, name in self.held
+            if (state := table.get(name)) is not None
+        }
         pairs = enumerate(self.externals)
         return substitutes | {id(x): self.get_buffer(external_name(number)) for number, x in pairs}
 

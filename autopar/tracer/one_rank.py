@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
@@ -88,17 +88,18 @@ DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
 def as_only_rank(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
     """(owner, name, value) of what to replace while `model` is traced. Names that the files of its
     modules have imported are among them."""
-    replacements: dict[Any, Any] = {}
+    # By identity: the hash of what a module's file has may raise (`Annotated[Tensor, []]`).
+    replacements: dict[int, Any] = {}
     for owner, name, value in _all():
-        replacements[getattr(owner, name)] = value
+        replacements[id(getattr(owner, name))] = value
         yield owner, name, value
     for file in {type(module).__module__: None for module in model.modules()}:
         library = sys.modules.get(file)
         if library is None or file.startswith("torch."):
             continue
         for name, value in list(vars(library).items()):
-            if callable(value) and isinstance(value, Hashable) and value in replacements:
-                yield library, name, replacements[value]
+            if id(value) in replacements:
+                yield library, name, replacements[id(value)]
 
 
 def _all() -> Iterator[tuple[Any, str, Any]]:

@@ -126,8 +126,8 @@ def syntax_of(file: str) -> ast.Module:
 @cache
 def _parents(file: str) -> dict[ast.AST, ast.AST]:
     """The parent of each node of a file's syntax tree."""
-    tree = ast.walk(syntax_of(file))
-    return {child: node for node in tree for child in ast.iter_child_nodes(node)}
+    nodes = ast.walk(syntax_of(file))
+    return {child: node for node in nodes for child in ast.iter_child_nodes(node)}
 
 
 def _expression(parents: dict[ast.AST, ast.AST], place: StackLocation) -> ast.expr | None:

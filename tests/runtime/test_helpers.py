@@ -15,6 +15,7 @@ from torch import fx, nn
 from autopar.driver.training.progress import StepProgress
 from autopar.runtime.process.digests import digest_params, digest_values, param_types
 from autopar.runtime.program.random import SharedRandom, draws
+from autopar.runtime.replacing import once
 
 CPU = torch.device("cpu")
 
@@ -120,3 +121,17 @@ def test_progress_that_fails_wipes_its_line(monkeypatch: pytest.MonkeyPatch) -> 
     progress.phase("trace")
     progress.close()
     assert screen.getvalue().endswith("\r\x1b[2K")
+
+
+def test_a_replacement_that_failed_is_not_done_again() -> None:
+    calls: list[None] = []
+
+    @once
+    def replace() -> None:
+        calls.append(None)
+        raise ValueError("half done")
+
+    with pytest.raises(ValueError, match="half done"):
+        replace()
+    replace()
+    assert len(calls) == 1

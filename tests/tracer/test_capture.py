@@ -7,7 +7,7 @@ import io
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -350,3 +350,15 @@ def test_a_parameter_in_a_list_is_the_modules() -> None:
     traced = trace(ListsWeights(), (torch.randn(2, 4),))
     (weight,) = (n for n in traced.graph.nodes if n.target == "linear.weight" and n.op != "output")
     assert sum(Ref(weight.index) in n.inputs for n in traced.graph.nodes) > 1
+
+
+UNHASHABLE = Annotated[torch.Tensor, []]
+"""Callable, of a type that has a hash, and its hash raises."""
+
+
+def test_a_module_is_traced_whose_file_has_what_cannot_be_hashed(one_rank: Any) -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: UNHASHABLE) -> torch.Tensor:
+            return 2 * x
+
+    assert trace(nn.Sequential(Doubled(), nn.Linear(4, 4)), (torch.ones(2, 4),), {}).graph.nodes

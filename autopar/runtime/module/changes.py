@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import torch
@@ -82,6 +81,7 @@ from autopar.runtime.process.proven import (
 from autopar.runtime.program.reads_whole import check_derivatives_of
 from autopar.runtime.program.sharded import view_of_whole, whole_of
 from autopar.runtime.program.sharded_ops import shares_memory
+from autopar.runtime.replacing import once
 from autopar.runtime.torch_private import (
     flatten,
     is_below_autograd,
@@ -113,7 +113,7 @@ def know_changes(meshes: Iterable[DeviceMesh]) -> None:
     add_meshes(meshes)
 
 
-@cache
+@once
 def _know_methods() -> None:
     take_over_assignments(_assigned)
     take_over_copies(is_ours)

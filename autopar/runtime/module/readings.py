@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from autopar.runtime.process.digests import digest_values
 from autopar.runtime.process.own_group import own_group
 from autopar.runtime.program.reads_whole import storage_of_shard
 from autopar.runtime.program.sharded import whole_of
+from autopar.runtime.replacing import once
 from autopar.runtime.torch_private import flatten
 
 # Files that a script writes itself: they hold whole tensors in place of shards.
@@ -131,7 +132,7 @@ def know_metrics() -> None:
         _take_over_sync()
 
 
-@cache
+@once
 def _take_over_sync() -> None:
     library: Any = sys.modules["torchmetrics"]
     plain = library.Metric.sync

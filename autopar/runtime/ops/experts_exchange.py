@@ -1,6 +1,6 @@
 """Experts and tokens sharded over one group of ranks: `autopar::experts_exchange` and its backward.
 
-A rank has N tokens of its own and E / `num_ranks` of the experts, in order of rank. It sends each
+A rank has N tokens of its own and E / `ways` of the experts, in order of rank. It sends each
 of its rows to the rank that has the expert, which computes the result and sends it back. The number
 of rows depends on the data: ranks first exchange how many rows they send to each expert. No row is
 dropped. Backward sends the rows again, with their gradients and weights.

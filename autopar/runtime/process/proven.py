@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.runtime.dtensor_private import has_strategy
 from autopar.runtime.op_schemas import gives_tensors, is_pointwise
+from autopar.runtime.replacing import once
 from autopar.runtime.torch_private import compose
 
 aten = torch.ops.aten
@@ -158,7 +159,7 @@ def added_up(x: Tensor) -> Tensor:
 # tensor classes do see, for all tensors alike.
 
 
-@cache
+@once
 def know_composites() -> None:
     """From now on these ops are right for any tensor."""
     compose("matmul.out", _into(aten.matmul.default))

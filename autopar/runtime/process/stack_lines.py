@@ -36,8 +36,8 @@ _WRAPPERS = frozenset({"wrapper", "__call__"})
 def script_line(frames: list[tuple[CodeType, int]]) -> str:
     """`train.py:57 in main`, for the user's innermost frame of `frames`, which are outermost
     first."""
-    ours = ((code, line) for code, line in reversed(frames) if is_of_script(code))
-    return next((f"{Path(c.co_filename).name}:{line} in {c.co_name}" for c, line in ours), "")
+    of_script = ((code, line) for code, line in reversed(frames) if is_of_script(code))
+    return next((f"{Path(c.co_filename).name}:{line} in {c.co_name}" for c, line in of_script), "")
 
 
 def is_of_script(code: CodeType) -> bool:

@@ -194,13 +194,13 @@ class _Pass:
         does = {Pass.FORWARD: run.forward, Pass.BACKWARD: run.backward}[kind]
         sent = does(microbatch, named) if kind is Pass.FORWARD or run.has_backward else {}
         links = (send_plan.link for send_plan in messages.exchanges.sends[action])
-        shards = {
+        outgoing = {
             link: self.states[link.target].to(self.schedule.device)
             if link.name == RANDOM
             else sent[f"sent:{link.target}:{link.name}"]
             for link in links
         }
-        messages.give(action, shards)
+        messages.give(action, outgoing)
 
     def _around(self, stage: int) -> Around:
         """The context of the graphs of a stage: each microbatch draws as the whole batch would,

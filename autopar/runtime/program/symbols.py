@@ -5,8 +5,9 @@ Rows are elements along a dim of `size` rows that mesh axes cut into chunks, one
 each rank. Nothing calls these functions: `codegen.bind` replaces them by ATen ops, and `spmd` runs
 those.
 
-In a graph each has a tensor `x` before its other arguments. The functions here return the op on the
-rank with this `index` on each mesh axis.
+In a graph each is called with a tensor `x` and what is below behind `index`. The functions below
+return the op on the rank with this `index` on each mesh axis, for `on_rank`: their names stand for
+the symbols.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def _symbol(resolve: Callable[..., Resolved]) -> Callable[..., NoReturn]:
 
     @wraps(resolve)
     def unbound(_: Any, *args: Any) -> NoReturn:
-        raise NotImplementedError(f"{resolve.__name__}{args} of a graph that is not bound")
+        raise NotImplementedError(
+            f"{resolve.__name__}{args} of a graph that is not bound: `codegen.bind` binds it"
+        )
 
     _ON_A_RANK[unbound] = resolve
     return unbound
