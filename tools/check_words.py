@@ -90,6 +90,10 @@ def names_of(tree: ast.AST) -> Iterator[str]:
                 yield name
             case ast.Attribute(ast.Name("self"), name, ast.Store()):
                 yield name
+            case ast.ExceptHandler(name=str(name)) | ast.alias(asname=str(name)):
+                yield name
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield name
             case _:
                 pass
 

@@ -72,6 +72,10 @@ class Sharding(tuple[Placement, ...]):
     # A tuple itself, as pricing hashes and compares millions of them.
     __slots__ = ()
 
+    def __bool__(self) -> bool:
+        """Always: on a mesh without axes it is empty, and a sharding like others."""
+        return True
+
     def __str__(self) -> str:
         return "[" + ", ".join(map(str, self)) + "]"
 

@@ -75,6 +75,18 @@ class Decided(nn.Module):
         return x + torch.where(y > 0.1, y, 0.5 * y).sin()
 
 
+class Joined(nn.Module):
+    """Its output is saved, and read in backward by what is recomputed alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.parts
+        return first(x * 0.5) + second(x * 0.25) + third(x * 0.3)
+
+
 @cache
 def traced(block: type[nn.Module] = Block) -> Traced:
     return trace(Blocks(block), (torch.randn(512, 64),), {})
@@ -141,6 +153,21 @@ def test_equal_to_the_best_of_all_that_can_be_made_again(
         evaluate(again, same_choice(open_problem, found, again, settled.step)).objective
         == found.objective
     )
+
+
+def test_an_activation_is_rounded_that_only_recomputed_ops_read() -> None:
+    """On one device, where its sharding has no axes."""
+    asked = request(mesh="1", block=Joined)
+    asked = replace(asked, options=replace(asked.options, saved_dtype="bfloat16"), recompute=None)
+    problem, plain = price(asked), price(replace(asked, recompute=()))
+    static = sum(int(usage.amounts.min()) for (usage,) in plain.usages)
+    top = held(plain, solve(replace(plain, usage_limit=None)).choice)
+    found = solve(replace(problem, usage_limit=static + (top - static) // 2))
+    resolved = resolved_request(asked, problem, found)
+    again = price(resolved)
+    assert any("restore." in key for key in again.keys)
+    # The casts have a price here; while it is open what is recomputed, they have none.
+    assert evaluate(again, same_choice(problem, found, again, resolved.step)).feasible
 
 
 def test_nothing_is_made_again_where_all_fits() -> None:

@@ -24,10 +24,11 @@ _Value = TypeVar("_Value")
 def _remembered(
     work_out: Callable[Concatenate[Tables, _P], _Value],
 ) -> Callable[Concatenate[Tables, _P], _Value]:
-    """`work_out`, computed once for each of its arguments."""
+    """`work_out`, computed once for each of its arguments, by position."""
 
     @wraps(work_out)
     def remembered(self: Tables, *args: _P.args, **kwargs: _P.kwargs) -> _Value:
+        assert not kwargs
         key = (work_out.__name__, *args)
         if key not in self.known:
             self.known[key] = work_out(self, *args, **kwargs)
