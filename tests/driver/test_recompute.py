@@ -87,6 +87,16 @@ class Joined(nn.Module):
         return first(x * 0.5) + second(x * 0.25) + third(x * 0.3)
 
 
+class Averaged(Blocks):
+    def __init__(self) -> None:
+        super().__init__(Joined)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean()
+
+
 @cache
 def traced(block: type[nn.Module] = Block) -> Traced:
     return trace(Blocks(block), (torch.randn(512, 64),), {})
@@ -157,8 +167,11 @@ def test_equal_to_the_best_of_all_that_can_be_made_again(
 
 def test_an_activation_is_rounded_that_only_recomputed_ops_read() -> None:
     """On one device, where its sharding has no axes."""
-    asked = request(mesh="1", block=Joined)
-    asked = replace(asked, options=replace(asked.options, saved_dtype="bfloat16"), recompute=None)
+    graph = trace(Averaged(), (torch.randn(512, 64),), {}).graph
+    options = Options(PlanOptions(backend="eager"), mesh="1", saved_dtype="bfloat16")
+    cluster = parse_cluster("1xH100")
+    asked = make_graph_request(graph, cluster, options).on(parse_mesh("1", cluster))
+    asked = replace(asked, recompute=None)
     problem, plain = price(asked), price(replace(asked, recompute=()))
     static = sum(int(usage.amounts.min()) for (usage,) in plain.usages)
     top = held(plain, solve(replace(plain, usage_limit=None)).choice)
