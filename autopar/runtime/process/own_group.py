@@ -7,7 +7,6 @@ The default group belongs to the script, which may use it at the same time from 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.runtime.dtensor_private import redistribute_as_bytes
+from autopar.runtime.replacing import once
 from autopar.runtime.torch_private import take_over_collective, timeout_of_world
 
 _own: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
@@ -62,7 +62,7 @@ _MOVES = ("all_gather_into_tensor", "all_to_all_single", "broadcast")
 """The functional collectives that compute nothing."""
 
 
-@cache
+@once
 def know_bytes() -> None:
     """From now on functional collectives that only move tensors, of programs and of DTensors, take
     any dtype on the CPU."""

@@ -9,7 +9,6 @@ gradients on several meshes is that of all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from autopar.runtime.op_schemas import written_by
 from autopar.runtime.process.origins import count_changes
 from autopar.runtime.process.own_group import broadcast, bytes_behind, own_group, unpacked
 from autopar.runtime.process.proven import adds_up, is_any_uneven
+from autopar.runtime.replacing import once
 from autopar.runtime.torch_private import map_tensors
 
 _known: dict[DeviceMesh, DeviceMesh] = {}
@@ -68,7 +68,7 @@ _NUMBER = "aten::_local_scalar_dense"
 _UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
 
-@cache
+@once
 def know_numbers() -> None:
     """From now on `item()` of a DTensor is the whole value, not a rank's partial term. Ops on lists
     take tensors on several meshes, and plain ones."""

@@ -5,9 +5,8 @@ Rows are elements along a dim of `size` rows that mesh axes cut into chunks, one
 each rank. Nothing calls these functions: `codegen.bind` replaces them by ATen ops, and `spmd` runs
 those.
 
-In a graph each is called with a tensor `x` and what is below behind `index`. The functions below
-return the op on the rank with this `index` on each mesh axis, for `on_rank`: their names stand for
-the symbols.
+In a graph, a symbol is called with a tensor `x` in place of `index`. `on_rank` calls the function
+below it, which returns the op on the rank with this `index` on each mesh axis.
 """
 
 from __future__ import annotations

@@ -10,28 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, BoolArray, IntArray, Problem
 from autopar.solver.windows import with_choices
 
-_P = ParamSpec("_P")
+_Arguments = TypeVarTuple("_Arguments")
 _Value = TypeVar("_Value")
 
 
 def _remembered(
-    work_out: Callable[Concatenate[Tables, _P], _Value],
-) -> Callable[Concatenate[Tables, _P], _Value]:
-    """`work_out`, computed once for each of its arguments, by position."""
+    work_out: Callable[[Tables, *_Arguments], _Value],
+) -> Callable[[Tables, *_Arguments], _Value]:
+    """`work_out`, computed once for each of its arguments."""
 
     @wraps(work_out)
-    def remembered(self: Tables, *args: _P.args, **kwargs: _P.kwargs) -> _Value:
-        assert not kwargs
+    def remembered(self: Tables, *args: *_Arguments) -> _Value:
         key = (work_out.__name__, *args)
         if key not in self.known:
-            self.known[key] = work_out(self, *args, **kwargs)
+            self.known[key] = work_out(self, *args)
         return self.known[key]
 
     return remembered
