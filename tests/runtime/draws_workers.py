@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
 import torch
@@ -29,9 +28,9 @@ def dropped() -> nn.Module:
     return model
 
 
-def script(model: nn.Module, *, interrupts: bool) -> list[tuple[Tensor, list[Tensor]]]:
+def script(model: nn.Module) -> list[tuple[Tensor, list[Tensor]]]:
     """The loss and gradients of each step; every other step adds to the gradients of the one before
-    it. Between the phases the script draws for itself, if it `interrupts`."""
+    it. Between the phases the script draws for itself."""
     batches = [batch(step, 8) for step in range(STEPS)]
     torch.manual_seed(7)
     found: list[tuple[Tensor, list[Tensor]]] = []
@@ -42,8 +41,7 @@ def script(model: nn.Module, *, interrupts: bool) -> list[tuple[Tensor, list[Ten
                 model(**given)
             model.train()
         loss = model(**given).loss
-        if interrupts:
-            torch.rand(1000)
+        torch.rand(1000)
         if step == RETAINED:
             loss.backward(retain_graph=True)
         loss.backward()
@@ -58,9 +56,7 @@ def compared(**how: Any) -> dict[str, Any]:
     """How far a compiled model's steps are from eager's, and which draws are recomputed."""
     plain = dropped()
     model: Any = autopar.compile(copy.deepcopy(plain), **grouped(checkpoint="as written", **how))
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    # What ranks draw elsewhere changes nothing; alone, the generator is the script's own.
-    ours, theirs = script(model, interrupts=True), script(plain, interrupts=alone)
+    ours, theirs = script(model), script(plain)
     worst = 0.0
     for (loss, gradients), (expected, others) in zip(ours, theirs, strict=True):
         pairs = [(loss, expected), *zip(gradients, others, strict=True)]
@@ -86,7 +82,7 @@ def rounded() -> dict[str, Any]:
         constraints={"strategy": "fsdp"},
         cluster=slow_devices(2),
     )
-    ours, theirs = script(model, interrupts=True), script(plain, interrupts=False)
+    ours, theirs = script(model), script(plain)
     losses = max(distance(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=True))
     pairs = [p for (_, a), (_, b) in zip(ours, theirs, strict=True) for p in zip(a, b, strict=True)]
     return {"loss": losses, "grad": max(distance(a, b) for a, b in pairs)}

@@ -138,8 +138,9 @@ def _from_rank_0(values: list[Tensor]) -> list[Tensor]:
     return values
 
 
-FEW = ("pruned for good", "spectral", "tied again", "appended", "lora", "no bias")
-"""One of each kind: what takes a parameter's place, makes it of others, or leaves it out."""
+FEW = ("pruned for good", "spectral", "orthogonal", "tied again", "appended", "lora", "no bias")
+"""One of each kind: what takes a parameter's place or contents, makes it of others, or leaves it
+out."""
 
 
 def two() -> dict[str, Any]:

@@ -174,8 +174,8 @@ def unequal_ranks() -> dict[str, float]:
     model = staged(copy.deepcopy(plain), 4, stages=3, mesh="1/2/1", microbatches=2)
     found: dict[str, float] = {}
     losses: list[list[Tensor]] = []
-    for each, seed in ((model, 7 + RANK), (plain, 7)):
-        torch.manual_seed(seed)
+    for each in (model, plain):
+        torch.manual_seed(7)
         losses.append([])
         for size in (8, 6, 5):
             loss = each(**{name: x[:size] for name, x in batch(size).items()}).loss

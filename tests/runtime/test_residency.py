@@ -177,10 +177,11 @@ def four() -> list[float]:
         assert any(param.residency == "cpu" for param in structure.params.values())
         compiled = autopar.compile(model, plan=replace(plan, structure=structure))
         both = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (compiled, plain)]
-        # From here on both draw the same numbers, each from a generator of its own.
-        torch.manual_seed(seed)
-        for _ in range(3):
-            losses = [m(x=x) for m in (compiled, plain)]
+        for step in range(3):
+            losses: list[Tensor] = []
+            for each in (compiled, plain):
+                torch.manual_seed(seed + step)
+                losses.append(each(x=x))
             for loss in losses:
                 loss.backward()
             far.append(distance(*losses))

@@ -68,7 +68,7 @@ from autopar.runtime.op_schemas import (
 )
 from autopar.runtime.process.alone import is_differentiated, is_in_shards, jointly, whole_alone
 from autopar.runtime.process.beside import rows_differ
-from autopar.runtime.process.origins import count_changes, note
+from autopar.runtime.process.origins import count_changes, know_swaps, note
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all
 from autopar.runtime.process.proven import (
     added_up,
@@ -120,6 +120,7 @@ def _know_methods() -> None:
     take_over_wholes(_whole)
     know_readings(is_ours)
     know_composites()
+    know_swaps()
 
 
 def _whole(make: Callable[[DTensor], Tensor], x: DTensor) -> Tensor:

@@ -9,28 +9,49 @@ with its op and inputs, which hold as long as none of them has changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
+import torch.utils
 from torch import Tensor
 
 from autopar.runtime.process.moves import moves
+from autopar.runtime.replacing import once
 from autopar.runtime.torch_private import in_backward
 
-_ORIGIN = "_autopar_origin"
+_ORIGIN, _HANDLE = "_autopar_origin", "_autopar_handle"
 _MOST_OPS = 16
 """How many ops one after the other are noted: a chain may grow as long as a script runs."""
 
 
-class Leaf(NamedTuple):
-    """A tensor that all ranks know; the note does not keep it alive."""
+class _OfThisProcess:
+    """What is kept on a tensor, and does not hold in another process or for a copy: None there."""
 
-    tensor: ReferenceType[Tensor]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+class _Handle(_OfThisProcess):
+    """A tensor, which is not kept alive, for all notes of it; None once it has other contents."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: ReferenceType[Tensor] | None = ref(tensor)
+
+    def now(self) -> Tensor | None:
+        return None if self.tensor is None else self.tensor()
+
+
+class Leaf(NamedTuple):
+    """A tensor that all ranks know, None if there is none; the note does not keep it alive."""
+
+    handle: _Handle | None
     version: tuple[int, int]
 
     def now(self) -> Tensor | None:
         """The tensor, if it is there and as it was."""
-        tensor = self.tensor()
+        tensor = None if self.handle is None else self.handle.now()
         return tensor if tensor is not None and _version(tensor) == self.version else None
 
 
@@ -44,16 +65,13 @@ class Origin(NamedTuple):
     depth: int
 
 
-class _Noted(NamedTuple):
+@dataclass(slots=True)
+class _Noted(_OfThisProcess):
     origin: Origin
     version: tuple[int, int]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Notes do not hold in another process or for a copy: None there."""
-        return type(None), ()
 
-
-_NOBODY = Leaf(lambda: None, (0, 0))  # pyright: ignore[reportArgumentType]
+_NOBODY = Leaf(None, (0, 0))
 
 
 def note(
@@ -92,7 +110,28 @@ def source_of(x: Tensor) -> Leaf | Origin:
     noted: _Noted | None = vars(x).get(_ORIGIN)
     if noted is not None and noted.version == _version(x) and _is_there(noted.origin):
         return noted.origin
-    return Leaf(ref(x), _version(x))
+    handle: _Handle | None = vars(x).get(_HANDLE)
+    if handle is None or handle.now() is not x:  # which copy.copy() has taken along
+        handle = vars(x)[_HANDLE] = _Handle(x)
+    return Leaf(handle, _version(x))
+
+
+@once
+def know_swaps() -> None:
+    """From now on torch can swap the contents of two tensors, as where a parametrization sets a
+    parameter: it refuses to while there are weak references to one of them. Notes of both end."""
+    swap = torch.utils.swap_tensors
+
+    @wraps(swap)
+    def after_notes(t1: Tensor, t2: Tensor) -> None:
+        for x in (t1, t2):
+            handle: _Handle | None = vars(x).pop(_HANDLE, None)
+            if handle is not None:
+                handle.tensor = None
+            vars(x).pop(_ORIGIN, None)
+        swap(t1, t2)
+
+    torch.utils.swap_tensors = after_notes
 
 
 def _is_there(source: Any) -> bool:
