@@ -16,9 +16,9 @@ from autopar.solver.ilp import Model
 from autopar.solver.memory import maximal_times
 from autopar.solver.pairwise import kernels
 from autopar.solver.pairwise.bound import Guide, MemoryPrices, certify
-from autopar.solver.pairwise.compiling import compiled
+from autopar.solver.pairwise.compiling import compiled, compiled_within
 from autopar.solver.pairwise.core import Core
-from autopar.solver.pairwise.kernels import rows_least
+from autopar.solver.pairwise.kernels import least_of_nodes, most_choices, rows_least, summed
 
 # The compiled pass that computes a lower bound for every choice.
 
@@ -26,7 +26,7 @@ from autopar.solver.pairwise.kernels import rows_least
 # pyright: reportReturnType=none, reportArgumentType=none
 
 
-@compiled
+@compiled_within
 def least_costs(
     core: Core,
     theta: FloatArray,
@@ -40,15 +40,15 @@ def least_costs(
     for e in range(len(core.source)):
         a, b = core.source[e], core.target[e]
         rows, columns = core.first[a + 1] - core.first[a], core.first[b + 1] - core.first[b]
-        rows_least(core, e, False, message, row)
+        is_target = e < 0  # False; for that as a literal numba would compile it once more
+        rows_least(core, e, is_target, message, row)
         of_edges[e] = np.inf
         for c in range(rows):
             of_edges[e] = min(of_edges[e], row[c] - message[core.source_message[e] + c])
             own[core.first[a] + c] += message[core.source_message[e] + c]
         for d in range(columns):
             own[core.first[b] + d] += message[core.target_message[e] + d]
-    for i in range(len(core.first) - 1):
-        of_nodes[i] = own[core.first[i] : core.first[i + 1]].min()
+    least_of_nodes(core, own, of_nodes)
 
 
 @compiled
@@ -59,11 +59,11 @@ def weigh(
     bound on plans with that choice. The bound is the sum of the least costs of all other nodes and
     edges, the choice's own cost, and the best row of each of its edges. It is computed at the
     choice's node, before that passes its costs on."""
-    num_nodes, widest = len(core.first) - 1, np.max(np.diff(core.first))
+    num_nodes, widest = len(core.first) - 1, most_choices(core)
     own, with_rows, rows = np.empty(widest), np.empty(widest), np.empty(widest)
     of_nodes, of_edges = np.empty(num_nodes), np.empty(len(core.source))
     least_costs(core, theta, message, of_nodes, of_edges, rows)
-    total = of_nodes.sum() + of_edges.sum()
+    total = summed(of_nodes) + summed(of_edges)
     for step in range(num_nodes):
         i = step if upward else num_nodes - 1 - step
         begin, size = core.first[i], core.first[i + 1] - core.first[i]

@@ -17,7 +17,7 @@ import numpy as np
 from autopar.ir.grouping import grouped
 from autopar.ir.problem import FORBIDDEN, FloatArray, Flow, IntArray, Problem
 from autopar.solver.ilp import Model, distinct_sinks
-from autopar.solver.pairwise.compiling import compiled
+from autopar.solver.pairwise.compiling import compiled, compiled_within
 from autopar.solver.pairwise.contract import Contracted
 from autopar.solver.pairwise.core import Core, lay_out
 from autopar.solver.pairwise.tables import Tables, added
@@ -114,15 +114,22 @@ def distances_weighed(flows: Sequence[Flow], weighed: Sequence[Flow]) -> list[In
     return distances
 
 
+@compiled_within
+def unconnected(size: int) -> IntArray:
+    """Distances between states without arcs: 0 from a state to itself, else `FORBIDDEN`."""
+    distances = np.empty((size, size), dtype=np.int64)
+    for i in range(size):
+        for j in range(size):
+            distances[i, j] = 0 if i == j else FORBIDDEN
+    return distances
+
+
 @compiled
 def _least_of_fastest(
     size: int, tails: IntArray, heads: IntArray, costs: IntArray, weighed: IntArray
 ) -> IntArray:
     """Floyd and Warshall's recursion on pairs of costs, compared in lexicographic order."""
-    first = np.full((size, size), FORBIDDEN)
-    second = np.full((size, size), FORBIDDEN)
-    for state in range(size):
-        first[state, state] = second[state, state] = 0
+    first, second = unconnected(size), unconnected(size)
     for a in range(len(tails)):
         i, j = tails[a], heads[a]
         is_less = costs[a] < first[i, j]
@@ -137,7 +144,11 @@ def _least_of_fastest(
                 least = second[i, middle] + second[middle, j]
                 if through < first[i, j] or (through == first[i, j] and least < second[i, j]):
                     first[i, j], second[i, j] = through, least
-    return np.where(first >= FORBIDDEN, FORBIDDEN, second)
+    for i in range(size):
+        for j in range(size):
+            if first[i, j] >= FORBIDDEN:
+                second[i, j] = FORBIDDEN
+    return second
 
 
 _ROUNDING = 1e-12
@@ -262,9 +273,7 @@ def _split(
 def _shortest_distances(size: int, tails: IntArray, heads: IntArray, costs: IntArray) -> IntArray:
     """`routing.shortest_distances`, compiled. On three axes a tensor has hundreds of states, for
     which numpy takes five times as long, and every commodity has costs of its own."""
-    distances = np.full((size, size), FORBIDDEN)
-    for state in range(size):
-        distances[state, state] = 0
+    distances = unconnected(size)
     for a in range(len(tails)):
         distances[tails[a], heads[a]] = min(distances[tails[a], heads[a]], costs[a])
     for middle in range(size):

@@ -9,14 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray, IntArray
-from autopar.solver.pairwise.compiling import compiled
+from autopar.solver.pairwise.compiling import compiled, compiled_within
 from autopar.solver.pairwise.core import Core
+from autopar.solver.pairwise.kernels import most_choices
 
 HUB = 64
 """Nodes with more edges than this do not bring their neighbours into a tree."""
 
 
-@compiled
+@compiled_within
 def next_random(state: IntArray, below: int) -> int:
     """A number in [0, below) from the generator in `state[0]` (Knuth's linear congruence)."""
     x = np.uint64(state[0]) * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
@@ -24,7 +25,7 @@ def next_random(state: IntArray, below: int) -> int:
     return np.int64((x >> np.uint64(33)) % np.uint64(below))
 
 
-@compiled
+@compiled_within
 def add_usage(tree: IntArray, size: int, start: int, stop: int, amount: int) -> None:
     """Adds `amount` at the times `start <= t < stop` of a segment tree of maxima.
 
@@ -50,7 +51,7 @@ def add_usage(tree: IntArray, size: int, start: int, stop: int, amount: int) -> 
             v >>= 1
 
 
-@compiled
+@compiled_within
 def set_choice(
     core: Core, node: int, chosen: int, choice: IntArray, tree: IntArray, size: int
 ) -> None:
@@ -64,7 +65,7 @@ def set_choice(
     choice[node] = chosen
 
 
-@compiled
+@compiled_within
 def grow(
     core: Core,
     start: int,
@@ -113,7 +114,7 @@ def grow(
     return count
 
 
-@compiled
+@compiled_within
 def add_outside(
     core: Core, i: int, sums: FloatArray, to: int, position: IntArray, choice: IntArray
 ) -> None:
@@ -135,7 +136,7 @@ def add_outside(
                 sums[to + c] += core.float_pool[row + c * across]
 
 
-@compiled
+@compiled_within
 def pass_up(
     sums: FloatArray,
     own: int,
@@ -161,7 +162,7 @@ def pass_up(
         best_child[at + d] = at_best
 
 
-@compiled
+@compiled_within
 def change_of_cost(
     core: Core,
     k: int,
@@ -223,7 +224,7 @@ def move_trees(
     link = np.empty(most_nodes, dtype=np.int64)
     old = np.empty(most_nodes, dtype=np.int64)
     offset = np.zeros(most_nodes + 1, dtype=np.int64)
-    widest = np.max(np.diff(core.first))
+    widest = most_choices(core)
     sums = np.empty(most_nodes * widest)
     best_child = np.empty(most_nodes * widest, dtype=np.int64)
     for _ in range(num_moves):
