@@ -256,7 +256,7 @@ def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[...,
     return partial(
         solve,
         time_limit_s=request.options.time_limit_s,
-        progress=say,
+        progress=lambda text: say(f"{request.name}: {text}"),
         cutoff=cutoff,
         tolerance=request.tolerance,
     )

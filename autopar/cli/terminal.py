@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,15 +166,11 @@ def write_page(path: str, data: bytes) -> None:
 
 @contextmanager
 def spoken_progress(*, quiet: bool = False) -> Generator[Callable[[str], None]]:
-    """A function that prints progress on standard error; silent without a terminal, or if
-    `quiet`."""
-    if quiet or not sys.stderr.isatty():
+    """A function that shows progress on standard error, or nothing if `quiet`."""
+    if quiet:
         yield lambda _: None
         return
-    from rich.console import Console
-    from rich.text import Text
+    from autopar.report.progress import shown_progress
 
-    from autopar.report.names import clean
-
-    with Console(stderr=True).status("") as status:
-        yield lambda text: status.update(Text(clean(text)))
+    with shown_progress() as progress:
+        yield progress

@@ -46,6 +46,23 @@ class CandidateOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
+class SearchStep(str):
+    """A text of progress from a search, with the `outcomes` of its candidates so far."""
+
+    outcomes: tuple[CandidateOutcome, ...]
+
+    def __new__(cls, text: str, outcomes: tuple[CandidateOutcome, ...]) -> SearchStep:
+        step = super().__new__(cls, text)
+        step.outcomes = outcomes
+        return step
+
+    @property
+    def best(self) -> CandidateOutcome | None:
+        """The best of those that are planned; None if there is none."""
+        planned = [each for each in self.outcomes if each.result == "planned"]
+        return min(planned, key=lambda each: each.ns or 0, default=None)
+
+
 IN_STAGES = "in_stages"
 """The key in `Provenance.statistics` for plans in stages that were searched and not chosen."""
 

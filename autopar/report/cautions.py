@@ -37,14 +37,18 @@ def searched_lines(provenance: Provenance) -> Iterator[str]:
 
 
 def _line(each: CandidateOutcome) -> str:
+    return f"{each.candidate}: {outcome_text(each)}"
+
+
+def outcome_text(each: CandidateOutcome) -> str:
+    """What became of a candidate: `planned, 1.28 s`."""
     match each.result:
         case "planned" | "estimated":
-            text = f"{each.result}, {format_ns(each.ns or 0)}"
+            return f"{each.result}, {format_ns(each.ns or 0)}"
         case "not better":
-            text = f"not better, at least {format_ns(each.ns or 0)}"
+            return f"not better, at least {format_ns(each.ns or 0)}"
         case "infeasible" | "skipped":
-            text = f"{each.result}: {each.reason}"
-    return f"{each.candidate}: {text}"
+            return f"{each.result}: {each.reason}"
 
 
 LARGE_SHARE = 0.01

@@ -95,7 +95,8 @@ class Search:
         """Keeps a feasible plan when it is the cheapest so far."""
         if evaluation.feasible and evaluation.objective < self.cost:
             self.choice, self.evaluation = choice, evaluation
-            self.progress(f"plan of cost {evaluation.objective}, bound {self.bound:.0f}")
+            gap = f", gap {1 - self.bound / self.cost:.2%}" if self.bound > 0 else ""
+            self.progress(f"plan of cost {evaluation.objective}, bound {self.bound:.0f}{gap}")
 
     def prefer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
         """Keeps a feasible plan also if it costs as much as the best one: ties are broken."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from autopar.driver.training.progress import StepProgress
+from autopar.report import progress as lines
 from autopar.runtime.process.digests import digest_params, digest_values, param_types
 from autopar.runtime.program.random import SharedRandom, draws
 from autopar.runtime.replacing import once
@@ -112,6 +114,18 @@ def test_progress(
     else:
         assert shown == ""
     assert caplog.messages == ([] if quiet else ["Net on mesh dp=2; trace 0.0 s, plan 0.0 s"])
+
+
+def test_without_a_terminal_long_phases_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
+    monkeypatch.setattr(lines, "LINE_EVERY_S", 1e-3)
+    progress = StepProgress(quiet=False)
+    progress.phase("plan")
+    while "autopar: 0 s: plan\n" not in screen.getvalue():
+        progress("plan")
+    progress.close()
+    threads = {thread.name for thread in threading.enumerate()}
+    assert "autopar progress" not in threads
 
 
 def test_progress_that_fails_wipes_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

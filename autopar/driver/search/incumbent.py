@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.units import format_ns
 from autopar.plans.memory_refinement import Beaten, Candidate
-from autopar.plans.provenance import CandidateOutcome, OutcomeKind
+from autopar.plans.provenance import CandidateOutcome, OutcomeKind, SearchStep
 from autopar.plans.requests.request import PlanRequest
 
 _T = TypeVar("_T")
@@ -32,7 +32,7 @@ class Trail:
         self._known: dict[tuple[object, ...], Candidate | InfeasibleError | Beaten] = {}
 
     def __call__(self, text: str) -> None:
-        self._say(text)
+        self._say(SearchStep(text, self.outcomes))
 
     @property
     def outcomes(self) -> tuple[CandidateOutcome, ...]:

@@ -6,16 +6,20 @@ import logging
 import sys
 import time
 
+from autopar.report.progress import TimedLines, print_line, step_text
+
 _LOG = logging.getLogger(__name__)
 
 
 class StepProgress:
-    """Phases of one compilation and their times. On a terminal, one line of standard error shows
-    the current phase. Without a terminal nothing is shown, and if `quiet` nothing is logged."""
+    """Phases of one compilation and their times, until `close`. On a terminal, one line of standard
+    error shows the current phase; without one, a line every 10 seconds does. If `quiet`, nothing is
+    shown or logged."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._shown = not quiet and sys.stderr.isatty()
+        self._lines = None if quiet or self._shown else TimedLines(print_line)
         self._start_s = self._phase_start_s = time.monotonic()
         self._phase = ""
         self._phases: list[tuple[str, float]] = []
@@ -30,11 +34,15 @@ class StepProgress:
         """Show `text` within the phase."""
         if not self._quiet:
             _LOG.debug("%s", text)
-        self._show(f"{text} ({time.monotonic() - self._start_s:.1f} s)")
+        if self._lines is not None:
+            self._lines(text)
+        self._show(f"{step_text(text)} ({time.monotonic() - self._start_s:.1f} s)")
 
     def close(self, result: str = "") -> None:
         """End: `result`, if any, is logged with the times, and stays on the terminal."""
         self._end_phase()
+        if self._lines is not None:
+            self._lines.close()
         if result:
             times = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._phases)
             result = f"{result}; {times}"

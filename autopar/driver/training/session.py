@@ -146,8 +146,8 @@ class Builder:
         agreement = make_agreement(self.world)
         if self.world.size > 1 and not self.plain:
             self._adopt(agreement)
-        progress = StepProgress(quiet=self.world.rank != 0)
         call = self._call(args, kwargs, signature, differentiable)
+        progress = StepProgress(quiet=self.world.rank != 0)
 
         def stage(name: str) -> AbstractContextManager[None]:
             progress.phase(name)
