@@ -156,6 +156,9 @@ def lost() -> Any:
     store = store_of_its_own()
     store.set(f"has the group {RANK}", "")
     store.wait([f"has the group {1 - RANK}"])
+    store.set(f"waits no more {RANK}", "")
+    if int(rank) == RANK:
+        store.wait([f"waits no more {1 - RANK}"])
     return told(script)
 
 
