@@ -116,7 +116,7 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
         graph_nodes=len(traced.graph.nodes),
         variables=int(found.provenance.statistics["variables"]),
         rows=int(found.provenance.statistics["rows"]),
-        peak_bytes=_peak_bytes(),
+        peak_bytes=peak_bytes(),
         step_s=found.estimates.step_ns / 1e9,
         status=found.provenance.status,
         gap_ppm=found.provenance.gap_ppm,
@@ -144,7 +144,7 @@ def _batch(case: str) -> int:
     return int(case.partition("@")[2] or BATCH)
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     # Kilobytes on Linux, bytes on macOS: getrusage(2).
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

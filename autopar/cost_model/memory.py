@@ -26,7 +26,6 @@ from autopar.plans.estimates import (
     MemoryCurve,
     MicrobatchMemory,
     MicrobatchTimes,
-    StageEstimates,
 )
 from autopar.plans.layout import Layout
 from autopar.plans.requests.request import PlanRequest
@@ -213,12 +212,6 @@ def arrivals(timeline: Timeline) -> list[int]:
         for event, span in zip(timeline.events, timeline.spans, strict=True)
     )
     return list(accumulate(ends, max, initial=0))
-
-
-def launched_ns(estimates: StageEstimates, device: Device) -> int:
-    """Nanoseconds of the launches of a step on `device`, whatever its ops compute."""
-    kernels = sum(op.count for op in estimates.ops.values() if op.compute_ns)
-    return estimates.host_ns + kernels * to_ns(device.floor_s(0.0))
 
 
 def microbatch_times(scheduled: Schedule, timeline: Timeline, device: Device) -> MicrobatchTimes:

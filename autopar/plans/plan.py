@@ -109,7 +109,7 @@ def _list(table: Table, name: str) -> list[Any]:
     return cast(list[Any], items)
 
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 
 
 class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):

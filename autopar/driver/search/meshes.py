@@ -88,7 +88,7 @@ class _Looked:
 
     def in_order(self) -> Iterator[tuple[int, PlanRequest, float | None]]:
         """The meshes to try, each with its rank, its request, and a slack. The slack is the part by
-        which its plans may be worse than the incumbent, or have to be better if it is negative."""
+        which its plans may be worse than the incumbent, the margin where it is None."""
         requests = suited(self._request, meshes_of(self._request.cluster, self._request.options))
         for place in likely_first(requests):
             yield place, requests[place], None
@@ -121,7 +121,7 @@ class _Looked:
                 skipped.setdefault(why, []).append(str(request.mesh))
                 continue
             looked += 1
-            yield place, request, -policy.refined_gain
+            yield place, request, 0.0
             if self.search.rank != place:
                 self.search.forget(place)
                 del self._by_rank[place]

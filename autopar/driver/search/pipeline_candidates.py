@@ -179,7 +179,7 @@ class PipelineCandidates:
         and grows until the stages fit, or shrinks if it cannot grow. The ranks are an improvement
         if a shape fits in memory, or if there is none at all."""
         before, shapes = self._estimated_ns(), self.shapes.on_ranks(ranks)
-        start = self.shapes.first(shapes, self.tried.incumbent)
+        start = self.shapes.first(shapes)
         is_possible = False
         for shape in (*shapes[start:], *reversed(shapes[:start])):
             if shape.microbatches < shapes[start].microbatches and is_possible:

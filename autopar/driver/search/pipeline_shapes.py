@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster.parts import add_up_to, has_parts, sizes_of_parts
-from autopar.cost_model.memory import launched_ns
-from autopar.driver.search.finding import Finding
 from autopar.driver.search.open_counts import possible_counts
 from autopar.driver.search.segments import segments
 from autopar.errors import StageError
@@ -157,24 +155,11 @@ class PipelineShapes:
         """The shapes of so many ranks, few microbatches first."""
         return [self.shaped(ranks, count) for count in self.numbers_of_microbatches(ranks)]
 
-    def first(self, shapes: Sequence[PipelineShape], known: Finding | None) -> int:
-        """The place of the shape to try first, of `shapes` on as many ranks, where `known` is the
-        best finding so far."""
-        ranks = shapes[0].ranks
-        least, most = self.options.policy.microbatches_per_rank, self._most_launched(ranks, known)
-        enough = (k for k, shape in enumerate(shapes) if shape.microbatches >= least * ranks)
-        first = next(enough, len(shapes) - 1)
-        while first and most is not None and shapes[first].microbatches > most:
-            first -= 1
-        return first
-
-    def _most_launched(self, ranks: int, known: Finding | None) -> float | None:
-        """The most microbatches whose launches take a small part of the step, by the plan in one
-        stage that is `known`."""
-        if known is None or len(known.stages) > 1:
-            return None
-        once_ns = launched_ns(known.estimates.stages[0], self.cluster.device) / known.microbatches
-        return self.options.policy.launched_most * known.step_ns * ranks / max(1.0, once_ns)
+    def first(self, shapes: Sequence[PipelineShape]) -> int:
+        """The place of the shape to try first, of `shapes` on as many ranks."""
+        least = self.options.policy.microbatches_per_rank * shapes[0].ranks
+        enough = (k for k, shape in enumerate(shapes) if shape.microbatches >= least)
+        return next(enough, len(shapes) - 1)
 
 
 def other_orders(options: Options, best: PipelineShape, waits: float) -> Iterator[PipelineShape]:

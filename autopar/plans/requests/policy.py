@@ -26,9 +26,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refined_nodes: int = 1_000
     """With more nodes in a problem none is tried by default: a mesh of three axes takes as long as
     all others together. Models whose many layers differ have so many."""
-    refined_gain: float = 1e-3
-    """The part by which those of three axes have to beat the best plan: as much the best may be
-    above its own bound."""
 
     chunks_worth: int = 32
     """Chunks of the loss are tried if scores, and what is computed from them, take at least this
@@ -55,9 +52,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     microbatches_per_rank: int = 4
     """In how many microbatches for each rank pipelines are tried first: with fewer, ranks wait for
     a fifth of the step or more, and hold more."""
-    launched_most: float = 0.1
-    """Pipelines are not tried first in microbatches so small that their launches alone take longer
-    than this part of a step in one stage."""
     fewer_microbatches_gain: float = 1.5
     """By how much less ranks may work in fewer microbatches, where launches count and adding up
     gradients. For example, 8 layers of Llama, 128 wide, in four stages keep a CPU busy for 402 ms
