@@ -31,6 +31,10 @@ has a key, in the table of its group (`[memory]`). The file of a plan records th
 `provenance.options`, and `autopar explain` plans anew from there. A frontier has one stage and one
 microbatch by default.
 
+A search shows what it tries, and the best plan so far, on standard error. Commands on a terminal
+show a live table of candidates. Elsewhere it is a line every ten seconds. `autopar.compile` does so
+on rank 0. `autopar.plan(progress=print)` hands each text to a function instead.
+
 **A wider search never gives a longer step.** `stages="auto"`, `microbatches="auto"`,
 `residency="auto"`, `loss_chunks="auto"`, `mesh="auto:3"` and `margin=True` add candidates and
 remove none. Plans are compared as modelled, and the predicted step is simulated. If the best plan
