@@ -19,6 +19,9 @@ PROVEN = 0.001
 """A plan whose gap is at most this part of its step counts as optimal. To close the rest takes long
 if resources share a window, and prices are not that exact."""
 
+CLOSE = 0.01
+"""A gap of more than this part of a step is worth a warning: the step is known about so well."""
+
 
 class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The best plan of another structure (`weight_layouts`). `bound_ns` is a lower bound on the
@@ -91,6 +94,11 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_proven(self) -> bool:
         """Whether no plan can be better by more than `PROVEN`, as far as is known."""
         return self.gap_ppm <= PROVEN * 1e6
+
+    @property
+    def is_close(self) -> bool:
+        """Whether no plan can be better by more than `CLOSE`, as far as is known."""
+        return self.gap_ppm <= CLOSE * 1e6
 
     @property
     def is_fragile(self) -> bool | None:

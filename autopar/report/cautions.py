@@ -10,7 +10,7 @@ from autopar.ir.graph import itemsize
 from autopar.ir.grouping import grouped
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_ppm, format_share
 from autopar.plans.plan import Plan, StagePlan
-from autopar.plans.provenance import IN_STAGES, CandidateOutcome, Provenance
+from autopar.plans.provenance import CLOSE, IN_STAGES, CandidateOutcome, Provenance
 from autopar.plans.structure import MAX_TENSOR_BYTES
 from autopar.report.names import stages_text, tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed
@@ -70,7 +70,7 @@ def cautions(plan: Plan) -> Iterator[str]:
     if not several:
         yield from _waiting(plan)
         yield from _simulated_longer(plan.stages[0])
-        if not plan.provenance.is_proven:
+        if not plan.provenance.is_close:
             yield f"not proven optimal: {doubt(plan.provenance)}"
     yield from _fragile(plan.provenance)
 
@@ -101,6 +101,13 @@ def _simulated_longer(plan: StagePlan) -> Iterator[str]:
             f"event by event the step takes {longer} longer than as modelled "
             f"({format_ns(modelled_ns)}), by which plans are chosen: another one may be faster"
         )
+
+
+def gap_text(bound_ns: int, gap: float) -> str:
+    """The bound that no plan beats, and how near the plan is to it."""
+    if gap > CLOSE or not bound_ns:
+        return f"proven bound {format_ns(bound_ns)}, gap {format_percent(gap)}"
+    return f"within {format_percent(gap)} of the best possible ({format_ns(bound_ns)})"
 
 
 def doubt(provenance: Provenance) -> str:

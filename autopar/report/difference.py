@@ -112,7 +112,7 @@ def _notes(old: Plan, new: Plan) -> Iterator[str]:
     yield from (f"imposed before: {line}" for line in a.imposed if line not in b.imposed)
     yield from (f"imposed now: {line}" for line in b.imposed if line not in a.imposed)
     for which, provenance in (("old", a), ("new", b)):
-        if not provenance.is_proven:
+        if not provenance.is_close:
             yield f"the {which} plan is not proven optimal: {doubt(provenance)}"
         if provenance.is_fragile:
             yield f"the {which} plan is fragile: one of another structure is within {FRAGILE:.1%}"

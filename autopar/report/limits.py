@@ -76,19 +76,26 @@ def margin_text(provenance: Provenance) -> str:
     if margin is None:
         return "not in the plan: it was not requested, or no plan of another structure is known"
     if margin.step_ns is None:
-        least = _more(margin.bound_ns, own_ns)
-        return f"as modelled, a plan of another structure takes at least {least}"
+        least = _at_least(margin.bound_ns, own_ns)
+        return f"as modelled, of plans of another structure {least}"
     text = (
         "as modelled, the best plan known of another structure takes "
         f"{_more(margin.step_ns, own_ns)}"
     )
     if margin.bound_ns < margin.step_ns:
-        text += f", and none less than {_more(margin.bound_ns, own_ns)}"
+        text += f", and {_at_least(margin.bound_ns, own_ns)}"
     return f"{text}: {margin.rival}"
 
 
+def _at_least(bound_ns: int, own_ns: int) -> str:
+    if bound_ns <= own_ns:
+        return "none is proven to take longer than this one"
+    return f"none takes less than {_more(bound_ns, own_ns)}"
+
+
 def _more(ns: int, own_ns: int) -> str:
-    return f"{format_ns(ns)} ({100 * (ns - own_ns) / max(1, own_ns):+.3g} %)"
+    share = format_share(abs(ns - own_ns), max(1, own_ns))
+    return f"{format_ns(ns)} ({share} {'longer' if ns >= own_ns else 'shorter'})"
 
 
 def _time(shares: Mapping[str, float], axes: tuple[AxisShare, ...]) -> str:

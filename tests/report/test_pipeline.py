@@ -49,8 +49,8 @@ binds     the busiest rank, that of stage 1, works for 125 ms of the step (74.9 
           comes, 25 ms for the others at the end
 cuts      feasible: 34 ms as modelled, proven bound 33 ms, gap 2.94 %, of the times of segments
           under one plan of the whole model
-margin    as modelled, the best plan known of another structure takes 34 ms (+0.0294 %): shards
-          the sequence on tp
+margin    as modelled, the best plan known of another structure takes 34 ms (0.0294 % longer):
+          shards the sequence on tp
 search    2 candidates: 1 planned, 1 not better
 plan      7fd299a7c490e2c4e41c80fe6b84843b (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
 

@@ -62,8 +62,8 @@ What is held in flight
   1              1          12 MiB   12 MiB  41 MiB  50 MiB          82 %
 
 How far the next plan is
-  as modelled, the best plan known of another structure takes 34 ms (+0.0294 %): shards the
-  sequence on tp
+  as modelled, the best plan known of another structure takes 34 ms (0.0294 % longer): shards
+  the sequence on tp
   fragile: that is less than 0.5 %""",
     )
 

@@ -17,7 +17,7 @@ from autopar.ir.units import (
 from autopar.plans.cluster_rates import ClusterRates
 from autopar.plans.estimates import Figures
 from autopar.plans.plan import Plan
-from autopar.report.cautions import cautions, searched_lines
+from autopar.report.cautions import cautions, gap_text, searched_lines
 from autopar.report.costs import HOST_LABEL, host_use
 from autopar.report.limits import Bottlenecks, margin_text
 from autopar.report.names import stages_text
@@ -139,13 +139,12 @@ def _proof(plan: Plan, *, is_of_cuts: bool) -> Card:
     provenance, title = plan.provenance, "Cuts" if is_of_cuts else "Proof"
     if is_of_cuts and not provenance.bound_ns:
         return Card(title, "as given", ("others were not looked at",))
-    gap = format_ppm(provenance.gap_ppm)
     notes = (
-        f"bound {format_ns(provenance.bound_ns)}, gap {gap}",
+        gap_text(provenance.bound_ns, provenance.gap_ppm / 1e6),
         f"objective {format_ns(provenance.objective_ns)}, as modelled"
         + ", of the times of segments under one plan of the whole model" * is_of_cuts,
     )
-    tone = "good" if provenance.is_proven else "bad"
+    tone = "good" if provenance.is_proven else "" if provenance.is_close else "bad"
     return Card(title, provenance.status, notes, tone)
 
 
@@ -193,7 +192,9 @@ def _margin(plan: Plan) -> Card:
     tone = "" if fragile is None else "bad" if fragile else "good"
     nearest = margin.bound_ns if margin.step_ns is None else margin.step_ns
     objective_ns = max(plan.provenance.objective_ns, 1)
-    return Card("Margin", format_share(nearest - objective_ns, objective_ns), (words,), tone)
+    # A rival below the objective is no better: its simulated step is longer.
+    margin_ns = max(0, nearest - objective_ns)
+    return Card("Margin", format_share(margin_ns, objective_ns), (words,), tone)
 
 
 def _facts(
