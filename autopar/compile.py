@@ -23,6 +23,7 @@ from torch import nn
 
 from autopar.codegen import generate
 from autopar.cost_model.cost_breakdown import cost_breakdown
+from autopar.cost_model.least_memory import least_at_ops
 from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
 from autopar.ir.gc_pause import collection_paused
@@ -39,6 +40,7 @@ from autopar.plans.memory_refinement import (
     MemoryRefinement,
     bounded,
     infeasible,
+    over_limit_at,
 )
 from autopar.plans.plan import Plan
 from autopar.plans.requests.options import Options
@@ -182,6 +184,16 @@ def best_on(
         assert best is not None
     is_stated = best.problem.usage_limit is not None
     return replace(best, is_tight=is_stated and best.solution.is_limiting)
+
+
+def check_ops(request: PlanRequest) -> None:
+    """InfeasibleError if memory is over the limit during some op, however all is sharded. It takes
+    no prices."""
+    at_ops = ((num_bytes, -index) for num_bytes, index in least_at_ops(request))
+    least, index = max(at_ops, default=(0, 0))
+    if least > request.memory_limit_bytes:
+        key = request.step.nodes[-index].key
+        raise over_limit_at(request.mesh, key, least, request.memory_limit_bytes)
 
 
 def check_least(request: PlanRequest) -> None:

@@ -49,8 +49,8 @@ ROOT = Path(__file__).parents[1]
 
 LIMITS = {
     "1": {
-        "climbs until price returns": 34,
-        "climbs until price is called": 6,
+        "climbs until price returns": 37,
+        "climbs until price is called": 13,
         "climbs that are called up": 1,
         "shallowest from answer": 6,
         "deepest from answer": 6,
@@ -58,7 +58,7 @@ LIMITS = {
         "deepest from autopar plan": 10,
     },
     "2": {
-        "climbs until price returns": 44,
+        "climbs until price returns": 42,
         "climbs until price is called": 15,
         "climbs that are called up": 1,
         "shallowest from answer": 7,

@@ -231,5 +231,16 @@ def infeasible(
     return InfeasibleError(f"{_on(mesh)}: {message or 'no combination of choices is allowed'}")
 
 
+def over_limit_at(mesh: Mesh, key: str, num_bytes: int, limit: int) -> InfeasibleError:
+    """The error if the op `key` is computed with at least `num_bytes` in memory, more than the
+    `limit`."""
+    return InfeasibleError(
+        f"{_on(mesh)}: the smallest-memory plan needs {format_bytes(num_bytes)} per device or "
+        f"more, at {key}, where the memory limit is {format_bytes(limit)}: "
+        f"{format_bytes(num_bytes - limit)} is missing. Raise --memory-limit, use more devices, or "
+        "lower the batch"
+    )
+
+
 def _on(mesh: Mesh) -> str:
     return f"mesh {mesh or 'of one device'}"

@@ -13,6 +13,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model import step_simulation as bill
 from autopar.cost_model.cost_breakdown import cost_breakdown
+from autopar.cost_model.least_memory import least_at_ops
 from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
 from autopar.ir.choices import ParamChoice, Saved
@@ -130,9 +131,12 @@ def test_no_more_than_is_held(name: str, mesh: str, is_open: bool, residency: st
     request = asked.on(laid)
     request = request.opened() if is_open else request
     problem = price(request)
+    least = {peak_candidate_of(request.step, place): n for n, place in least_at_ops(request)}
     for seed in range(2):
         solution = random_solution(problem, seed)
         held = held_at_ops(request, problem, solution)
+        assert not least.keys() - held.keys()
+        assert [moment for moment, num_bytes in least.items() if num_bytes > held[moment]] == []
         peak_candidates = [*held]
         for moment in peak_candidates[seed :: 1 + len(peak_candidates) // MOMENTS]:
             row = with_peak_rows(request, problem, {moment: 0})

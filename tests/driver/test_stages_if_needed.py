@@ -157,7 +157,7 @@ def test_microbatches_that_hold_too_much_are_left_out_without_a_search() -> None
             microbatches="auto",
         )
     assert sum("microbatches" in text for text in said) > 5
-    assert sum("memory binds" in text for text in said) == 1
+    assert not any("memory binds" in text for text in said)
 
 
 def test_where_stages_are_asked_for_and_nothing_fits_it_is_said_what_would_do() -> None:

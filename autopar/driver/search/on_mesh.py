@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
-from autopar.compile import best_on, check_least
+from autopar.compile import best_on, check_least, check_ops
 from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail
 from autopar.driver.search.open_counts import (
     chunk_ladder,
@@ -39,8 +39,7 @@ def best_on_mesh(
     forms = _search(request, trail, cutoff)
     for each, tried, start in _in_each_form(request, forms, after):
         with tried:
-            if tried.search.failures and tried.search.incumbent is None:
-                _check_least(each, trail)
+            _check_memory(each, trail, tried.search)
             with trail.once(each, tried):
                 if tried.result is None:
                     trail(f"solving for {each.name}")
@@ -79,8 +78,7 @@ def _in_each_count(
         with counts.attempt() as counted:
             chunks = _search(here, counts.trail, counted.needed_ns)
             requests = _in_chunks(here, is_chunked)
-            if counts.failures and counts.incumbent is None:
-                _check_least(requests[-1], counts.trail)
+            _check_memory(requests[-1], counts.trail, counts)
             if is_chunked:
                 _check_worth(here, whole, counted.needed_ns)
             for each in chunks.in_sequence(requests):
@@ -140,10 +138,13 @@ def _result(search: CandidateSearch[Candidate], request: PlanRequest) -> Candida
     return replace(best, solution=bounded(best.solution, search.least_ns))
 
 
-def _check_least(request: PlanRequest, trail: Trail) -> None:
-    """`compile.check_least`, of a candidate that is not solved."""
+def _check_memory(request: PlanRequest, trail: Trail, search: CandidateSearch[Candidate]) -> None:
+    """InfeasibleError if a candidate of a search surely does not fit, which takes no solve to know.
+    If none has fitted so far, prices are worth it."""
     try:
-        check_least(request)
+        check_ops(request)
+        if search.failures and search.incumbent is None:
+            check_least(request)
     except InfeasibleError as error:
         trail(f"{request.name}: {error}")
         trail.note(request.name, "infeasible", reason=f"{error}")
