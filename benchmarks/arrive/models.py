@@ -86,10 +86,8 @@ def _t5() -> Built:
     """T5 of 11 billion parameters."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
-        d_model=1024, d_kv=128, d_ff=65_536, num_layers=24, num_heads=128, use_cache=False,
-        decoder_start_token_id=0,
-    )  # fmt: skip
+    config = T5Config(d_model=1024, d_kv=128, d_ff=65_536, num_layers=24, num_heads=128)
+    config.update({"use_cache": False, "decoder_start_token_id": 0})
     return T5ForConditionalGeneration(config), _tokens(512, 512)
 
 
