@@ -59,6 +59,10 @@ class SearchStep(str):
         step.outcomes = outcomes
         return step
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """In another process, or for a copy, it is the text."""
+        return str, (str(self),)
+
     @property
     def best(self) -> CandidateOutcome | None:
         """The best of those that are planned; None if there is none."""

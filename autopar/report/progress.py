@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -62,7 +63,7 @@ def step_text(text: str) -> str:
 @contextmanager
 def shown_progress(every_s: float = LINE_EVERY_S) -> Generator[Callable[[str], None]]:
     """A function that shows progress on standard error."""
-    if not sys.stderr.isatty():
+    if not has_terminal():
         with closing(TimedLines(print_line, every_s)) as lines:
             yield lines
         return
@@ -73,11 +74,19 @@ def shown_progress(every_s: float = LINE_EVERY_S) -> Generator[Callable[[str], N
         yield table.take
 
 
+def has_terminal() -> bool:
+    """Whether standard error is a terminal. A process may have none, or have closed it."""
+    stream: TextIO | None = sys.stderr
+    return stream is not None and not stream.closed and stream.isatty()
+
+
 def print_line(line: str) -> None:
-    """Writes a line of progress to standard error."""
-    with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
-        sys.stderr.write(f"autopar: {line}\n")
-        sys.stderr.flush()
+    """Writes a line of progress to standard error, if there is one."""
+    stream: TextIO | None = sys.stderr
+    if stream is not None:
+        with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            stream.write(f"autopar: {line}\n")
+            stream.flush()
 
 
 class _LiveTable:

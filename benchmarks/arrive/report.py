@@ -71,7 +71,7 @@ def measure(case: str, limit_s: float) -> Arrived:
             model, inputs = built(case)
             its = CASES[case]
             plan = autopar.plan(model, inputs, cluster=its.cluster, progress=say, **its.options)
-        except (TimeoutError, AutoparError) as error:
+        except (_OutOfTime, AutoparError) as error:
             return Arrived(
                 imports_s, found.get("first"), None, peak_bytes=peak_bytes(),
                 why=f"{error}; last: {last[0]}",
@@ -91,15 +91,19 @@ def measure(case: str, limit_s: float) -> Arrived:
     )
 
 
+class _OutOfTime(BaseException):
+    """No handler of errors is to take it for one."""
+
+
 class _CpuLimit:
-    """Within it, a TimeoutError comes after so many CPU seconds of this process."""
+    """Within it, `_OutOfTime` comes after so many CPU seconds of this process."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
 
     def __enter__(self) -> None:
         def end(*_: object) -> None:
-            raise TimeoutError(f"none in {self._limit_s:g} CPU seconds")
+            raise _OutOfTime(f"none in {self._limit_s:g} CPU seconds")
 
         signal.signal(signal.SIGPROF, end)
         signal.setitimer(signal.ITIMER_PROF, self._limit_s)
@@ -119,7 +123,7 @@ def in_own_process(case: str, limit_s: float) -> Arrived:
     done = subprocess.run(
         [*command, "--limit", str(limit_s)],
         cwd=ROOT,
-        env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,
         check=False,
     )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import autopar
 from autopar.compile import best_on
 from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.price import price
@@ -190,3 +191,29 @@ def test_what_cannot_be_is_told() -> None:
         small = replace(each.cluster.host, memory_bytes=1 << 20)
         with pytest.raises(InfeasibleError, match=words):
             best_on(replace(each, cluster=replace(each.cluster, host=small)), silent)
+
+
+def test_parameters_that_may_go_to_the_host_are_not_counted_as_held() -> None:
+    """Where a candidate is looked at before it is priced."""
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x).tanh()
+            return x.square().mean()
+
+    with torch.device("meta"):
+        model, x = Deep(), torch.empty(1024, 1024)
+    plan = autopar.plan(
+        model,
+        (x,),
+        cluster="1xH100",
+        memory={"residency": "auto", "limit": "450MiB"},
+        pipeline={"stages": 1},
+        microbatches=1,
+    )
+    assert plan.estimates.memory.total <= 450 * 2**20 < plan.estimates.host_bytes + 400 * 2**20

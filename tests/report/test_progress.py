@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 import sys
 import threading
 
@@ -51,6 +53,24 @@ def test_a_line_has_the_best_plan_so_far() -> None:
     assert step.best is BEST
     assert step_text(step) == "solving for mesh tp=8; best so far: mesh dp=4,tp=2, 1.28 s"
     assert step_text(SearchStep("solving\x1b[2J", (CUT,))) == "solving\\x1b[2J"
+
+
+def test_a_step_of_a_search_is_sent_and_copied_as_its_text() -> None:
+    step = SearchStep("solving", (FIRST,))
+    for made in (pickle.loads(pickle.dumps(step)), copy.deepcopy(step)):
+        assert made == "solving" and type(made) is str
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()])
+def test_a_process_without_standard_error_says_nothing(
+    stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    if stream is not None:
+        stream.close()
+    with shown_progress() as say:
+        say("solving")
+    progress.print_line("solving")
 
 
 class Terminal(io.StringIO):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch import fx, nn
 
 from autopar.driver.training.progress import StepProgress
 from autopar.report import progress as lines
+from autopar.runtime.process import origins
 from autopar.runtime.process.digests import digest_params, digest_values, param_types
 from autopar.runtime.program.random import SharedRandom, draws
 from autopar.runtime.replacing import once
@@ -126,6 +129,37 @@ def test_without_a_terminal_long_phases_are_lines(monkeypatch: pytest.MonkeyPatc
     progress.close()
     threads = {thread.name for thread in threading.enumerate()}
     assert "autopar progress" not in threads
+
+
+def test_progress_takes_one_row_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    progress = StepProgress(quiet=False)
+    progress.phase("plan")
+    progress("solving for mesh dp=8,tp=8, the loss in 128 chunks")
+    progress.close()
+    rows = screen.getvalue().split("\r\x1b[2K")
+    assert "autopar: solving for mesh dp=8" in rows[-2]
+    assert max(map(len, rows)) < 40
+
+
+def test_tensors_that_are_noted_are_saved_as_ever(tmp_path: Path) -> None:
+    """And torch can swap their contents."""
+    origins.know_swaps()
+    mask, other = torch.ones(3), torch.zeros(3)
+    leaf = origins.source_of(mask)
+    assert isinstance(leaf, origins.Leaf) and leaf.now() is mask
+    torch.save(mask, tmp_path / "mask.pt")
+    assert torch.load(tmp_path / "mask.pt").equal(mask)
+    twin = copy.copy(mask)
+    assert isinstance(own := origins.source_of(twin), origins.Leaf) and own.now() is twin
+    torch.utils.swap_tensors(mask, other)
+    assert leaf.now() is None and other.equal(torch.ones(3))
+    again = origins.source_of(mask)
+    assert isinstance(again, origins.Leaf) and again.now() is mask
+    count = len(origins._handles)
+    del mask, other, twin
+    assert len(origins._handles) == count - 2
 
 
 def test_progress_that_fails_wipes_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from autopar.plans.decisions import make_stage
 from autopar.plans.estimates import StageEstimates, of_one_stage
 from autopar.plans.memory_refinement import Candidate, bounded
 from autopar.plans.plan import Plan
+from autopar.plans.provenance import PROVEN
 from autopar.plans.requests.options import AUTO, Options
 from autopar.plans.requests.request import GraphRequest, PlanRequest
 from autopar.plans.requests.strategies import MAX_AXES
@@ -88,7 +89,8 @@ class _Looked:
 
     def in_order(self) -> Iterator[tuple[int, PlanRequest, float | None]]:
         """The meshes to try, each with its rank, its request, and a slack. The slack is the part by
-        which its plans may be worse than the incumbent, the margin where it is None."""
+        which its plans may be worse than the incumbent, the margin where it is None. Those of
+        three axes have to be better by as much as the best may be above its own bound."""
         requests = suited(self._request, meshes_of(self._request.cluster, self._request.options))
         for place in likely_first(requests):
             yield place, requests[place], None
@@ -121,7 +123,7 @@ class _Looked:
                 skipped.setdefault(why, []).append(str(request.mesh))
                 continue
             looked += 1
-            yield place, request, 0.0
+            yield place, request, -PROVEN
             if self.search.rank != place:
                 self.search.forget(place)
                 del self._by_rank[place]

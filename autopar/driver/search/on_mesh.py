@@ -140,9 +140,11 @@ def _result(search: CandidateSearch[Candidate], request: PlanRequest) -> Candida
 
 def _check_memory(request: PlanRequest, trail: Trail, search: CandidateSearch[Candidate]) -> None:
     """InfeasibleError if a candidate of a search surely does not fit, which takes no solve to know.
-    If none has fitted so far, prices are worth it."""
+    If none has fitted so far, prices are worth it. With a cutoff, a solve shows sooner that larger
+    numbers of microbatches take too long as well."""
     try:
-        check_ops(request)
+        if search.cutoff is None and search.incumbent is None:
+            check_ops(request)
         if search.failures and search.incumbent is None:
             check_least(request)
     except InfeasibleError as error:

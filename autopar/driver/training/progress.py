@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import time
 
-from autopar.report.progress import TimedLines, print_line, step_text
+from autopar.report.progress import TimedLines, has_terminal, print_line, step_text
 
 _LOG = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ class StepProgress:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._shown = not quiet and sys.stderr.isatty()
+        self._shown = not quiet and has_terminal()
         self._lines = None if quiet or self._shown else TimedLines(print_line)
         self._start_s = self._phase_start_s = time.monotonic()
         self._phase = ""
@@ -36,7 +37,10 @@ class StepProgress:
             _LOG.debug("%s", text)
         if self._lines is not None:
             self._lines(text)
-        self._show(f"{step_text(text)} ({time.monotonic() - self._start_s:.1f} s)")
+        seconds = f" ({time.monotonic() - self._start_s:.1f} s)"
+        # What goes on in a second row stays there: a line alone can be wiped.
+        most = shutil.get_terminal_size().columns - len("autopar: " + seconds) - 1
+        self._show(step_text(text)[: max(0, most)] + seconds)
 
     def close(self, result: str = "") -> None:
         """End: `result`, if any, is logged with the times, and stays on the terminal."""

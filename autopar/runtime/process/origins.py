@@ -9,7 +9,6 @@ with its op and inputs, which hold as long as none of them has changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
@@ -21,26 +20,25 @@ from autopar.runtime.process.moves import moves
 from autopar.runtime.replacing import once
 from autopar.runtime.torch_private import in_backward
 
-_ORIGIN, _HANDLE = "_autopar_origin", "_autopar_handle"
+_ORIGIN = "_autopar_origin"
 _MOST_OPS = 16
 """How many ops one after the other are noted: a chain may grow as long as a script runs."""
 
 
-class _OfThisProcess:
-    """What is kept on a tensor, and does not hold in another process or for a copy: None there."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
-
-
-class _Handle(_OfThisProcess):
+class _Handle:
     """A tensor, which is not kept alive, for all notes of it; None once it has other contents."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor: ReferenceType[Tensor] | None = ref(tensor)
+        place = id(tensor)
+        self.tensor: ReferenceType[Tensor] | None = ref(tensor, lambda _: _handles.pop(place, None))
 
     def now(self) -> Tensor | None:
         return None if self.tensor is None else self.tensor()
+
+
+_handles: dict[int, _Handle] = {}
+"""By the `id` of each tensor that is noted, as long as it lives. On the tensor itself they would be
+saved with it."""
 
 
 class Leaf(NamedTuple):
@@ -65,10 +63,13 @@ class Origin(NamedTuple):
     depth: int
 
 
-@dataclass(slots=True)
-class _Noted(_OfThisProcess):
+class _Noted(NamedTuple):
     origin: Origin
     version: tuple[int, int]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Notes do not hold in another process or for a copy: None there."""
+        return type(None), ()
 
 
 _NOBODY = Leaf(None, (0, 0))
@@ -110,9 +111,9 @@ def source_of(x: Tensor) -> Leaf | Origin:
     noted: _Noted | None = vars(x).get(_ORIGIN)
     if noted is not None and noted.version == _version(x) and _is_there(noted.origin):
         return noted.origin
-    handle: _Handle | None = vars(x).get(_HANDLE)
-    if handle is None or handle.now() is not x:  # which copy.copy() has taken along
-        handle = vars(x)[_HANDLE] = _Handle(x)
+    handle = _handles.get(id(x))
+    if handle is None:
+        handle = _handles[id(x)] = _Handle(x)
     return Leaf(handle, _version(x))
 
 
@@ -125,7 +126,7 @@ def know_swaps() -> None:
     @wraps(swap)
     def after_notes(t1: Tensor, t2: Tensor) -> None:
         for x in (t1, t2):
-            handle: _Handle | None = vars(x).pop(_HANDLE, None)
+            handle = _handles.pop(id(x), None)
             if handle is not None:
                 handle.tensor = None
             vars(x).pop(_ORIGIN, None)
