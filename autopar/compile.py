@@ -189,7 +189,7 @@ def best_on(
 def check_ops(request: PlanRequest) -> None:
     """InfeasibleError if memory is over the limit during some op, whatever is decided. It takes no
     prices."""
-    request = request.without_savings().opened()
+    request = request.without_savings()
     at_ops = ((num_bytes, -index) for num_bytes, index in least_at_ops(request))
     least, index = max(at_ops, default=(0, 0))
     if least > request.memory_limit_bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.cost_model.lives import lives, results_in_order
-from autopar.cost_model.offloads import ParamsOnHost
 from autopar.cost_model.optimizer import ParamMemory
 from autopar.ir.graph import Graph, Role, per_graph
 from autopar.ir.grouping import grouped
@@ -22,7 +21,8 @@ def least_at_ops(request: PlanRequest) -> list[tuple[int, int]]:
     are ready."""
     graph, devices = request.step, request.mesh.num_devices
     memory, whole = ParamMemory(request), Sharding.replicated(len(request.mesh.axes))
-    params = () if ParamsOnHost(request).members else graph.with_role(Role.PARAM)
+    are_here = request.opened().params_on_host == frozenset()
+    params = graph.with_role(Role.PARAM) if are_here else ()
     at_rest = sum(memory.at_rest(param, whole) // devices for param in params)
     results = [
         (last, graph.type_of(output.inputs[0]).num_bytes // devices)

@@ -128,10 +128,10 @@ def test_no_more_than_is_held(name: str, mesh: str, is_open: bool, residency: st
     if residency == "auto":
         # So that each module of a list is a block.
         laid = Mesh(tuple(replace(axis, bucket_bytes=1) for axis in laid))
-    request = asked.on(laid)
-    request = request.opened() if is_open else request
+    closed = asked.on(laid)
+    least = {peak_candidate_of(closed.step, place): n for n, place in least_at_ops(closed)}
+    request = closed.opened() if is_open else closed
     problem = price(request)
-    least = {peak_candidate_of(request.step, place): n for n, place in least_at_ops(request)}
     for seed in range(2):
         solution = random_solution(problem, seed)
         held = held_at_ops(request, problem, solution)
