@@ -43,6 +43,7 @@ from autopar.plans.memory_refinement import (
     over_limit_at,
 )
 from autopar.plans.plan import Plan
+from autopar.plans.provenance import PROVEN
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import PlanRequest
 from autopar.runtime.program.guards import Read
@@ -149,6 +150,7 @@ def best_on(
     InfeasibleError if there is none. Beaten if no plan takes less than `cutoff` nanoseconds, or if
     the solve without a limit finds none that does.
     """
+    free_ns = 0
     if stated is None and after is None:
         free = _without_limit(request, say)
         best = _within(free, cutoff)
@@ -157,6 +159,7 @@ def best_on(
             return replace(best, problem=within)
         if cutoff is not None and free.estimates and free.estimates.modelled_ns >= cutoff:
             raise Beaten(request.name, free.bound)
+        free_ns = free.estimates.modelled_ns if free.estimates else 0
         say(f"{request.mesh}: memory binds; deciding what to recompute or offload as well")
         request = request.without_savings().opened()
         stated = free.stated if free.request == request else price(request)
@@ -183,7 +186,9 @@ def best_on(
         best = _within(refinement, cutoff)
         assert best is not None
     is_stated = best.problem.usage_limit is not None
-    return replace(best, is_tight=is_stated and best.solution.is_limiting)
+    costs_time = best.solution.objective * (1 - PROVEN) > free_ns
+    is_tight = is_stated and best.solution.is_limiting and costs_time
+    return replace(best, is_tight=is_tight)
 
 
 def check_ops(request: PlanRequest) -> None:
@@ -194,7 +199,7 @@ def check_ops(request: PlanRequest) -> None:
     least, index = max(at_ops, default=(0, 0))
     if least > request.memory_limit_bytes:
         key = request.step.nodes[-index].key
-        raise over_limit_at(request.mesh, key, least, request.memory_limit_bytes)
+        raise over_limit_at(request.name, key, least, request.memory_limit_bytes)
 
 
 def check_least(request: PlanRequest) -> None:
@@ -204,7 +209,7 @@ def check_least(request: PlanRequest) -> None:
     stated = replace(price(request), usage_limit=request.memory_limit_bytes)
     conflict = least_usage_conflict(stated)
     if conflict is not None:
-        raise infeasible(request.mesh, conflict)
+        raise infeasible(request.name, conflict)
 
 
 def best_as_stated(

@@ -52,7 +52,7 @@ class Candidate:
     solution: Solution
     is_tight: bool = False
     """Whether memory binds: without a limit another plan may be better, by more than the
-    tolerance."""
+    tolerance, and by more than `provenance.PROVEN` than the one that is known."""
     peak_candidates: tuple[PeakCandidate, ...] = ()
     """Those that are rows of the problem."""
 
@@ -104,18 +104,18 @@ class MemoryRefinement:
         """Whether no plan leaves free what is set aside; from then on, less is set aside.
         InfeasibleError if no plan fits, SolverError if that is not known, Beaten if no plan is as
         good as the incumbent."""
-        mesh = self.request.mesh
+        name = self.request.name
         if solution.status is Status.BEATEN:
             is_tight = self.stated.usage_limit is not None and solution.is_limiting
-            raise Beaten(self.request.name, solution.bound, is_tight=is_tight)
+            raise Beaten(name, solution.bound, is_tight=is_tight)
         if solution.status is Status.LIMIT:
-            raise SolverError(f"mesh {mesh}: no plan was found in time; raise the time limit")
+            raise SolverError(f"{name}: no plan was found in time; raise the time limit")
         if solution.status is not Status.INFEASIBLE:
             return False
         conflict = solution.conflict
         if conflict is None or not any(self.rows.values()):
             reason = str(solution.statistics.get("reason", ""))
-            raise infeasible(mesh, conflict, reason, self.problem())
+            raise infeasible(name, conflict, reason, self.problem())
         if self.is_guess:
             self.rows, self.is_guess = dict.fromkeys(self.rows, 0), False
             return True
@@ -185,13 +185,13 @@ class MemoryRefinement:
         if memory.total <= limit:
             on_host, share = self.estimates.host_bytes, self._limit(ON_HOST)
             return InfeasibleError(
-                f"{_on(self.request.mesh)}: the smallest-memory plan found has "
+                f"{self.request.name}: the smallest-memory plan found has "
                 f"{format_bytes(on_host)} per device in its host's memory, "
                 f"{format_bytes(on_host - share)} over its share of {format_bytes(share)}. "
                 "Raise --memory-host, use more devices, or more --microbatches"
             )
         return InfeasibleError(
-            f"{_on(self.request.mesh)}: the smallest-memory plan found peaks at "
+            f"{self.request.name}: the smallest-memory plan found peaks at "
             f"{format_bytes(memory.total)} per device, {format_bytes(memory.total - limit)} over "
             f"the memory limit of {format_bytes(limit)}; {format_bytes(memory.transient)} of it is "
             "temporary. Raise --memory-limit, use more devices, or lower the batch"
@@ -222,25 +222,21 @@ def bounded(solution: Solution, bound: int) -> Solution:
 
 
 def infeasible(
-    mesh: Mesh, conflict: Conflict | None, reason: str = "", problem: Problem | None = None
+    name: str, conflict: Conflict | None, reason: str = "", problem: Problem | None = None
 ) -> InfeasibleError:
-    """The error if there is no plan of a `problem`. If the reason is memory, the device's or the
-    host's, it says how much is missing and what holds most."""
+    """The error if the candidate `name` has no plan; its `problem` shows whose memory binds. If
+    that is the reason, the error says how much is missing and what holds most."""
     on_host = problem is not None and conflict is not None and conflict.time in problem.other_limits
     message = describe_conflict(conflict, on_host=on_host) if conflict else reason
-    return InfeasibleError(f"{_on(mesh)}: {message or 'no combination of choices is allowed'}")
+    return InfeasibleError(f"{name}: {message or 'no combination of choices is allowed'}")
 
 
-def over_limit_at(mesh: Mesh, key: str, num_bytes: int, limit: int) -> InfeasibleError:
-    """The error if the op `key` is computed with at least `num_bytes` in memory, more than the
-    `limit`."""
+def over_limit_at(name: str, key: str, num_bytes: int, limit: int) -> InfeasibleError:
+    """The error if the op `key` of the candidate `name` is computed with at least `num_bytes` in
+    memory, more than the `limit`."""
     return InfeasibleError(
-        f"{_on(mesh)}: the smallest-memory plan needs {format_bytes(num_bytes)} per device or "
+        f"{name}: the smallest-memory plan needs {format_bytes(num_bytes)} per device or "
         f"more, at {key}, where the memory limit is {format_bytes(limit)}: "
         f"{format_bytes(num_bytes - limit)} is missing. Raise --memory-limit, use more devices, or "
         "lower the batch"
     )
-
-
-def _on(mesh: Mesh) -> str:
-    return f"mesh {mesh or 'of one device'}"

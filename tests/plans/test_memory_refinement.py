@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from autopar.errors import InfeasibleError
-from autopar.ir.mesh import Mesh
 from autopar.ir.peak_candidates import PeakCandidate
 from autopar.ir.problem import Conflict, Solution, Status
 from autopar.plans.memory_refinement import MemoryRefinement
@@ -19,7 +18,7 @@ NO_PLAN = Solution(Status.INFEASIBLE, conflict=Conflict(0, needed=90, limit=80))
 
 
 class Request:
-    mesh = Mesh(())
+    name = "mesh of one device"
 
 
 def fitting(aside: int, **known: Any) -> MemoryRefinement:

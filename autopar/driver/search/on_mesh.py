@@ -33,8 +33,8 @@ def best_on_mesh(
 
     If the number of microbatches is open, powers of two are tried, as long as memory binds and each
     is better than the one before. More of them take less memory and never less time. The first
-    solve starts from the plan `after`, in which memory binds, and each later one from the plan
-    before.
+    solve with the loss whole starts from the plan `after`, in which memory binds, and each later
+    one from the plan before.
     """
     forms = _search(request, trail, cutoff)
     for each, tried, start in _in_each_form(request, forms, after):
@@ -59,7 +59,9 @@ def _in_each_form(
     for is_chunked in _forms(request, forms):
         with forms.attempt() as form:
             counts = _search(request, forms.trail, form.needed_ns)
-            start = forms.incumbent or after
+            # A solve that starts from the plan of another mesh skips the one without a limit. With
+            # the loss in chunks that one mostly takes too long, which ends the mesh soon.
+            start = forms.incumbent or (None if is_chunked else after)
             yield from _in_each_count(request, counts, whole, start, is_chunked=is_chunked)
             form.result = _result(counts, request)
 
@@ -148,7 +150,7 @@ def _check_memory(request: PlanRequest, trail: Trail, search: CandidateSearch[Ca
         if search.failures and search.incumbent is None:
             check_least(request)
     except InfeasibleError as error:
-        trail(f"{request.name}: {error}")
+        trail(f"{error}")
         trail.note(request.name, "infeasible", reason=f"{error}")
         raise
 

@@ -102,21 +102,25 @@ class SegmentSearch:
     ) -> Iterator[Mesh]:
         """The meshes to try, one after the other."""
         yield from search.line_search(part.meshes, part.start)
-        yield from self._refining(part, search.incumbent, known)
+        yield from self._refining(part, search, known)
 
     def _refining(
-        self, part: _PartOfCluster, best: Divided | None, known: Mapping[tuple[int, ...], float]
+        self,
+        part: _PartOfCluster,
+        search: CandidateSearch[Divided],
+        known: Mapping[tuple[int, ...], float],
     ) -> Sequence[Mesh]:
         """The meshes of three axes that may be worth a try, as in one stage: none where memory
-        binds, and else those that refine meshes near the `best`."""
-        policy = self.graph_request.options.policy
+        binds, and else those that refine meshes near the best, and near what is to be beaten."""
+        policy, best = self.graph_request.options.policy, search.incumbent
         is_few = part.graph_request.cluster.num_devices < policy.refined_devices
         if is_few or best is None or best.is_tight or not best.is_within:
             return ()
+        needed_ns = min(best.step_ns, search.cutoff or best.step_ns)
         near = [
             (refined_ns(mesh, known), mesh)
             for mesh in finer_meshes(part.graph_request)
-            if refined_ns(mesh, known) <= best.step_ns * (1 + policy.refined_within)
+            if refined_ns(mesh, known) <= needed_ns * (1 + policy.refined_within)
         ]
         return [mesh for _, mesh in sorted(near, key=lambda each: each[0])[: policy.refined_most]]
 
