@@ -23,7 +23,7 @@ from torch import nn
 
 from autopar.codegen import generate
 from autopar.cost_model.cost_breakdown import cost_breakdown
-from autopar.cost_model.least_memory import least_at_ops
+from autopar.cost_model.least_memory import least_after_forward, least_at_ops
 from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
 from autopar.ir.gc_pause import collection_paused
@@ -191,15 +191,19 @@ def best_on(
     return replace(best, is_tight=is_tight)
 
 
-def check_ops(request: PlanRequest) -> None:
-    """InfeasibleError if memory is over the limit during some op, whatever is decided. It takes no
-    prices."""
+def check_surely(request: PlanRequest) -> None:
+    """InfeasibleError if memory is over the limit during some op, or when forward ends, whatever is
+    decided. It takes no prices."""
     request = request.without_savings()
     at_ops = ((num_bytes, -index) for num_bytes, index in least_at_ops(request))
     least, index = max(at_ops, default=(0, 0))
     if least > request.memory_limit_bytes:
-        key = request.step.nodes[-index].key
-        raise over_limit_at(request.name, key, least, request.memory_limit_bytes)
+        where = f"at {request.step.nodes[-index].key}"
+        raise over_limit_at(request.name, where, least, request.memory_limit_bytes)
+    least = least_after_forward(request)
+    if least > request.memory_limit_bytes:
+        where = "when forward ends"
+        raise over_limit_at(request.name, where, least, request.memory_limit_bytes)
 
 
 def check_least(request: PlanRequest) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+import networkx as nx
+
+from autopar.cost_model.event_prices import is_open
 from autopar.cost_model.lives import lives, results_in_order
 from autopar.cost_model.optimizer import ParamMemory
-from autopar.ir.graph import Graph, Role, per_graph
+from autopar.cost_model.saved import Rounding
+from autopar.ir.graph import Graph, Phase, Ref, Role, per_graph
 from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import is_optional
 from autopar.ir.peak_candidates import is_peak_candidate
 from autopar.ir.sharding import Sharding
+from autopar.ir.uses import groups, is_saved, root_key, root_of
 from autopar.plans.requests.request import PlanRequest
 
 
@@ -19,21 +25,90 @@ def least_at_ops(request: PlanRequest) -> list[tuple[int, int]]:
     decided. Nothing is cut finer than over all devices. Counted are what the op reads and makes,
     parameters with gradients and optimizer states unless some may be on the host, and outputs that
     are ready."""
-    graph, devices = request.step, request.mesh.num_devices
-    memory, whole = ParamMemory(request), Sharding.replicated(len(request.mesh.axes))
-    are_here = request.opened().params_on_host == frozenset()
-    params = graph.with_role(Role.PARAM) if are_here else ()
-    at_rest = sum(memory.at_rest(param, whole) // devices for param in params)
-    results = [
-        (last, graph.type_of(output.inputs[0]).num_bytes // devices)
-        for output, last in results_in_order(graph)
-    ]
+    devices, at_rest = request.mesh.num_devices, _at_rest(request)
+    results = [(last, num_bytes // devices) for _, last, num_bytes in _results(request.step)]
 
     def held(index: int, sizes: Sequence[int]) -> int:
         ready = sum(num_bytes for last, num_bytes in results if last < index)
         return at_rest + ready + sum(size // devices for size in sizes)
 
-    return [(held(*each), each[0]) for each in _sizes_at_ops(graph)]
+    return [(held(*each), each[0]) for each in _sizes_at_ops(request.step)]
+
+
+def least_after_forward(request: PlanRequest) -> int:
+    """Bytes that a device holds at least when forward ends, whatever is recomputed: parameters with
+    gradients and optimizer states, outputs, and the least that backward can start from. What may be
+    on the host is there as far as its memory goes.
+
+    That least is a minimum cut, by maximum flow, between what cannot be recomputed and what
+    backward reads. Decisions are of classes of tensors, so that the cut is of classes too.
+    """
+    devices, rounding = request.mesh.num_devices, Rounding(request)
+    results = sum(num_bytes // devices for _, _, num_bytes in _results(request.step))
+    held = _at_rest(request) + results
+    saved = {each.root for each in groups(request.step) if is_saved(request.step, each)}
+    everything = sum(rounding.saved_type(root).num_bytes for root in saved)
+    if held + everything // devices <= request.memory_limit_bytes:
+        return held
+    opened = request.opened()
+    least = _least_saved(opened) // devices
+    return held + max(0, least - opened.host_memory_bytes if is_open(opened) else least)
+
+
+def _least_saved(request: PlanRequest) -> int:
+    """The least bytes, of all devices, of what a step saves whose optional copies are open, beside
+    its outputs."""
+    graph, rounding = request.step, Rounding(request)
+    forward = {n.name: n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD}
+    network: nx.DiGraph[str] = nx.DiGraph()
+    sizes = Counter[str]()
+    known = {root for root, _, _ in _results(graph)}
+    for group in groups(graph):
+        root, maker = group.root, graph.nodes[group.root.node]
+        is_copy = is_optional(maker)
+        if not (is_copy or is_saved(graph, group)):
+            continue
+        tensor = Ref(forward[maker.name], root.output) if is_copy else root
+        key = root_key(graph, tensor)
+        sizes[key] += 0 if tensor in known else rounding.saved_type(root).num_bytes
+        known.add(tensor)
+        if not is_copy:
+            network.add_edge(_SOURCE, _NEEDED + key)
+        for use in group.uses:
+            user = graph.nodes[use.node]
+            if not is_optional(user):
+                network.add_edge(key, _SINK)
+                continue
+            for output in range(len(user.outputs)):
+                recomputed = root_key(graph, Ref(forward[user.name], output))
+                network.add_edge(key, _NEEDED + recomputed)
+    for key, num_bytes in sizes.items():
+        network.add_edge(_NEEDED + key, key, capacity=num_bytes)
+    if _SOURCE not in network or _SINK not in network:
+        return 0
+    flow = nx.maximum_flow_value(network, _SOURCE, _SINK)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return int(flow)  # pyright: ignore[reportUnknownArgumentType]
+
+
+_SOURCE, _SINK, _NEEDED = "not recomputed", "read in backward", "needed: "
+"""Nodes of the network that `_least_saved` cuts, and the prefix of those that are cut from their
+class. Edges without capacity cannot be cut."""
+
+
+def _results(graph: Graph) -> list[tuple[Ref, int, int]]:
+    """(root, index of the last op that reads it, bytes) of each output that forward has ready."""
+    return [
+        (root_of(graph, output.inputs[0])[0], last, graph.type_of(output.inputs[0]).num_bytes)
+        for output, last in results_in_order(graph)
+    ]
+
+
+def _at_rest(request: PlanRequest) -> int:
+    """The least bytes on a device of parameters with gradients and optimizer states."""
+    memory, whole = ParamMemory(request), Sharding.replicated(len(request.mesh.axes))
+    are_here = request.opened().params_on_host == frozenset()
+    params = request.step.with_role(Role.PARAM) if are_here else ()
+    return sum(memory.at_rest(param, whole) // request.mesh.num_devices for param in params)
 
 
 @per_graph

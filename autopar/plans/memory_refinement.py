@@ -107,7 +107,9 @@ class MemoryRefinement:
         name = self.request.name
         if solution.status is Status.BEATEN:
             is_tight = self.stated.usage_limit is not None and solution.is_limiting
-            raise Beaten(name, solution.bound, is_tight=is_tight)
+            # With less set aside there may be better plans.
+            bound = self.bound if any(self.rows.values()) else solution.bound
+            raise Beaten(name, bound, is_tight=is_tight)
         if solution.status is Status.LIMIT:
             raise SolverError(f"{name}: no plan was found in time; raise the time limit")
         if solution.status is not Status.INFEASIBLE:
@@ -231,12 +233,12 @@ def infeasible(
     return InfeasibleError(f"{name}: {message or 'no combination of choices is allowed'}")
 
 
-def over_limit_at(name: str, key: str, num_bytes: int, limit: int) -> InfeasibleError:
-    """The error if the op `key` of the candidate `name` is computed with at least `num_bytes` in
-    memory, more than the `limit`."""
+def over_limit_at(name: str, where: str, num_bytes: int, limit: int) -> InfeasibleError:
+    """The error if any plan of the candidate `name` has `num_bytes` or more in memory at some
+    point, `where` in words, which is more than the `limit`."""
     return InfeasibleError(
         f"{name}: the smallest-memory plan needs {format_bytes(num_bytes)} per device or "
-        f"more, at {key}, where the memory limit is {format_bytes(limit)}: "
+        f"more {where}, and the memory limit is {format_bytes(limit)}: "
         f"{format_bytes(num_bytes - limit)} is missing. Raise --memory-limit, use more devices, or "
         "lower the batch"
     )

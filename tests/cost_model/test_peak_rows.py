@@ -13,9 +13,10 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model import step_simulation as bill
 from autopar.cost_model.cost_breakdown import cost_breakdown
-from autopar.cost_model.least_memory import least_at_ops
+from autopar.cost_model.least_memory import least_after_forward, least_at_ops
 from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
+from autopar.driver.search.shortage import smallest_memory
 from autopar.ir.choices import ParamChoice, Saved
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
@@ -23,6 +24,7 @@ from autopar.ir.peak_candidates import PeakCandidate, is_peak_candidate, peak_ca
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.ir.schedule import Compute
 from autopar.ir.timeline import Timeline
+from autopar.ir.uses import groups, is_saved
 from autopar.plans.decisions import make_stage, resolved_request, same_choice
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.plan_options import PlanOptions
@@ -136,9 +138,42 @@ def test_no_more_than_is_held(name: str, mesh: str, is_open: bool, residency: st
         solution = random_solution(problem, seed)
         held = held_at_ops(request, problem, solution)
         assert not least.keys() - held.keys()
+        first = next(moment for moment in held if ":backward:" in moment.key)
+        assert least_after_forward(closed.within(1)) <= held[first]
         assert [moment for moment, num_bytes in least.items() if num_bytes > held[moment]] == []
         peak_candidates = [*held]
         for moment in peak_candidates[seed :: 1 + len(peak_candidates) // MOMENTS]:
             row = with_peak_rows(request, problem, {moment: 0})
             stated = sum(int(u[solution.choice[i]]) for i, u in usages_at(row, 1))
             assert stated <= held[moment], moment
+
+
+class Deep(nn.Module):
+    """Activations that are large beside weights; of each layer one has to be saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+            for _ in range(6)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def test_the_least_after_forward_is_near_what_the_solver_finds() -> None:
+    graph = trace(Deep(), (torch.randn(8192, 32),), {}).graph
+    cluster = parse_cluster("2x2xH100")
+    asked = make_graph_request(graph, cluster, Options(PlanOptions(backend="eager"), mesh="2x2"))
+    request = asked.on(parse_mesh("2x2", cluster))
+    smallest = smallest_memory(request, str)
+    held = held_at_ops(smallest.request, smallest.problem, smallest.solution)
+    first = next(moment for moment in held if ":backward:" in moment.key)
+    saved = {group.root for group in groups(graph) if is_saved(graph, group)}
+    everything = sum(graph.type_of(root).num_bytes for root in saved) // 4
+    least = least_after_forward(request.within(1))
+    assert held[first] // 2 <= least <= held[first]
+    assert least < everything // 8

@@ -9,8 +9,8 @@ import pytest
 
 from autopar.errors import InfeasibleError
 from autopar.ir.peak_candidates import PeakCandidate
-from autopar.ir.problem import Conflict, Solution, Status
-from autopar.plans.memory_refinement import MemoryRefinement
+from autopar.ir.problem import Conflict, Problem, Solution, Status
+from autopar.plans.memory_refinement import Beaten, MemoryRefinement
 from autopar.plans.requests.request import PlanRequest
 
 MOMENT = cast(PeakCandidate, "the fullest")
@@ -21,12 +21,16 @@ class Request:
     name = "mesh of one device"
 
 
+class Stated:
+    usage_limit, other_limits = 80, ()
+
+
 def fitting(aside: int, **known: Any) -> MemoryRefinement:
     def restate(stated: Any, _: Any) -> Any:
         return stated
 
     request = cast(PlanRequest, Request())
-    stated = cast(Any, None)
+    stated = cast(Problem, Stated())
     return replace(MemoryRefinement(request, stated, restate, str), rows={MOMENT: aside}, **known)
 
 
@@ -40,3 +44,13 @@ def test_what_a_rough_plan_showed_was_a_guess() -> None:
 def test_what_another_plan_showed_is_lessened_by_what_is_missing() -> None:
     known = fitting(30)
     assert known.rules_out(NO_PLAN) and known.rows == {MOMENT: 20}
+
+
+@pytest.mark.parametrize(("aside", "bound"), [(0, 70), (30, 60)])
+def test_the_bound_of_a_problem_with_less_memory_is_none_of_all_plans(
+    aside: int, bound: int
+) -> None:
+    known = fitting(aside, bound=60)
+    with pytest.raises(Beaten) as raised:
+        known.rules_out(Solution(Status.BEATEN, bound=70))
+    assert raised.value.bound == bound

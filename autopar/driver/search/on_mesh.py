@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
-from autopar.compile import best_on, check_least, check_ops
+from autopar.compile import best_on, check_least, check_surely
 from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail
 from autopar.driver.search.open_counts import (
     chunk_ladder,
@@ -142,11 +142,9 @@ def _result(search: CandidateSearch[Candidate], request: PlanRequest) -> Candida
 
 def _check_memory(request: PlanRequest, trail: Trail, search: CandidateSearch[Candidate]) -> None:
     """InfeasibleError if a candidate of a search surely does not fit, which takes no solve to know.
-    If none has fitted so far, prices are worth it. With a cutoff, a solve shows sooner that larger
-    numbers of microbatches take too long as well."""
+    If none has fitted so far, prices are worth it."""
     try:
-        if search.cutoff is None and search.incumbent is None:
-            check_ops(request)
+        check_surely(request)
         if search.failures and search.incumbent is None:
             check_least(request)
     except InfeasibleError as error:
