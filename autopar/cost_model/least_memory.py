@@ -43,10 +43,10 @@ def least_after_forward(request: PlanRequest) -> int:
     That least is a minimum cut, by maximum flow, between what cannot be recomputed and what
     backward reads. Decisions are of classes of tensors, so that the cut is of classes too.
     """
-    devices, rounding = request.mesh.num_devices, Rounding(request)
-    results = sum(num_bytes // devices for _, _, num_bytes in _results(request.step))
+    graph, devices, rounding = request.step, request.mesh.num_devices, Rounding(request)
+    results = sum(num_bytes // devices for _, _, num_bytes in _results(graph))
     held = _at_rest(request) + results
-    saved = {each.root for each in groups(request.step) if is_saved(request.step, each)}
+    saved = {each.root for each in groups(graph) if is_saved(graph, each)}
     everything = sum(rounding.saved_type(root).num_bytes for root in saved)
     if held + everything // devices <= request.memory_limit_bytes:
         return held

@@ -8,6 +8,7 @@ from math import prod
 
 from autopar.ir.graph import itemsize
 from autopar.ir.grouping import grouped
+from autopar.ir.mesh import HOST_LINKS
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_ppm, format_share
 from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.provenance import CLOSE, IN_STAGES, CandidateOutcome, Provenance
@@ -60,6 +61,13 @@ MUCH_LONGER = 1.15
 two layers, most of whose step is outside of layers, take up to a tenth longer."""
 
 
+NEARLY_FULL = 0.95
+"""A device whose memory is fuller than this may not have what libraries and fragmentation take."""
+
+BUSY = 0.8
+"""Links to the host that are busy for more of the step than this have little room for delays."""
+
+
 def cautions(plan: Plan) -> Iterator[str]:
     """Warnings, the gravest first: those of stages, each once with the stages it is of, and those
     of the whole plan."""
@@ -67,12 +75,38 @@ def cautions(plan: Plan) -> Iterator[str]:
     several = plan.structure.is_pipeline
     for text, stages in warnings.items():
         yield f"{stages_text(stages)}: {text}" if several else text
+    yield from _full(plan)
     if not several:
+        yield from _busy(plan)
         yield from _waiting(plan)
         yield from _simulated_longer(plan.stages[0])
         if not plan.provenance.is_close:
             yield f"not proven optimal: {doubt(plan.provenance)}"
     yield from _fragile(plan.provenance)
+
+
+def _full(plan: Plan) -> Iterator[str]:
+    """A warning if a plan within the memory of the device, as no limit was given, leaves little."""
+    held, limit = plan.estimates.memory.total, plan.estimates.memory_limit
+    if held > NEARLY_FULL * limit and plan.provenance.options.memory.limit is None:
+        yield (
+            f"a device's memory is {format_share(held, limit)} full at the peak, without what "
+            "libraries and fragmentation take: --memory-limit leaves room for them"
+        )
+
+
+def _busy(plan: Plan) -> Iterator[str]:
+    """A warning for each link to the host that is busy for most of a step in one stage."""
+    times = Counter[str]()
+    for total in plan.stages[0].estimates.collectives:
+        times[total.axis] += total.time_ns
+    step_ns = max(1, plan.estimates.step_ns)
+    for link in HOST_LINKS:
+        if times[link] > BUSY * step_ns:
+            yield (
+                f"copies {link} take {format_share(times[link], step_ns)} of the step: if the host "
+                "has other work, or devices share its links, the step is longer"
+            )
 
 
 def _waiting(plan: Plan) -> Iterator[str]:

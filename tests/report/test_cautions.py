@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.plans.estimates import OpTotal
+from autopar.plans.estimates import CollectiveTotal, OpTotal
 from autopar.plans.plan import Plan
 from autopar.plans.provenance import IN_STAGES
+from autopar.plans.requests.plan_options import MemoryOptions, PlanOptions
 from autopar.report.cautions import type_bytes
 from autopar.report.summary import summarize
 from tests.redone import repriced
@@ -58,6 +59,35 @@ def test_bytes_of_a_type(text: str, size: int) -> None:
 @given(st.text(max_size=20))
 def test_bytes_of_no_type(text: str) -> None:
     assert isinstance(type_bytes(text), int)
+
+
+@pytest.mark.parametrize(
+    ("part", "limit", "warned"), [(0.96, None, True), (0.94, None, False), (0.96, "50MiB", False)]
+)
+@pytest.mark.parametrize("plan", [two_axis_plan(), staged_plan()], ids=["one stage", "stages"])
+def test_a_device_that_is_nearly_full(
+    plan: Plan, part: float, limit: str | None, warned: bool
+) -> None:
+    """Unless a limit was given: whoever gives one knows what else needs room."""
+    held = plan.estimates.memory.total
+    estimates = repriced(plan.estimates, memory_limit=int(held / part))
+    options = PlanOptions(memory=MemoryOptions(limit=limit))
+    known = msgspec.structs.replace(plan.provenance, options=options)
+    plan = msgspec.structs.replace(plan, estimates=estimates, provenance=known)
+    found = summarize(plan).warnings
+    assert any("a device's memory is 96 % full at the peak" in text for text in found) is warned
+    assert any("full at the peak" in text for text in found) is warned
+
+
+@pytest.mark.parametrize(("part", "link"), [(0.9, "to host"), (0.9, "from host"), (0.7, "")])
+def test_a_link_to_the_host_that_is_busy(part: float, link: str) -> None:
+    plan = two_axis_plan()
+    time_ns = int(part * plan.estimates.step_ns)
+    copies = CollectiveTotal("offload", link or "to host", "forward", 1, 1, time_ns)
+    estimates = repriced(plan.estimates, collectives=(copies,))
+    found = summarize(msgspec.structs.replace(plan, estimates=estimates)).warnings
+    told = [text for text in found if text.startswith("copies ")]
+    assert len(told) == bool(link) and all(f"copies {link} take 90 %" in text for text in told)
 
 
 @pytest.mark.parametrize(
