@@ -100,7 +100,7 @@ def test_three_axes_are_not_tried_where_each_takes_long(
     made = driver.best_on_mesh
 
     def tight(*args: Any, **how: Any) -> Candidate:
-        return replace(made(*args, **{**how, "after": None}), is_tight=True)
+        return replace(made(*args, **{**how, "after": None}), peak_candidates=("full",))
 
     heard: list[str] = []
     if limit == "memory binds":

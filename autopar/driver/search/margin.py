@@ -38,17 +38,17 @@ class _KnownPlans:
         if self.step_ns is None or step_ns < self.step_ns:
             self.step_ns, self.text = step_ns, text
 
-    def margin(self, objective: int) -> Margin | None:
-        """The margin, if it says more than that no plan is below `objective`."""
+    def margin(self, least_ns: int) -> Margin | None:
+        """The margin, if no plan of any structure takes less than `least_ns`; None if nothing is
+        known of plans of another structure."""
         if self.step_ns is not None:
             return Margin(min([*self.bounds, self.step_ns]), self.step_ns, self.text)
-        bound = min(self.bounds, default=0)
-        return Margin(bound, None, "") if bound > objective else None
+        return Margin(max(min(self.bounds), least_ns), None, "") if self.bounds else None
 
 
 def find_margin(best: Finding, trail: Trail) -> Margin | None:
     """The margin of the `best` plan of a search, among the plans that its options admit. None if no
-    plan has another structure, or if the problem is too large to say.
+    plan has another structure.
 
     Of several stages, one at a time has another structure, and the step is simulated anew: the
     other stages do not adapt.
@@ -71,7 +71,7 @@ def find_margin(best: Finding, trail: Trail) -> Margin | None:
         known.submit(_as_beside(best, other.finding), other.name)
     for stage in (*own, *alike):
         stage.look(known)
-    return known.margin(best.objective_ns)
+    return known.margin(best.bound_ns)
 
 
 def _as_beside(best: Finding, other: Finding) -> int:
