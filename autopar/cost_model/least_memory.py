@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import networkx as nx
@@ -16,7 +15,7 @@ from autopar.ir.grouping import grouped
 from autopar.ir.own_ops import is_optional
 from autopar.ir.peak_candidates import is_peak_candidate
 from autopar.ir.sharding import Sharding
-from autopar.ir.uses import groups, is_saved, root_key, root_of
+from autopar.ir.uses import groups, is_saved, root_of
 from autopar.plans.requests.request import PlanRequest
 
 
@@ -40,8 +39,8 @@ def least_after_forward(request: PlanRequest) -> int:
     gradients and optimizer states, outputs, and the least that backward can start from. What may be
     on the host is there as far as its memory goes.
 
-    That least is a minimum cut, by maximum flow, between what cannot be recomputed and what
-    backward reads. Decisions are of classes of tensors, so that the cut is of classes too.
+    That least is a minimum cut, by maximum flow, between tensors that cannot be recomputed and what
+    backward reads.
     """
     graph, devices, rounding = request.step, request.mesh.num_devices, Rounding(request)
     results = sum(num_bytes // devices for _, _, num_bytes in _results(graph))
@@ -60,39 +59,34 @@ def _least_saved(request: PlanRequest) -> int:
     its outputs."""
     graph, rounding = request.step, Rounding(request)
     forward = {n.name: n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD}
-    network: nx.DiGraph[str] = nx.DiGraph()
-    sizes = Counter[str]()
-    known = {root for root, _, _ in _results(graph)}
+    free = {root for root, _, _ in _results(graph)}
+    network: nx.DiGraph[object] = nx.DiGraph()
     for group in groups(graph):
         root, maker = group.root, graph.nodes[group.root.node]
         is_copy = is_optional(maker)
         if not (is_copy or is_saved(graph, group)):
             continue
         tensor = Ref(forward[maker.name], root.output) if is_copy else root
-        key = root_key(graph, tensor)
-        sizes[key] += 0 if tensor in known else rounding.saved_type(root).num_bytes
-        known.add(tensor)
+        num_bytes = 0 if tensor in free else rounding.saved_type(root).num_bytes
+        network.add_edge((_NEEDED, tensor), tensor, capacity=num_bytes)
         if not is_copy:
-            network.add_edge(_SOURCE, _NEEDED + key)
+            network.add_edge(_SOURCE, (_NEEDED, tensor))
         for use in group.uses:
             user = graph.nodes[use.node]
             if not is_optional(user):
-                network.add_edge(key, _SINK)
+                network.add_edge(tensor, _SINK)
                 continue
             for output in range(len(user.outputs)):
-                recomputed = root_key(graph, Ref(forward[user.name], output))
-                network.add_edge(key, _NEEDED + recomputed)
-    for key, num_bytes in sizes.items():
-        network.add_edge(_NEEDED + key, key, capacity=num_bytes)
+                network.add_edge(tensor, (_NEEDED, Ref(forward[user.name], output)))
     if _SOURCE not in network or _SINK not in network:
         return 0
     flow = nx.maximum_flow_value(network, _SOURCE, _SINK)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return int(flow)  # pyright: ignore[reportUnknownArgumentType]
 
 
-_SOURCE, _SINK, _NEEDED = "not recomputed", "read in backward", "needed: "
-"""Nodes of the network that `_least_saved` cuts, and the prefix of those that are cut from their
-class. Edges without capacity cannot be cut."""
+_SOURCE, _SINK, _NEEDED = "not recomputed", "read in backward", "needed"
+"""Nodes of the network that `_least_saved` cuts: an edge from a tensor that is needed to that
+tensor. Edges without capacity cannot be cut."""
 
 
 def _results(graph: Graph) -> list[tuple[Ref, int, int]]:

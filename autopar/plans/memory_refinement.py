@@ -52,7 +52,8 @@ class Candidate:
     solution: Solution
     is_tight: bool = False
     """Whether memory binds: without a limit another plan may be better, by more than the
-    tolerance, and by more than `provenance.PROVEN` than the one that is known."""
+    tolerance. It does not if a solve without a limit finds none that is better by more than
+    `provenance.PROVEN`."""
     peak_candidates: tuple[PeakCandidate, ...] = ()
     """Those that are rows of the problem."""
 

@@ -86,11 +86,11 @@ def cautions(plan: Plan) -> Iterator[str]:
 
 
 def _full(plan: Plan) -> Iterator[str]:
-    """A warning if a plan within the memory of the device, as no limit was given, leaves little."""
-    held, limit = plan.estimates.memory.total, plan.estimates.memory_limit
-    if held > NEARLY_FULL * limit and plan.provenance.options.memory.limit is None:
+    """A warning if a plan leaves little of a device's memory, whatever its limit."""
+    held, whole = plan.estimates.memory.total, plan.estimates.cluster.memory_bytes
+    if held > NEARLY_FULL * whole > 0:
         yield (
-            f"a device's memory is {format_share(held, limit)} full at the peak, without what "
+            f"a device's memory is {format_share(held, whole)} full at the peak, without what "
             "libraries and fragmentation take: --memory-limit leaves room for them"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +14,20 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model import step_simulation as bill
 from autopar.cost_model.cost_breakdown import cost_breakdown
-from autopar.cost_model.least_memory import least_after_forward, least_at_ops
+from autopar.cost_model.least_memory import (
+    _least_saved,  # pyright: ignore[reportPrivateUsage]
+    _results,  # pyright: ignore[reportPrivateUsage]
+    least_after_forward,
+    least_at_ops,
+)
 from autopar.cost_model.peak_rows import with_peak_rows
 from autopar.cost_model.price import price
+from autopar.cost_model.saved import Rounding
 from autopar.driver.search.shortage import smallest_memory
 from autopar.ir.choices import ParamChoice, Saved
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
+from autopar.ir.own_ops import is_optional, original_key
 from autopar.ir.peak_candidates import PeakCandidate, is_peak_candidate, peak_candidate_of
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.ir.schedule import Compute
@@ -177,3 +185,65 @@ def test_the_least_after_forward_is_near_what_the_solver_finds() -> None:
     least = least_after_forward(request.within(1))
     assert held[first] // 2 <= least <= held[first]
     assert least < everything // 8
+
+
+class Narrow(nn.Module):
+    """A frozen product, its sum, and what is trained. Backward reads the product in one block of
+    several."""
+
+    def __init__(self, is_read: bool) -> None:
+        super().__init__()
+        self.is_read = is_read
+        self.w, self.v = nn.Linear(64, 32, bias=False).requires_grad_(False), nn.Linear(1, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = self.w(x)
+        y = product.sum(-1, keepdim=True).sin()
+        if self.is_read:
+            y = y + product.cos().sum(-1, keepdim=True)
+        return x + self.v(y)
+
+
+class Uneven(nn.Module):
+    """Blocks of a class, of which backward needs more in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.layers = nn.ModuleList(Narrow(is_read=number == 0) for number in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("changed", [{}, {"microbatches": 2}, {"saved_dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("model", [Deep, Uneven, Joined])
+def test_no_choice_of_what_is_recomputed_saves_less_than_the_cut(
+    model: type[nn.Module], changed: dict[str, Any]
+) -> None:
+    x = torch.randn(32, 32 if model is Deep else 64)
+    graph, cluster = trace(model(), (x,), {}).graph, parse_cluster("2x2xH100")
+    options = Options(PlanOptions(backend="eager"), mesh="2x2", **changed)
+    request = make_graph_request(graph, cluster, options).on(parse_mesh("2x2", cluster))
+
+    def saved(recomputed: frozenset[str]) -> int:
+        closed = replace(request, recompute=recomputed)
+        known = {root for root, _, _ in _results(closed.step)}
+        roots = {each.root for each in groups(closed.step) if is_saved(closed.step, each)} - known
+        return sum(Rounding(closed).saved_type(root).num_bytes for root in roots)
+
+    opened, rng = request.opened(), np.random.default_rng(0)
+    optional = [n for n in opened.step.nodes if is_optional(n) and not n.view]
+    classes = sorted({original_key(node.key) for node in optional})
+    least, chosen = saved(frozenset()), frozenset[str]()
+    for _ in range(60):
+        # The best so far with a few classes otherwise.
+        tried = chosen ^ {*rng.choice(classes, rng.integers(1, 4)).tolist()} if classes else chosen
+        num_bytes = saved(tried)
+        assert _least_saved(opened) <= num_bytes
+        if num_bytes < least:
+            least, chosen = num_bytes, tried
+    assert least <= 2 * _least_saved(opened)

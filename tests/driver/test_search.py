@@ -100,7 +100,9 @@ def test_three_axes_are_not_tried_where_each_takes_long(
     made = driver.best_on_mesh
 
     def tight(*args: Any, **how: Any) -> Candidate:
-        return replace(made(*args, **{**how, "after": None}), peak_candidates=("full",))
+        found = made(*args, **{**how, "after": None})
+        limited = replace(found.solution, is_limiting=True)
+        return replace(found, solution=limited, peak_candidates=("full",))
 
     heard: list[str] = []
     if limit == "memory binds":

@@ -30,6 +30,7 @@ class Trail:
         self._say = say
         self._outcomes: dict[str, CandidateOutcome] = {}
         self._known: dict[tuple[object, ...], Candidate | InfeasibleError | Beaten] = {}
+        self._cutoffs: dict[tuple[object, ...], int] = {}
 
     def __call__(self, text: str) -> None:
         self._say(SearchStep(text, self.outcomes))
@@ -56,7 +57,9 @@ class Trail:
             *(request.memory_limit_bytes, request.host_memory_bytes, options.residency),
         )
         known = self._known.get(key)
-        if isinstance(known, Beaten) and (cutoff is None or known.bound < cutoff):
+        if isinstance(known, Beaten) and (
+            cutoff is None or max(known.bound, self._cutoffs[key]) < cutoff
+        ):
             known = None
         if isinstance(known, Exception):
             raise known
@@ -64,7 +67,7 @@ class Trail:
         try:
             yield
         except (InfeasibleError, Beaten) as error:
-            self._known[key] = error
+            self._known[key], self._cutoffs[key] = error, cutoff or 0
             raise
         assert tried.result is not None
         self._known[key] = tried.result

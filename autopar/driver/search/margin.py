@@ -38,12 +38,11 @@ class _KnownPlans:
         if self.step_ns is None or step_ns < self.step_ns:
             self.step_ns, self.text = step_ns, text
 
-    def margin(self, least_ns: int) -> Margin | None:
-        """The margin, if no plan of any structure takes less than `least_ns`; None if nothing is
-        known of plans of another structure."""
+    def margin(self) -> Margin | None:
+        """The margin; None if nothing is known of plans of another structure."""
         if self.step_ns is not None:
             return Margin(min([*self.bounds, self.step_ns]), self.step_ns, self.text)
-        return Margin(max(min(self.bounds), least_ns), None, "") if self.bounds else None
+        return Margin(min(self.bounds), None, "") if self.bounds else None
 
 
 def find_margin(best: Finding, trail: Trail) -> Margin | None:
@@ -71,7 +70,7 @@ def find_margin(best: Finding, trail: Trail) -> Margin | None:
         known.submit(_as_beside(best, other.finding), other.name)
     for stage in (*own, *alike):
         stage.look(known)
-    return known.margin(best.bound_ns)
+    return known.margin()
 
 
 def _as_beside(best: Finding, other: Finding) -> int:

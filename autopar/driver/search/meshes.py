@@ -137,7 +137,7 @@ class _Looked:
         best, policy = self.search.incumbent, request.options.policy
         if best is None:
             return "no mesh of two axes has a plan"
-        if best.peak_candidates:
+        if best.peak_candidates and best.solution.is_limiting:
             return "memory binds"
         if len(best.problem.keys) > policy.refined_nodes:
             return f"refined_nodes {policy.refined_nodes}"
