@@ -181,10 +181,10 @@ def test_limited_work_leaves_what_is_proven(steps: int) -> None:
     with other_thresholds(rival_iterations=steps):
         plan = with_margin(graph, "2x4xL4", "2x4")
     found = plan.provenance.margin
-    if found is not None:
-        assert found.bound_ns <= exact.bound_ns
-        assert found.step_ns is None or found.step_ns >= exact.bound_ns
-    assert steps > 1 or found is None or found.step_ns is None
+    assert found is not None
+    assert found.bound_ns <= exact.bound_ns
+    assert found.step_ns is None or found.step_ns >= exact.bound_ns
+    assert steps > 1 or found.step_ns is None
 
 
 def test_one_device_has_no_rival() -> None:

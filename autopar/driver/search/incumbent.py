@@ -18,6 +18,7 @@ from autopar.plans.requests.request import PlanRequest
 
 _T = TypeVar("_T")
 _Place = TypeVar("_Place")
+_Outcome = Candidate | InfeasibleError | Beaten
 
 REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
 """Why there is no plan of a candidate."""
@@ -29,8 +30,8 @@ class Trail:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._outcomes: dict[str, CandidateOutcome] = {}
-        self._known: dict[tuple[object, ...], Candidate | InfeasibleError | Beaten] = {}
-        self._cutoffs: dict[tuple[object, ...], int] = {}
+        self._known: dict[tuple[object, ...], tuple[_Outcome, int]] = {}
+        """What became of a request, and the cutoff that it had; 0 for none."""
 
     def __call__(self, text: str) -> None:
         self._say(SearchStep(text, self.outcomes))
@@ -56,9 +57,9 @@ class Trail:
             *(request.mesh.text, request.microbatches, request.loss_chunks, request.tolerance),
             *(request.memory_limit_bytes, request.host_memory_bytes, options.residency),
         )
-        known = self._known.get(key)
+        known, known_cutoff = self._known.get(key, (None, 0))
         if isinstance(known, Beaten) and (
-            cutoff is None or max(known.bound, self._cutoffs[key]) < cutoff
+            cutoff is None or max(known.bound, known_cutoff) < cutoff
         ):
             known = None
         if isinstance(known, Exception):
@@ -67,10 +68,10 @@ class Trail:
         try:
             yield
         except (InfeasibleError, Beaten) as error:
-            self._known[key], self._cutoffs[key] = error, cutoff or 0
+            self._known[key] = error, cutoff or 0
             raise
         assert tried.result is not None
-        self._known[key] = tried.result
+        self._known[key] = tried.result, cutoff or 0
 
     def skip(self, name: str, threshold: str) -> None:
         """Reports candidates that are not tried, for a threshold of the policy or what is known."""
