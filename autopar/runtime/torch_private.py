@@ -9,7 +9,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from torch._C._functorch import (
 )
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store, _world
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.node import map_arg
 from torch.utils._mode_utils import no_dispatch
@@ -48,6 +48,7 @@ __all__ = [
     "as_batch",
     "assigned_by",
     "backend_of_two",
+    "collectives_begun",
     "compose",
     "default_store",
     "differentiating",
@@ -120,6 +121,16 @@ def timeout_of_world() -> timedelta:
     group = dist.group.WORLD
     assert group is not None
     return group._get_backend(group._device_types[0]).options._timeout
+
+
+def collectives_begun() -> int:
+    """A number that grows with each collective, send or receive that this process begins, of any
+    process group whose backend counts them, as gloo and NCCL do."""
+    count = 0
+    for group in _world.pg_map:
+        with suppress(RuntimeError):  # the backend does not count
+            count += group._get_sequence_number_for_group()
+    return count
 
 
 def backend_of_two(store: Store, place: int, device: torch.device) -> Any:

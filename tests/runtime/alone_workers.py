@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import io
 import os
 import threading
 import time
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import AutoparError
+from autopar.runtime.process import alone
 from tests.runtime.workers import whole
 
 
@@ -184,6 +188,47 @@ def at_the_end() -> list[float]:
         return []
     time.sleep(2)
     return [float(model.first.weight.norm()), float(model.second.bias.sum())]
+
+
+def copied() -> list[float]:
+    """What rank 0 reads of copies that the others have released, before and after a step: here
+    after a while, and after one that ran. And how many copies are held once ranks have met."""
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen: list[float] = []
+    kept: list[ReferenceType[nn.Module]] = []
+
+    def snapshot(runs: bool) -> None:
+        copied = copy.deepcopy(model)
+        kept.append(ref(copied))
+        if runs:
+            copied(torch.ones(6, 8))
+        if dist.get_rank() == 0:
+            time.sleep(1)
+            seen.extend([float(copied.first.weight.norm()), float(copied.second.bias.sum())])
+
+    for runs in (False, True, True):
+        model(torch.ones(6, 8))[0].backward()
+        snapshot(runs)
+        optimizer.step()
+        optimizer.zero_grad()
+    model(torch.ones(6, 8))
+    gc.collect()
+    return [*seen, sum(known() is not None for known in kept)]
+
+
+def meets() -> list[bool]:
+    """Whether ranks read together, at one line each, after rank 0 has read alone while the others
+    waited in a barrier."""
+    model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
+    model(torch.ones(6, 8))
+    for wait in (dist.barrier, lambda: dist.all_reduce(torch.ones(1))):
+        if dist.get_rank() == 0:
+            model.first.weight.norm()
+        wait()
+        model.second.weight.norm()
+    here = alone._here[-1]
+    return [bool(here.joint), bool(here.alone)]
 
 
 def without_groups() -> list[float]:

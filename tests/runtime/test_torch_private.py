@@ -87,6 +87,10 @@ def test_groups_wait_as_long_as_that_of_the_world() -> None:
             torch_private.limit_waiting(group)
             backend = group._get_backend(torch.device("cpu"))
             assert backend.options._timeout == timedelta(seconds=77)
+            before = torch_private.collectives_begun()
+            dist.barrier()
+            dist.all_reduce(torch.ones(1), group=group)
+            assert torch_private.collectives_begun() == before + 2
         torch_private.store_of_its_own().set("k", "v")
         assert torch_private.port_of(torch_private.default_store()) is None
         assert torch_private.default_store().get("k") == b"v"

@@ -46,6 +46,7 @@ from autopar.runtime.process.digests import BatchDigest
 from autopar.runtime.process.rank_registry import RankLocation, RankRegistry, guilty, is_lost_peer
 from autopar.runtime.process.stack_lines import of_error, waiting_collective
 from autopar.runtime.process.waits import BoundedStore, SilenceError, in_time
+from autopar.runtime.torch_private import collectives_begun
 
 PATIENCE_S = 1.0
 """The interval at which a waiting rank asks where the others are."""
@@ -82,8 +83,8 @@ class PreStepCheck:
         self._num_gathered = 0
         self._left: list[Any] = []
         """Gathers for reads that this rank did not wait for."""
-        self._others_wait = False
-        """Whether the others wait until this rank joins them."""
+        self._others_wait: int | None = None
+        """The number of collectives that this rank had begun when the others waited for it."""
         self.beside = Beside()
         self._drawing = Drawing(device)
         self._draws_alike = False
@@ -116,7 +117,9 @@ class PreStepCheck:
         """ALL if all ranks are here to read the same, of which `what` is a digest. ALONE if any
         does something else, or waits in a collective of the script's own. If ranks are to read
         different things, the smallest group that can read alone is FIRST."""
-        while self._parted is None and not (can_alone and self._others_wait):
+        while self._parted is None and not (
+            can_alone and self._others_wait == collectives_begun()
+        ):
             rows = self._rows_of_reading(what, can_alone=can_alone)
             if rows is None or any(row[0] != READ for row in rows):
                 return ALONE
@@ -124,7 +127,7 @@ class PreStepCheck:
             if len(groups) == 1:
                 if self._first_answer(_CAME) != _CAME:
                     return ALONE
-                self._others_wait = False
+                self._others_wait = None
                 return ALL
             able = [group for group in groups.values() if all(rows[rank][2] for rank in group)]
             first = min(able, key=lambda group: (len(group), group), default=[self.rank])
@@ -146,12 +149,12 @@ class PreStepCheck:
                 return [row.tolist() for row in brought.rows]
         self._left = [left for left in self._left if not left[0].is_completed()]
         self._left.append((work, brought))
-        self._others_wait = True
+        self._others_wait = collectives_begun()
         return None
 
     def read_unasked(self, what: int) -> None:
         """Assume that all ranks take part in a read; the next check compares whether they did."""
-        self._others_wait = False
+        self._others_wait = None
         self._reads = (self._reads * _FACTOR + what) % _MODULUS
 
     def _come_to_read(self, work: Any) -> bool:
@@ -178,7 +181,7 @@ class PreStepCheck:
 
     def _arrive(self, phase: str, *brought: int, drawn: tuple[int, int] = (0, 0)) -> None:
         """Gather the rows of all ranks, once ranks that read alone have gone on."""
-        self._others_wait = False
+        self._others_wait = None
         own, beside = self._brought, self.beside.taken(at_call=phase != OPTIMIZER_STEP)
         while True:
             own.bring(brought, self._reads, drawn, beside, self.registry.calls)

@@ -29,7 +29,7 @@ from multiprocessing.connection import (
     deliver_challenge,
 )
 from typing import Any
-from weakref import ReferenceType, WeakValueDictionary
+from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +67,11 @@ class Reader:
         self.num_outputs = 0
         self.saves = False
         """Whether single ranks save whole tensors by default."""
-        self.retained: dict[int, Any] = {}
-        """Models and optimizers that ran, and outputs of the previous call. The script may have
-        released them here while other ranks still read them."""
+        self.held: list[Any] = []
+        """Models and optimizers that were there when ranks last met, or were copied since. The
+        script may have released them here while other ranks still read them."""
+        self.outputs_of: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+        """For the same reason, outputs of the previous call of each model."""
         self._patience_s = min(_PATIENCE_S, self.store.timeout_s / 2)
         """How long an asked rank waits until it is at the same step: less than the asking one."""
         self._peers: dict[int, Connection] = {}
@@ -88,6 +90,11 @@ class Reader:
         output.number = self.num_outputs
         self.outputs[self.num_outputs] = output
         self.num_outputs += 1
+
+    def hold_all(self) -> None:
+        """Hold all models and optimizers, as ranks have met, and release what was held before."""
+        known = (x() for x in (*self.models, *self.optimizers))
+        self.held = [x for x in known if x is not None]
 
     def name_of(self, tensor: Any) -> str:
         """The name by which all ranks find a tensor. Empty if they may not have it, such as
