@@ -228,7 +228,7 @@ def best_as_stated(
     refinement, solved = _refinement(request, stated, say), _solver(request, say, cutoff)
     while True:
         solution = solved(refinement.problem(), start=start)
-        refinement.rules_out(solution)
+        refinement.rules_out(solution, cutoff)
         candidate, _ = _candidate(request, stated, solution)
         is_over = candidate.estimates.host_bytes > request.host_memory_bytes
         if not is_over or refinement.rows or stated.usage_limit is None:
@@ -259,7 +259,7 @@ def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | Non
         rough = problem.usage_limit is not None and not refinement.is_known
         solution = solved(problem, start=refinement.basis, rough=rough)
         refinement.basis = solution.basis or refinement.basis
-        if refinement.rules_out(solution):
+        if refinement.rules_out(solution, cutoff):
             continue
         candidate, breakdown = _candidate(request, problem, solution)
         if refinement.holds(solution, candidate.solution, breakdown) and not solution.is_rough:

@@ -101,13 +101,16 @@ class MemoryRefinement:
         """The problem with all rows."""
         return self.restate(self.stated, self.rows)
 
-    def rules_out(self, solution: Solution) -> bool:
+    def rules_out(self, solution: Solution, cutoff: int | None) -> bool:
         """Whether no plan leaves free what is set aside; from then on, less is set aside.
-        InfeasibleError if no plan fits, SolverError if that is not known, Beaten if no plan is as
-        good as the incumbent."""
-        name = self.request.name
-        if solution.status is Status.BEATEN:
-            is_tight = self.stated.usage_limit is not None and solution.is_limiting
+        InfeasibleError if no plan fits, SolverError if that is not known, Beaten if no plan, or
+        within the limit none that is known, takes less than `cutoff` nanoseconds."""
+        name, is_limited = self.request.name, self.stated.usage_limit is not None
+        is_known = is_limited and not solution.is_rough
+        is_over = is_known and cutoff is not None and solution.objective >= cutoff
+        # More rows only make plans within the limit longer.
+        if solution.status is Status.BEATEN or is_over:
+            is_tight = is_limited and solution.is_limiting
             # With less set aside there may be better plans.
             bound = self.bound if any(self.rows.values()) else solution.bound
             raise Beaten(name, bound, is_tight=is_tight)
