@@ -135,6 +135,10 @@ class OtherStepWarning(AutoparWarning):
     """A plan's problem, stated anew, has another best step: prices or options differ."""
 
 
+class InterruptedSearchWarning(AutoparWarning):
+    """Ctrl-C ended the search for a plan: it is the best so far."""
+
+
 def listed(items: Iterable[object], most: int = 5) -> str:
     """`a, b and 7 more`: the first `most` of the items that a message names."""
     texts = [str(item) for item in items]

@@ -20,12 +20,11 @@ from autopar.cli.profile import profile
 from autopar.cli.report import report
 from autopar.cli.show import show
 from autopar.cli.solve import solve
+from autopar.cli.terminal import CTRL_C
 from autopar.cli.verify import verify
 from autopar.errors import AutoparError, AutoparWarning, sentence
 from autopar.ir.gc_pause import collection_paused, end_collection
 from autopar.ir.version import __version__
-
-INTERRUPTED = 130
 
 
 class Cli(click.Group):
@@ -55,7 +54,7 @@ class Cli(click.Group):
             with _spoken_warnings():
                 status = super().main(arguments, "autopar", complete_var, False, **extra)
         except (KeyboardInterrupt, click.Abort):
-            status = INTERRUPTED
+            status = CTRL_C
         except click.ClickException as error:
             hint = (
                 error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""

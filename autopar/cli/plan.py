@@ -8,6 +8,7 @@ import click
 
 from autopar.cli.plan_flags import PlanFlags
 from autopar.cli.terminal import (
+    CTRL_C,
     Output,
     build_target,
     page_options,
@@ -88,10 +89,11 @@ def plan(
         new_plan = make_plan(built.model, built.inputs, progress=progress, **options)
     if output is not None:
         new_plan.save(output)
-        if is_standard_output(output):
-            return
-    summary = summarize(new_plan)
-    print_content(summary, summary.page, how)
+    if output is None or not is_standard_output(output):
+        summary = summarize(new_plan)
+        print_content(summary, summary.page, how)
+    if new_plan.provenance.is_interrupted:
+        raise click.exceptions.Exit(CTRL_C)
 
 
 def _frontier(

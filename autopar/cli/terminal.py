@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from autopar.runtime.module.building import Built
 
 PIPED_WIDTH = 100
+CTRL_C = 130
+"""The exit status after Ctrl-C."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

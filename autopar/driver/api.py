@@ -212,6 +212,7 @@ def plan(
 
     Nothing is computed: a model on torch's meta device will do, and no device of the cluster is
     needed. The keywords are those of `compile`; `progress` is called with each line of progress.
+    Ctrl-C ends the search with the best plan so far, if there is one (`InterruptedSearchWarning`).
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
@@ -226,7 +227,7 @@ def plan(
         profile,
         options,
         say,
-        lambda graph_request: answer(graph_request, say),
+        lambda graph_request: answer(graph_request, say, stops=True),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +15,24 @@ from autopar.cluster.measured import measured_on
 from autopar.cluster.profile import Profile
 from autopar.compile import ModelCall, Say
 from autopar.driver.search.finding import Finding
-from autopar.driver.search.incumbent import Trail
+from autopar.driver.search.incumbent import Stopped, Trail
 from autopar.driver.search.margin import find_margin
 from autopar.driver.search.open_counts import possible_counts
 from autopar.driver.search.shortage import FEW_COUNTS, fewest
 from autopar.driver.search.stages_if_needed import best_of_all
-from autopar.errors import ArgumentError, AutoparError, ConstraintError, InfeasibleError
+from autopar.errors import (
+    ArgumentError,
+    AutoparError,
+    ConstraintError,
+    InfeasibleError,
+    InterruptedSearchWarning,
+)
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
 from autopar.ir.units import format_ns
 from autopar.plans.compatibility import check_fit, undivided_batch
 from autopar.plans.plan import Plan
+from autopar.plans.provenance import INTERRUPTED
 from autopar.plans.requests.matching import matches, unmatched
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import GraphRequest, make_graph_request
@@ -65,17 +73,39 @@ def make_call_request(call: ModelCall, traced: Traced, cluster: Cluster) -> Grap
     return make_graph_request(traced.graph, cluster, call.options, known)
 
 
-def answer(graph_request: GraphRequest, say: Say) -> Plan:
+def answer(graph_request: GraphRequest, say: Say, *, stops: bool = False) -> Plan:
     """The best plan, with its margin if that is an option, and the outcomes of other candidates.
-    InfeasibleError if none fits in memory, with what may help."""
-    trail = Trail(say)
+    InfeasibleError if none fits in memory, with what may help.
+
+    With `stops`, Ctrl-C ends the search with the best plan so far, if there is one, and an
+    InterruptedSearchWarning."""
+    trail = Trail(say, stops=stops)
     try:
         finding = best_of_all(graph_request, trail)
+    except Stopped:
+        raise KeyboardInterrupt from None
     except InfeasibleError as error:
         hint = undivided_batch(graph_request.graph, graph_request.cluster.num_devices)
         raise InfeasibleError(f"{error}{_more_microbatches(graph_request, trail)}{hint}") from error
-    margin = find_margin(finding, trail) if graph_request.options.given.search.margin else None
+    margin = None
+    if trail.is_stopped:
+        finding = replace(finding, bound_ns=0)
+    elif graph_request.options.given.search.margin:
+        try:
+            margin = find_margin(finding, trail)
+        except (Stopped, KeyboardInterrupt) as error:
+            if not trail.is_ended_by(error):
+                raise
+    if trail.is_stopped:
+        warnings.warn(InterruptedSearchWarning(_INTERRUPTED), stacklevel=2)
+        finding = replace(finding, status=INTERRUPTED)
     return finding.plan(margin, trail.outcomes)
+
+
+_INTERRUPTED = (
+    "the search was interrupted: this is the best plan so far, and another one may be better; "
+    "the same command without Ctrl-C looks at the rest"
+)
 
 
 def _more_microbatches(graph_request: GraphRequest, trail: Trail) -> str:

@@ -33,6 +33,9 @@ class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rival: str
 
 
+INTERRUPTED = "interrupted"
+"""The status of the best plan so far, where Ctrl-C ended the search."""
+
 OutcomeKind = Literal["planned", "estimated", "not better", "infeasible", "skipped"]
 """What may become of a candidate."""
 
@@ -93,6 +96,11 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     statistics: dict[str, str] = {}
     options: PlanOptions = PlanOptions()
     policy: Policy = Policy()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the search was ended before it was over."""
+        return self.status == INTERRUPTED
 
     @property
     def is_proven(self) -> bool:

@@ -139,15 +139,20 @@ def _simulated_longer(plan: StagePlan) -> Iterator[str]:
 
 def gap_text(bound_ns: int, gap: float) -> str:
     """The bound that no plan beats, and how near the plan is to it."""
-    if gap > CLOSE or not bound_ns:
+    if not bound_ns:
+        return _UNKNOWN
+    if gap > CLOSE:
         return f"proven bound {format_ns(bound_ns)}, gap {format_percent(gap)}"
     return f"within {format_percent(gap)} of the best possible ({format_ns(bound_ns)})"
+
+
+_UNKNOWN = "nothing is known of how good the best plan is"
 
 
 def doubt(provenance: Provenance) -> str:
     """How much better another plan may be than one that is not proven to be the best."""
     if not provenance.bound_ns:
-        return "nothing is known of how good the best plan is"
+        return _UNKNOWN
     gap = format_ppm(provenance.gap_ppm)
     return f"as modelled, a plan up to {gap} faster may exist"
 

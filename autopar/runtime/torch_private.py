@@ -127,7 +127,8 @@ def collectives_begun() -> int:
     """A number that grows with each collective, send or receive that this process begins, of any
     process group whose backend counts them, as gloo and NCCL do."""
     count = 0
-    for group in _world.pg_map:
+    groups: list[Any] = [*_world.pg_map]
+    for group in groups:
         with suppress(RuntimeError):  # the backend does not count
             count += group._get_sequence_number_for_group()
     return count

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -15,6 +16,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.driver.gate.golden import Check, _compared
 from autopar.errors import PlanError
 from autopar.plans.plan import Plan
+from autopar.plans.provenance import INTERRUPTED
 from autopar.plans.requests.constraints import parse_pins
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.plan_options import PlanOptions, SearchOptions
@@ -163,6 +165,16 @@ def test_a_damaged_golden_plan_is_an_error_until_it_is_written_anew(tmp_path: Pa
         _compared("toy", golden, plan, Check())
     assert _compared("toy", golden, plan, Check(update=True, allow_gap=True)).status == "created"
     assert Plan.load(golden) == plan
+
+
+def test_the_best_plan_so_far_is_no_golden_plan(tmp_path: Path) -> None:
+    plan, golden = two_axis_plan(), tmp_path / "a.plan.json"
+    status = msgspec.structs.replace(plan.provenance, status=INTERRUPTED)
+    msgspec.structs.replace(plan, provenance=status).save(golden)
+    with pytest.raises(PlanError, match="interrupted: --update"):
+        _compared("a", golden, plan, Check())
+    assert _compared("a", golden, plan, Check(update=True, allow_gap=True)).status == "created"
+    assert not Plan.load(golden).provenance.is_interrupted
 
 
 def test_a_plan_with_a_gap_is_not_written(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -16,11 +17,14 @@ from autopar.cli.main import main
 from autopar.errors import (
     AutoparError,
     InfeasibleError,
+    InterruptedSearchWarning,
     PlanMismatchError,
     TraceError,
     UnknownOpWarning,
     VerificationError,
 )
+from autopar.plans.plan import Plan
+from autopar.plans.provenance import INTERRUPTED
 from autopar.plans.requests.read_options import make_options
 from tests.report.plans import renamed, two_axis_plan
 
@@ -346,6 +350,28 @@ def test_interrupt(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(COMPILE, "plan", plan)
     assert run("plan", f"{target}:build", "--cluster", "4xcpu").exit_code == 130
+
+
+@pytest.mark.filterwarnings("always::autopar.errors.InterruptedSearchWarning")
+def test_the_best_plan_so_far_is_shown_and_saved(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = two_axis_plan()
+    status = msgspec.structs.replace(whole.provenance, status=INTERRUPTED, bound_ns=0)
+
+    def plan(*_: object, **__: object) -> object:
+        warnings.warn("the search was interrupted", InterruptedSearchWarning, stacklevel=2)
+        return msgspec.structs.replace(whole, provenance=status)
+
+    monkeypatch.setattr(COMPILE, "plan", plan)
+    command = ("plan", f"{target}:build", "--cluster", "4xcpu")
+    result = run(*command, "-o", str(tmp_path / "plan.json"))
+    assert result.exit_code == 130
+    assert result.stderr == "autopar: warning: the search was interrupted\n"
+    assert "as modelled, nothing is known of how good the best plan is" in result.stdout
+    assert "interrupted: " in result.stdout
+    assert Plan.load(tmp_path / "plan.json").provenance.is_interrupted
+    assert run(*command, "-o", "/dev/stdout").exit_code == 130
 
 
 @pytest.mark.filterwarnings("always::autopar.errors.UnknownOpWarning")

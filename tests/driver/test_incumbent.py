@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail, line_search
+from autopar.driver.search.incumbent import (
+    CandidateAttempt,
+    CandidateSearch,
+    Stopped,
+    Trail,
+    line_search,
+)
 from autopar.errors import InfeasibleError, StageError
 from autopar.plans.memory_refinement import Beaten
 from autopar.plans.provenance import CandidateOutcome
@@ -61,6 +67,45 @@ def test_the_least_is_found_or_it_is_said_that_none_is_below(
         with pytest.raises(Beaten) as beaten:
             search.result("all")
         assert cutoff - 1 <= beaten.value.bound <= min(costs)
+
+
+def test_ctrl_c_ends_a_search_with_the_best_so_far() -> None:
+    search = searching()
+    search.trail = trail = Trail(silent, stops=True)
+
+    def interrupted(_: int | None) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        attempt(search, interrupted)
+        search.result()
+    trail.is_stopped = False
+    attempt(search, costing(20), name="first")
+    attempt(search, interrupted, name="second")
+    assert trail.is_stopped and search.result() == 20 and search.least_ns == 0
+    with pytest.raises(Stopped):
+        trail.go_on()
+    assert [each.result for each in trail.outcomes] == ["planned", "skipped"]
+
+
+def test_ctrl_c_while_a_plan_is_reported_loses_no_plan() -> None:
+    def say(_: str) -> None:
+        raise KeyboardInterrupt
+
+    search = searching()
+    search.trail = Trail(say, stops=True)
+    attempt(search, costing(20), name="first")
+    assert search.trail.is_stopped and search.result() == 20
+    search.trail = Trail(say)
+    with pytest.raises(KeyboardInterrupt):
+        attempt(search, costing(19), name="second")
+
+
+def test_ctrl_c_ends_the_process_where_a_best_so_far_is_no_answer() -> None:
+    search = searching()
+    attempt(search, costing(20))
+    with pytest.raises(KeyboardInterrupt), search.attempt():
+        raise KeyboardInterrupt
 
 
 def test_of_equals_the_lower_rank_stays() -> None:

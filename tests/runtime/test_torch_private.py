@@ -23,15 +23,7 @@ from autopar.runtime import dtensor_private, torch_private
 from autopar.runtime.program import backend
 
 
-def test_the_default_store_is_the_one_of_the_process_group() -> None:
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        torch_private.default_store().set("k", "v")
-        assert isinstance(torch_private.default_store(), dist.Store)
-    finally:
-        dist.destroy_process_group()
-    assert store.num_keys() > 0
+def test_the_port_of_a_store_that_a_process_keeps() -> None:
     kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert torch_private.port_of(dist.PrefixStore("a", dist.PrefixStore("b", kept))) == kept.port
 
@@ -94,6 +86,7 @@ def test_groups_wait_as_long_as_that_of_the_world() -> None:
         torch_private.store_of_its_own().set("k", "v")
         assert torch_private.port_of(torch_private.default_store()) is None
         assert torch_private.default_store().get("k") == b"v"
+        assert isinstance(torch_private.default_store(), dist.Store) and store.num_keys() > 0
     finally:
         dist.destroy_process_group()
 

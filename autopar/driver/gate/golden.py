@@ -119,6 +119,10 @@ def _in_process(recipe: Recipe, cache: Path | None) -> Replanned:
 def _compared(name: str, golden: Path, plan: Plan, check: Check) -> CheckOutcome:
     try:
         old = Plan.load(golden) if golden.exists() else None
+        if old is not None and old.provenance.is_interrupted:
+            raise PlanError(
+                f"{golden.name} is of a search that was interrupted: --update makes it anew"
+            )
     except PlanError:
         if not check.update:
             raise

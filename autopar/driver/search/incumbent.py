@@ -20,21 +20,44 @@ _T = TypeVar("_T")
 _Place = TypeVar("_Place")
 _Outcome = Candidate | InfeasibleError | Beaten
 
+
+class Stopped(Exception):
+    """The search was ended before it was over: a candidate was not looked at, or not to its end."""
+
+    def __init__(self) -> None:
+        super().__init__("the search was interrupted")
+
+
 REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
 """Why there is no plan of a candidate."""
 
 
 class Trail:
-    """Reports progress to `say`, and stores the outcomes of candidates."""
+    """Reports progress to `say`, and stores the outcomes of candidates. With `stops`, Ctrl-C ends
+    the search with the best plan so far, if there is one."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], *, stops: bool = False) -> None:
+        self._say, self._stops = say, stops
+        self.is_stopped = False
+        """Whether the search was ended before it was over."""
         self._outcomes: dict[str, CandidateOutcome] = {}
         self._known: dict[tuple[object, ...], tuple[_Outcome, int]] = {}
         """What became of a request, and the cutoff that it had; 0 for none."""
 
     def __call__(self, text: str) -> None:
         self._say(SearchStep(text, self.outcomes))
+
+    def go_on(self) -> None:
+        """Stopped if the search was ended."""
+        if self.is_stopped:
+            raise Stopped
+
+    def is_ended_by(self, error: BaseException | None) -> bool:
+        """Whether an `error` in a candidate ends the search."""
+        self.is_stopped |= self._stops and isinstance(error, KeyboardInterrupt)
+        return isinstance(error, Stopped) or (
+            self.is_stopped and isinstance(error, KeyboardInterrupt)
+        )
 
     @property
     def outcomes(self) -> tuple[CandidateOutcome, ...]:
@@ -99,8 +122,14 @@ class CandidateAttempt(Generic[_T]):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if error is None or isinstance(error, (Beaten, *REFUSALS)):
-            self.search.take(self, error)
+        if self.search.trail.is_ended_by(error):
+            error = Stopped()
+        if error is None or isinstance(error, (Beaten, Stopped, *REFUSALS)):
+            try:
+                self.search.take(self, error)
+            except KeyboardInterrupt as late:  # while it was reported
+                if not self.search.trail.is_ended_by(late):
+                    raise
             return True
         return False
 
@@ -130,6 +159,8 @@ class CandidateSearch(Generic[_T]):
     """By rank, why a candidate has no plan."""
     was_tight: bool = False
     """Whether the last that was cut off might be better if memory did not bind."""
+    was_stopped: bool = False
+    """Whether a candidate was not looked at to its end."""
     last: CandidateAttempt[_T] | None = None
     """The last attempt."""
 
@@ -149,7 +180,10 @@ class CandidateSearch(Generic[_T]):
     def take(self, tried: CandidateAttempt[_T], error: BaseException | None) -> None:
         """The outcome of a candidate: its plan, or an `error` that says why it has none."""
         name, place = tried.name, tried.place
-        if isinstance(error, Beaten):
+        if isinstance(error, Stopped):
+            self.bounds[place], self.was_stopped = 0, True
+            self._note(name, "skipped", None, f"{error}", message=f"{name}: {error}")
+        elif isinstance(error, Beaten):
             self.bounds[place], self.was_tight = error.bound, error.is_tight
             self._note(name, "not better", error.bound, message=f"{error}")
             tried.is_tight = error.is_tight
@@ -157,9 +191,9 @@ class CandidateSearch(Generic[_T]):
             self.refuse(error, place, name)
             tried.is_refused = True
         elif tried.result is not None:
-            self._note(name, "planned", self.cost_ns(tried.result))
             tried.is_better = self.submit(tried.result, place)
             tried.is_tight = self.is_tight(tried.result)
+            self._note(name, "planned", self.cost_ns(tried.result))
 
     def submit(self, candidate: _T, rank: int | None = None) -> bool:
         """Adds a plan that exists already; whether it is better than those before."""
@@ -222,10 +256,12 @@ class CandidateSearch(Generic[_T]):
         self.failures.pop(rank, None)
 
     def result(self, name: str = "") -> _T:
-        """The incumbent. Beaten, with `name`, if all candidates with plans were cut off; else the
-        failure of the lowest rank."""
+        """The incumbent. Stopped if there is none as the search was ended; Beaten, with `name`, if
+        all candidates with plans were cut off; else the failure of the lowest rank."""
         if self.incumbent is not None:
             return self.incumbent
+        if self.was_stopped:
+            raise Stopped
         if self.bounds:
             raise Beaten(name, self.least_ns, is_tight=self.was_tight)
         if self.failures:

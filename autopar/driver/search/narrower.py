@@ -51,7 +51,7 @@ class Widened:
         yield graph_request
         tried = self._search.last
         finding = None if tried is None else tried.result
-        if finding is None or finding is self._known:
+        if finding is None or finding is self._known or self._trail.is_stopped:
             return
         for what, options in _narrower(graph_request.options, finding):
             self._trail(f"{what}: looking for the best plan without")

@@ -143,6 +143,7 @@ def _result(search: CandidateSearch[Candidate], request: PlanRequest) -> Candida
 def _check_memory(request: PlanRequest, trail: Trail, search: CandidateSearch[Candidate]) -> None:
     """InfeasibleError if a candidate of a search surely does not fit, which takes no solve to know.
     If none has fitted so far, prices are worth it."""
+    trail.go_on()
     try:
         check_surely(request)
         if search.failures and search.incumbent is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from autopar.driver.search.finding import Finding, Other
-from autopar.driver.search.incumbent import REFUSALS, CandidateSearch, line_search
+from autopar.driver.search.incumbent import REFUSALS, CandidateSearch, Stopped, line_search
 from autopar.driver.search.pipeline_shapes import PipelineShape, PipelineShapes, other_orders
 from autopar.driver.search.segment_division import Divided
 from autopar.ir.units import format_ns
@@ -56,6 +56,11 @@ class PipelineCandidates:
             self._beaten[shape] = beaten.bound
             trail(f"{shape}: {beaten}")
             trail.note(shape.name, "not better", beaten.bound)
+        except (Stopped, KeyboardInterrupt) as error:
+            if not trail.is_ended_by(error):
+                raise
+            self.tried.was_stopped = True
+            self._failed.add(shape)
         except REFUSALS as error:
             self.tried.refuse(error, name=shape.name)
             self._failed.add(shape)
@@ -84,6 +89,8 @@ class PipelineCandidates:
         """The shapes to plan, one after the other: the best ones. If none of these has a plan,
         since stages hold more than their segments, all others follow. A shape without stages is to
         be divided."""
+        if self.tried.trail.is_stopped:
+            return
         yield from self._the_best()
         if self.tried.incumbent is None:
             for shape in self._left():

@@ -103,6 +103,7 @@ class _Pipeline:
             if choices.last is not None:
                 self.trail("with other choices than those of segments")
             with choices.attempt() as tried:
+                self.trail.go_on()
                 ranks = [self._rank_request(rank, each) for rank in range(self.shape.ranks)]
                 tried.result = self._finding(
                     plan_stages(ranks, graphs, self.actions, self._held, self.trail)

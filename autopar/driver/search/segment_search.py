@@ -59,6 +59,7 @@ class SegmentSearch:
         Beaten if all even divisions are estimated to take `known_ns` or more, InfeasibleError if
         none fit in memory, StageError if the model cannot be cut so.
         """
+        self.trail.go_on()
         if sizes:
             return self._mixed(actions, sizes)
         sample, text = self._sample(actions.microbatches), mesh or self.graph_request.options.mesh
@@ -83,6 +84,7 @@ class SegmentSearch:
         known: dict[tuple[int, ...], float] = {}
         for on in self._meshes(part, search, known):
             with search.attempt() as tried:
+                self.trail.go_on()
                 plans, least_ns = part.plans(on), tried.needed_ns
                 try:
                     plans.plan_free(None if least_ns is None else int(least_ns / often))
@@ -156,6 +158,7 @@ class SegmentSearch:
         )
         for mesh in search.line_search(part.meshes, part.start):
             with search.attempt() as tried:
+                self.trail.go_on()
                 plans = part.plans(mesh)
                 plans.plan_free(tried.needed_ns)
                 tried.result = plans

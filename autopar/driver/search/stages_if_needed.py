@@ -61,6 +61,8 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
                 return staged
         with explaining(one, trail):
             raise
+    if trail.is_stopped:
+        return plain
     if is_open and not is_requested and not is_hindered(plain):
         trail.skip("several stages", f"hindered_ns {graph_request.options.policy.hindered_ns}")
         return plain

@@ -117,9 +117,7 @@ class PreStepCheck:
         """ALL if all ranks are here to read the same, of which `what` is a digest. ALONE if any
         does something else, or waits in a collective of the script's own. If ranks are to read
         different things, the smallest group that can read alone is FIRST."""
-        while self._parted is None and not (
-            can_alone and self._others_wait == collectives_begun()
-        ):
+        while self._parted is None and not (can_alone and self._others_wait == collectives_begun()):
             rows = self._rows_of_reading(what, can_alone=can_alone)
             if rows is None or any(row[0] != READ for row in rows):
                 return ALONE
