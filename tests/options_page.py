@@ -33,7 +33,8 @@ microbatch by default.
 
 A search shows what it tries, and the best plan so far, on standard error. Commands on a terminal
 show a live table of candidates. Elsewhere it is a line every ten seconds. `autopar.compile` does so
-on rank 0. `autopar.plan(progress=print)` hands each text to a function instead.
+on rank 0. `autopar.plan(progress=print)` hands each text to a function instead. Ctrl-C ends the
+search of `autopar plan` with the best plan so far ([errors.md](errors.md)).
 
 **A wider search never gives a longer step.** `stages="auto"`, `microbatches="auto"`,
 `residency="auto"`, `loss_chunks="auto"`, `mesh="auto:3"` and `margin=True` add candidates and

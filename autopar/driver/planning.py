@@ -98,7 +98,7 @@ def answer(graph_request: GraphRequest, say: Say, *, stops: bool = False) -> Pla
                 raise
     if trail.is_stopped:
         warnings.warn(InterruptedSearchWarning(_INTERRUPTED), stacklevel=2)
-        finding = replace(finding, status=INTERRUPTED)
+        finding, margin = replace(finding, status=INTERRUPTED), None
     return finding.plan(margin, trail.outcomes)
 
 
@@ -118,7 +118,7 @@ def _more_microbatches(graph_request: GraphRequest, trail: Trail) -> str:
         changed = replace(options, microbatches=count)
         try:
             return best_of_all(replace(graph_request, options=changed), trail)
-        except AutoparError as error:
+        except (AutoparError, Stopped) as error:
             trail(f"{error}")
             return None
 

@@ -36,14 +36,14 @@ def fitting(aside: int, **known: Any) -> MemoryRefinement:
 
 def test_what_a_rough_plan_showed_was_a_guess() -> None:
     known = fitting(30, is_guess=True)
-    assert known.rules_out(NO_PLAN) and known.rows == {MOMENT: 0}
+    assert known.rules_out(NO_PLAN, None) and known.rows == {MOMENT: 0}
     with pytest.raises(InfeasibleError):
-        known.rules_out(NO_PLAN)
+        known.rules_out(NO_PLAN, None)
 
 
 def test_what_another_plan_showed_is_lessened_by_what_is_missing() -> None:
     known = fitting(30)
-    assert known.rules_out(NO_PLAN) and known.rows == {MOMENT: 20}
+    assert known.rules_out(NO_PLAN, None) and known.rows == {MOMENT: 20}
 
 
 @pytest.mark.parametrize(("aside", "bound"), [(0, 70), (30, 60)])
@@ -52,5 +52,15 @@ def test_the_bound_of_a_problem_with_less_memory_is_none_of_all_plans(
 ) -> None:
     known = fitting(aside, bound=60)
     with pytest.raises(Beaten) as raised:
-        known.rules_out(Solution(Status.BEATEN, bound=70))
+        known.rules_out(Solution(Status.BEATEN, bound=70), 75)
     assert raised.value.bound == bound
+
+
+def test_a_plan_within_the_limit_that_costs_no_less_ends_it() -> None:
+    plan = Solution(Status.FEASIBLE, choice=(0,), objective=75, bound=70)
+    known = fitting(30, bound=60)
+    with pytest.raises(Beaten) as raised:
+        known.rules_out(plan, 75)
+    assert raised.value.bound == 60
+    assert not known.rules_out(plan, 76) and not known.rules_out(plan, None)
+    assert not known.rules_out(replace(plan, is_rough=True), 75)

@@ -16,7 +16,7 @@ from autopar.plans.plan import Plan
 from autopar.runtime.module.facade import Facade
 from autopar.runtime.module.runner import Runner
 from autopar.runtime.module.unsharded import Whole, generate_tokens, whole_parameters
-from autopar.runtime.process.alone import know_model
+from autopar.runtime.process.alone import know_copy
 
 
 class CompiledModule(Facade):
@@ -107,7 +107,7 @@ class CompiledModule(Facade):
         model = copy.deepcopy(self._model, memo)
         if isinstance(self._runner, Whole):
             return model
-        know_model(model)
+        know_copy(model)
         return CompiledModule(model, self._runner.copied(model))
 
     def __reduce_ex__(self, protocol: Any) -> Any:

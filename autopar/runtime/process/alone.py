@@ -94,16 +94,20 @@ def know_ranks(world: World, model: nn.Module) -> None:
     assert world.pre_step_check is not None
     if not _here or _here[-1].pre_step_check is not world.pre_step_check:
         _here[:] = [_Here(world.pre_step_check, reader, threading.get_ident())]
+    if all(known() is not model for known in reader.models):
+        reader.models.append(ref(model))
+    reader.retained.clear()
     reader.outputs_of.clear()
-    know_model(model)
-    reader.hold_all()
 
 
-def know_model(model: nn.Module) -> None:
-    """From now on single ranks may read tensors of `model`, too, which is held until ranks meet."""
-    if _here and all(known() is not model for known in _here[-1].reader.models):
-        _here[-1].reader.models.append(ref(model))
-        _here[-1].reader.held.append(model)
+def know_copy(model: nn.Module) -> None:
+    """From now on single ranks may read tensors of this copy, too, which is held until ranks
+    meet."""
+    if _here:
+        reader = _here[-1].reader
+        reader.models.append(ref(model))
+        reader.copies.add(model)
+        reader.held.append(model)
 
 
 def step_together(optimizer: Optimizer) -> None:
@@ -114,9 +118,10 @@ def step_together(optimizer: Optimizer) -> None:
     reader = _here[-1].reader
     if all(known() is not optimizer for known in reader.optimizers):
         reader.optimizers.append(ref(optimizer))
+    reader.retained[id(optimizer)] = optimizer
     if dist.is_initialized() and not in_backward():
         _here[-1].pre_step_check.step()
-        reader.hold_all()
+        reader.held.clear()
 
 
 def know_output(output: Any) -> None:
@@ -126,12 +131,17 @@ def know_output(output: Any) -> None:
 
 
 def keep_readable(model: nn.Module, outputs: Iterable[Any]) -> None:
-    """Hold all models until ranks meet again, and until the next call of `model` its `outputs`, for
-    other ranks to read, even if the script has released them here."""
+    """Hold `model`, and until its next call its `outputs`, for other ranks to read, even if the
+    script has released them here. Models are held until another is compiled, copies until ranks
+    meet again."""
     if _here:
         _here[-1].thread = threading.get_ident()
         reader = _here[-1].reader
-        reader.hold_all()
+        reader.held.clear()
+        if model in reader.copies:
+            reader.held.append(model)
+        else:
+            reader.retained[id(model)] = model
         given = () if torch.is_grad_enabled() else outputs
         reader.outputs_of[model] = [x for x in given if is_in_shards(x)]
 

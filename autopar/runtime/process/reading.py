@@ -29,7 +29,7 @@ from multiprocessing.connection import (
     deliver_challenge,
 )
 from typing import Any
-from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +67,13 @@ class Reader:
         self.num_outputs = 0
         self.saves = False
         """Whether single ranks save whole tensors by default."""
-        self.held: list[Any] = []
-        """Models and optimizers that were there when ranks last met, or were copied since. The
-        script may have released them here while other ranks still read them."""
+        self.retained: dict[int, Any] = {}
+        """Compiled models and optimizers that ran. The script may have released them here while
+        other ranks still read them."""
+        self.copies: WeakSet[nn.Module] = WeakSet()
+        """Copies of compiled models."""
+        self.held: list[nn.Module] = []
+        """For the same reason, copies that were made or ran since ranks last met."""
         self.outputs_of: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
         """For the same reason, outputs of the previous call of each model."""
         self._patience_s = min(_PATIENCE_S, self.store.timeout_s / 2)
@@ -90,11 +94,6 @@ class Reader:
         output.number = self.num_outputs
         self.outputs[self.num_outputs] = output
         self.num_outputs += 1
-
-    def hold_all(self) -> None:
-        """Hold all models and optimizers, as ranks have met, and release what was held before."""
-        known = (x() for x in (*self.models, *self.optimizers))
-        self.held = [x for x in known if x is not None]
 
     def name_of(self, tensor: Any) -> str:
         """The name by which all ranks find a tensor. Empty if they may not have it, such as
