@@ -54,14 +54,13 @@ def planned(
             best.append(text.best.ns or 0)
 
     asked = make_graph_request(graph, parse_cluster("4xH100"), make_options(**REQUESTS[name]))
-    plan, least = None, None
+    plan = None
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", InterruptedSearchWarning)
         with suppress(KeyboardInterrupt):
             plan = answer(asked, say, stops=stops)
             assert plan.provenance.is_interrupted == bool(told) == bool(number)
-    least = min(best, default=None)
-    return plan, solve.calls, least
+    return plan, solve.calls, min(best, default=None)
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -191,8 +191,8 @@ def at_the_end() -> list[float]:
 
 
 def copied() -> list[float]:
-    """What rank 0 reads of copies that the others have released, before and after a step: here
-    after a while, and after one that ran. And how many copies are held once ranks have met."""
+    """What rank 0 reads of copies that the others have released: at once, after a call of theirs,
+    and, of one that all had at a step, at the end. And how many are held once ranks have met."""
     model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     seen: list[float] = []
@@ -207,28 +207,40 @@ def copied() -> list[float]:
             time.sleep(1)
             seen.extend([float(copied.first.weight.norm()), float(copied.second.bias.sum())])
 
-    for runs in (False, True, True):
-        model(torch.ones(6, 8))[0].backward()
-        snapshot(runs)
-        optimizer.step()
-        optimizer.zero_grad()
+    def average() -> None:
+        copied = copy.deepcopy(model)
+        kept.extend((ref(copied), ref(copied._model)))
+        copied(torch.ones(6, 8))
+        for runs in (False, True, True):
+            model(torch.ones(6, 8))[0].backward()
+            snapshot(runs)
+            optimizer.step()
+            optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            time.sleep(1)
+            seen.append(float(copied.first.weight.norm()))
+
+    average()
     model(torch.ones(6, 8))
     gc.collect()  # Guards of the last call form a cycle.
     return [*seen, sum(known() is not None for known in kept)]
 
 
-def meets() -> list[bool]:
-    """Whether ranks read together, at one line each, after rank 0 has read alone while the others
-    waited in a barrier."""
+def meets() -> list[int]:
+    """How often each rank has read together with the others, and alone: rank 0 alone while the
+    others wait in a collective, and then all together, each time at other lines."""
     model: Any = autopar.compile(Model(), constraints={"strategy": "fsdp"})
     model(torch.ones(6, 8))
-    for wait in (dist.barrier, lambda: dist.all_reduce(torch.ones(1))):
-        if dist.get_rank() == 0:
-            model.first.weight.norm()
-        wait()
-        model.second.weight.norm()
+    if dist.get_rank() == 0:
+        model.first.weight.norm()
+    dist.barrier()
+    model.second.weight.norm()
+    if dist.get_rank() == 0:
+        model.first.bias.norm()
+    dist.all_reduce(torch.ones(1))
+    model.second.bias.norm()
     here = alone._here[-1]
-    return [bool(here.joint), bool(here.alone)]
+    return [here.joint.total(), len(here.alone)]
 
 
 def without_groups() -> list[float]:

@@ -53,11 +53,10 @@ class Trail:
             raise Stopped
 
     def is_ended_by(self, error: BaseException | None) -> bool:
-        """Whether an `error` in a candidate ends the search."""
-        self.is_stopped |= self._stops and isinstance(error, KeyboardInterrupt)
-        return isinstance(error, Stopped) or (
-            self.is_stopped and isinstance(error, KeyboardInterrupt)
-        )
+        """Whether an `error` in a candidate ends the search, which is stopped then."""
+        if self._stops and isinstance(error, KeyboardInterrupt):
+            self.is_stopped = True
+        return self.is_stopped and isinstance(error, (Stopped, KeyboardInterrupt))
 
     @property
     def outcomes(self) -> tuple[CandidateOutcome, ...]:

@@ -107,8 +107,9 @@ class CompiledModule(Facade):
         model = copy.deepcopy(self._model, memo)
         if isinstance(self._runner, Whole):
             return model
-        know_copy(model)
-        return CompiledModule(model, self._runner.copied(model))
+        copied = CompiledModule(model, self._runner.copied(model))
+        know_copy(copied, model)
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The plain model with whole parameters, as it would be by itself: neither autopar nor its

@@ -100,13 +100,13 @@ def know_ranks(world: World, model: nn.Module) -> None:
     reader.outputs_of.clear()
 
 
-def know_copy(model: nn.Module) -> None:
-    """From now on single ranks may read tensors of this copy, too, which is held until ranks
-    meet."""
+def know_copy(copied: nn.Module, model: nn.Module) -> None:
+    """From now on single ranks may read tensors of `model`, too, inside of a copy of a compiled
+    model. It is held until ranks meet without that copy."""
     if _here:
         reader = _here[-1].reader
         reader.models.append(ref(model))
-        reader.copies.add(model)
+        reader.copies[copied] = model
         reader.held.append(model)
 
 
@@ -121,7 +121,7 @@ def step_together(optimizer: Optimizer) -> None:
     reader.retained[id(optimizer)] = optimizer
     if dist.is_initialized() and not in_backward():
         _here[-1].pre_step_check.step()
-        reader.held.clear()
+        reader.hold_copies()
 
 
 def know_output(output: Any) -> None:
@@ -133,14 +133,12 @@ def know_output(output: Any) -> None:
 def keep_readable(model: nn.Module, outputs: Iterable[Any]) -> None:
     """Hold `model`, and until its next call its `outputs`, for other ranks to read, even if the
     script has released them here. Models are held until another is compiled, copies until ranks
-    meet again."""
+    meet after their release."""
     if _here:
         _here[-1].thread = threading.get_ident()
         reader = _here[-1].reader
-        reader.held.clear()
-        if model in reader.copies:
-            reader.held.append(model)
-        else:
+        reader.hold_copies()
+        if all(known is not model for known in reader.held):
             reader.retained[id(model)] = model
         given = () if torch.is_grad_enabled() else outputs
         reader.outputs_of[model] = [x for x in given if is_in_shards(x)]

@@ -29,7 +29,7 @@ from multiprocessing.connection import (
     deliver_challenge,
 )
 from typing import Any
-from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +70,11 @@ class Reader:
         self.retained: dict[int, Any] = {}
         """Compiled models and optimizers that ran. The script may have released them here while
         other ranks still read them."""
-        self.copies: WeakSet[nn.Module] = WeakSet()
-        """Copies of compiled models."""
+        self.copies: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+        """The model inside of each copy of a compiled model that the script has."""
         self.held: list[nn.Module] = []
-        """For the same reason, copies that were made or ran since ranks last met."""
+        """For the same reason, the models inside of copies that the script had when ranks last met,
+        or has made since."""
         self.outputs_of: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
         """For the same reason, outputs of the previous call of each model."""
         self._patience_s = min(_PATIENCE_S, self.store.timeout_s / 2)
@@ -94,6 +95,10 @@ class Reader:
         output.number = self.num_outputs
         self.outputs[self.num_outputs] = output
         self.num_outputs += 1
+
+    def hold_copies(self) -> None:
+        """Hold the copies that the script has, and no others, as ranks have met."""
+        self.held = [*self.copies.values()]
 
     def name_of(self, tensor: Any) -> str:
         """The name by which all ranks find a tensor. Empty if they may not have it, such as
