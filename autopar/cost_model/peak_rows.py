@@ -3,8 +3,9 @@
 Memory peaks during some op, of which the inputs and outputs are in memory beside all that is saved
 before it. `with_peak_rows` states a lower bound of that memory, as a sum over decisions:
 
-* parameters, gradients and optimizer states, all the time; the unsharded copy of a parameter,
-  between its last use in forward and its first in backward;
+* parameters, gradients, optimizer states, and what is added up or put together from microbatches,
+  all the time; the unsharded copy of a parameter, between its last use in forward and its first in
+  backward;
 * activations saved on the device, from their last use in forward to their first in backward;
 * the output of an op, in the sharding the op makes it in, until its first use, unless it is
   partial;
@@ -38,7 +39,7 @@ from autopar.ir.peak_candidates import ON_HOST, PeakCandidate, node_at
 from autopar.ir.problem import IntArray, Label, Problem, Usage
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
-from autopar.ir.uses import SAVED, requirement, root_key
+from autopar.ir.uses import SAVED, requirement, root_key, root_of
 from autopar.plans.requests.request import PlanRequest
 from autopar.rules.work import scratch_bytes
 
@@ -49,71 +50,106 @@ def with_peak_rows(
     """`problem`, which was stated for `request`, with a row for each peak candidate of `asides`,
     behind the rows it has (the first is for the end of forward). The values of `asides` are bytes
     that are added to the row."""
-    if not asides:
-        return problem
-    rows = _Rows(request, problem)
-    first = max(usage.stop for usages in problem.usages for usage in usages)
-    others, held = rows.in_flight(problem, InFlight(request)), list[dict[int, IntArray]]()
-    limits = dict(problem.other_limits)
-    for candidate, aside in asides.items():
-        if candidate == ON_HOST:
-            limits[first + len(held)] = request.host_memory_bytes
-            held.append(host_row(request, problem, aside))
-        else:
-            row = rows.at(node_at(request.step, candidate), aside)
-            held.append(row | {n: row.get(n, 0) + amounts for n, amounts in others.items()})
-    return replace(
-        problem,
-        usages=tuple(
-            usages
-            + tuple(
-                Usage(time, time + 1, amounts[node])
-                for time, amounts in enumerate(held, first)
-                if node in amounts
-            )
-            for node, usages in enumerate(problem.usages)
-        ),
-        other_limits=limits,
-    )
+    return PeakRows(request)(problem, asides)
+
+
+class PeakRows:
+    """`with_peak_rows` for problems of one request. Those of the same choices share their rows."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self._request = request
+        self._rows: _Rows | None = None
+        self._known: dict[PeakCandidate, dict[int, IntArray]] = {}
+
+    def __call__(self, problem: Problem, asides: Mapping[PeakCandidate, int]) -> Problem:
+        """`problem` with a row for each peak candidate of `asides`."""
+        if not asides:
+            return problem
+        first = max(usage.stop for usages in problem.usages for usage in usages)
+        held, limits = list[dict[int, IntArray]](), dict(problem.other_limits)
+        for candidate, aside in asides.items():
+            if candidate == ON_HOST:
+                limits[first + len(held)] = self._request.host_memory_bytes
+                held.append(host_row(self._request, problem, aside))
+            else:
+                held.append(self._row(problem, candidate, aside))
+        return replace(
+            problem,
+            usages=tuple(
+                usages
+                + tuple(
+                    Usage(time, time + 1, amounts[node])
+                    for time, amounts in enumerate(held, first)
+                    if node in amounts
+                )
+                for node, usages in enumerate(problem.usages)
+            ),
+            other_limits=limits,
+        )
+
+    def _row(self, problem: Problem, candidate: PeakCandidate, aside: int) -> dict[int, IntArray]:
+        if self._rows is None or self._rows.stated.labels is not problem.labels:
+            self._rows, self._known = _Rows(self._request, problem), {}
+        place = node_at(self._request.step, candidate)
+        if candidate not in self._known:
+            row, others = self._rows.at(place), self._rows.others
+            self._known[candidate] = row | {n: row.get(n, 0) + more for n, more in others.items()}
+        row, number = self._known[candidate], self._rows.number_of(place)
+        return {**row, number: row[number] + aside}
 
 
 class _Rows:
     """Makes the rows for peak candidates of `problem`."""
 
     def __init__(self, request: PlanRequest, problem: Problem) -> None:
-        self.graph, self.sizes = request.step, request.mesh.sizes
+        graph, self.sizes, self.stated = request.step, request.mesh.sizes, problem
+        self.graph = graph
         self.param_memory = ParamMemory(request)
         self.labels = dict(zip(problem.keys, problem.labels, strict=True))
         self.number = {key: i for i, key in enumerate(problem.keys)}
-        self.casts = casts_of(self.graph).copies
+        self.results = [*filter(is_result, graph.nodes)]
+        makers = (
+            (each, root_of(graph, each[0].inputs[0])[0].node) for each in results_in_order(graph)
+        )
+        self.returned = [each for each, maker in makers if not is_result(graph.nodes[maker])]
+        self.casts = casts_of(graph).copies
         self.offloaded = frozenset(request.offloaded)
         self.rounding = Rounding(request)
         self.residency = ParamsOnHost(request)
-        self.lives = lives(self.graph)
-        self.by_name = {n.name: n.index for n in self.graph.nodes if n.phase is Phase.FORWARD}
+        self.lives = lives(graph)
+        self.by_name = {n.name: n.index for n in graph.nodes if n.phase is Phase.FORWARD}
         self.last = {
             life.group.root: max(life.last, life.group.root.node)
             for life in self.lives
             if life.group.phase is Phase.FORWARD
         }
-        """The last op of forward that reads a tensor, or the one that makes it."""
+        """The last op of forward that reads a tensor, or that makes it."""
         self._known: dict[tuple[object, ...], IntArray] = {}
         self._row: dict[int, IntArray] = {}
+        self.others = self._in_flight(problem, InFlight(request))
+        """Bytes that other microbatches hold, per node of the problem and choice."""
 
-    def at(self, place: int, aside: int) -> dict[int, IntArray]:
-        """Bytes per node of the problem and choice while the op at `place` is computed. The bytes
-        `aside` count for that op."""
+    def number_of(self, place: int) -> int:
+        """The node of the problem that decides on the op at `place`."""
+        return self.number[decision_key(self.graph.nodes[place])]
+
+    def at(self, place: int) -> dict[int, IntArray]:
+        """Bytes per node of the problem and choice while the op at `place` is computed."""
         self._row = {}
         graph, node = self.graph, self.graph.nodes[place]
         for given in graph.with_role(*GIVEN_ROLES):
             self._add(given, self._output_bytes(given, 0))
         for param in graph.with_role(Role.PARAM):
             self._add(param, self._at_rest(param))
-        for output in range(len(node.outputs)):
+        for result in self.results:
+            self._add(result, self._output_bytes(result, 0))
+        for output in range(0 if is_result(node) else len(node.outputs)):
             self._add(node, self._output_bytes(node, output))
-        self._add(node, self._scratch(node) + aside)
+        self._add(node, self._scratch(node))
         for life in self.lives:
             root = graph.nodes[life.group.root.node]
+            if is_result(root):
+                continue
             if root.role is Role.PARAM:
                 self._add_param(life, root, node)
             elif root.role is Role.OP and place in life.uses:
@@ -124,10 +160,11 @@ class _Rows:
                 self._add_saved(life, root, node)
             elif root.role is Role.OP and life.group.phase is node.phase:
                 self._add_output(life, root, node)
-        for output, last in results_in_order(graph):
+        for output, last in self.returned:
             if last < place:
                 self._add(output, self._returned(output))
-        if node.phase is Phase.BACKWARD:
+        # Over microbatches, gradients are added up at once, and the sums count all the time.
+        if node.phase is Phase.BACKWARD and graph.microbatches == 1:
             for params, gradient in gradients(graph):
                 # If several parameters share a gradient, any of them may have it on the host.
                 alone = len(params) == 1 or not any(map(self.residency.who, params))
@@ -135,8 +172,7 @@ class _Rows:
                     self._add_gradient(params[0], gradient)
         return self._row
 
-    def in_flight(self, problem: Problem, known: InFlight) -> dict[int, IntArray]:
-        """Bytes that other microbatches hold, per node of the problem and choice."""
+    def _in_flight(self, problem: Problem, known: InFlight) -> dict[int, IntArray]:
         if not any(known.others):
             return {}
         params = self.graph.with_role(Role.PARAM)

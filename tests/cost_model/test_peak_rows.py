@@ -42,6 +42,7 @@ from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
 from autopar.solver.memory import usages_at
+from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.codegen.models import case
 
@@ -93,7 +94,7 @@ def held_at_ops(
         structure = make_stage(settled, problem, solution)
         memory = cost_breakdown(settled, structure).estimates.memory
     (played,) = timelines
-    static = memory.params + memory.gradients + memory.optimizer
+    static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
     return {
         peak_candidate_of(settled.step, event.node): static + sum(live)
         for event, live in zip(played.events, played.live, strict=True)
@@ -127,8 +128,9 @@ def graph_of(name: str) -> Graph:
 @pytest.mark.parametrize(
     ("mesh", "is_open"), [("1", False), ("2", False), ("2x2", False), ("1", True), ("2", True)]
 )
-@pytest.mark.parametrize("name", ["shapes", "gpt2", "llama", "joined"])
+@pytest.mark.parametrize("name", ["shapes", "gpt2", "llama", "joined", "llama, 2 microbatches"])
 def test_no_more_than_is_held(name: str, mesh: str, is_open: bool, residency: str) -> None:
+    name, _, count = name.partition(", ")
     graph, cluster = graph_of(name), parse_cluster(f"{mesh}xH100")
     on_host = {"auto": "auto" if is_open else "cpu"}.get(residency, residency)
     asked = make_graph_request(
@@ -138,7 +140,7 @@ def test_no_more_than_is_held(name: str, mesh: str, is_open: bool, residency: st
     if residency == "auto":
         # So that each module of a list is a block.
         laid = Mesh(tuple(replace(axis, bucket_bytes=1) for axis in laid))
-    closed = asked.on(laid)
+    closed = replace(asked.on(laid), microbatches=2 if count else 1)
     least = {peak_candidate_of(closed.step, place): n for n, place in least_at_ops(closed)}
     request = closed.opened() if is_open else closed
     problem = price(request)
@@ -177,7 +179,7 @@ def test_the_least_after_forward_is_near_what_the_solver_finds() -> None:
     cluster = parse_cluster("2x2xH100")
     asked = make_graph_request(graph, cluster, Options(PlanOptions(backend="eager"), mesh="2x2"))
     request = asked.on(parse_mesh("2x2", cluster))
-    smallest = smallest_memory(request, str)
+    smallest = smallest_memory(request, silent)
     held = held_at_ops(smallest.request, smallest.problem, smallest.solution)
     first = next(moment for moment in held if ":backward:" in moment.key)
     saved = {group.root for group in groups(graph) if is_saved(graph, group)}
