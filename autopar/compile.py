@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +23,7 @@ from torch import nn
 from autopar.codegen import generate
 from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.least_memory import least_after_forward, least_at_ops
-from autopar.cost_model.peak_rows import with_peak_rows
+from autopar.cost_model.peak_rows import PeakRows, with_peak_rows
 from autopar.cost_model.price import price
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.peak_candidates import ON_HOST, known_in
@@ -43,9 +42,10 @@ from autopar.plans.memory_refinement import (
     over_limit_at,
 )
 from autopar.plans.plan import Plan
-from autopar.plans.provenance import PROVEN
+from autopar.plans.provenance import PROVEN, SearchStep
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import PlanRequest
+from autopar.plans.work import plan_ns, price_ns
 from autopar.runtime.program.guards import Read
 from autopar.runtime.program.program import Program
 from autopar.solver import evaluate, least_usage_conflict, solve
@@ -173,6 +173,8 @@ def best_on(
         refinement = _refinement(request, stated, say)
         if after is not None:
             refinement.rows = dict.fromkeys(known_in(request.step, after.peak_candidates), 0)
+            if after.mesh == request.mesh:
+                refinement.guess = {each: after.peak_candidates[each] for each in refinement.rows}
             # With another number of microbatches, a relaxation is solved sooner from scratch.
             is_near = (after.mesh, after.request.microbatches) == (
                 request.mesh,
@@ -229,7 +231,7 @@ def best_as_stated(
     while True:
         solution = solved(refinement.problem(), start=start)
         refinement.rules_out(solution, cutoff)
-        candidate, _ = _candidate(request, stated, solution)
+        candidate, _ = _candidate(request, stated, solution, say)
         is_over = candidate.estimates.host_bytes > request.host_memory_bytes
         if not is_over or refinement.rows or stated.usage_limit is None:
             return candidate
@@ -246,7 +248,8 @@ def _without_limit(request: PlanRequest, say: Say) -> MemoryRefinement:
 
 
 def _refinement(request: PlanRequest, stated: Problem, say: Say) -> MemoryRefinement:
-    return MemoryRefinement(request, stated, partial(with_peak_rows, request), say)
+    say(SearchStep(f"{request.name}: priced", work_ns=price_ns(request.step, stated)))
+    return MemoryRefinement(request, stated, PeakRows(request), say)
 
 
 def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | None:
@@ -259,15 +262,15 @@ def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | Non
         rough = problem.usage_limit is not None and not refinement.is_known
         solution = solved(problem, start=refinement.basis, rough=rough)
         refinement.basis = solution.basis or refinement.basis
-        if refinement.rules_out(solution, cutoff):
+        if refinement.rules_out(solution, cutoff) or refinement.takes_guess(solution):
             continue
-        candidate, breakdown = _candidate(request, problem, solution)
+        candidate, breakdown = _candidate(request, problem, solution, refinement.say)
         if refinement.holds(solution, candidate.solution, breakdown) and not solution.is_rough:
             plain, rows = candidate.problem, refinement.rows
             if request.is_open:
                 plain = with_peak_rows(candidate.request, plain, rows)
             proven = bounded(candidate.solution, refinement.bound)
-            return replace(candidate, problem=plain, solution=proven, peak_candidates=tuple(rows))
+            return replace(candidate, problem=plain, solution=proven, peak_candidates=rows)
         if problem.usage_limit is None:
             return None
     raise refinement.failure()
@@ -275,20 +278,29 @@ def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | Non
 
 def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[..., Solution]:
     """`solve` with the settings of a request."""
-    return partial(
-        solve,
-        time_limit_s=request.options.time_limit_s,
-        progress=lambda text: say(f"{request.name}: {text}"),
-        cutoff=cutoff,
-        tolerance=request.tolerance,
-    )
+
+    def solved(problem: Problem, **how: Any) -> Solution:
+        solution = solve(
+            problem,
+            time_limit_s=request.options.time_limit_s,
+            progress=lambda text: say(f"{request.name}: {text}"),
+            cutoff=cutoff,
+            tolerance=request.tolerance,
+            **how,
+        )
+        work_ns = int(solution.statistics["work_ns"])
+        say(SearchStep(f"{request.name}: {solution.status}", work_ns=work_ns))
+        return solution
+
+    return solved
 
 
 def _candidate(
-    request: PlanRequest, problem: Problem, solution: Solution
+    request: PlanRequest, problem: Problem, solution: Solution, say: Say
 ) -> tuple[Candidate, CostBreakdown]:
     """The plan of a solution, and its cost breakdown. Recompute and offload are decided from here
     on: the step has just the copies that `solution` uses, and prices follow from that."""
+    say(SearchStep(f"{request.name}: simulating the plan", work_ns=plan_ns(request.step)))
     if request.is_open:
         stated, request = problem, resolved_request(request, problem, solution)
         problem = price(request)

@@ -32,7 +32,7 @@ from autopar.ir.mesh import Cluster
 from autopar.ir.units import format_ns
 from autopar.plans.compatibility import check_fit, undivided_batch
 from autopar.plans.plan import Plan
-from autopar.plans.provenance import INTERRUPTED
+from autopar.plans.provenance import INTERRUPTED, LIMITED
 from autopar.plans.requests.matching import matches, unmatched
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import GraphRequest, make_graph_request
@@ -75,11 +75,13 @@ def make_call_request(call: ModelCall, traced: Traced, cluster: Cluster) -> Grap
 
 def answer(graph_request: GraphRequest, say: Say, *, stops: bool = False) -> Plan:
     """The best plan, with its margin if that is an option, and the outcomes of other candidates.
-    InfeasibleError if none fits in memory, with what may help.
+    InfeasibleError if none fits in memory, with what may help. A search that came to its limit of
+    work has no margin.
 
     With `stops`, Ctrl-C ends the search with the best plan so far, if there is one, and an
     InterruptedSearchWarning."""
-    trail = Trail(say, stops=stops)
+    search = graph_request.options.given.search
+    trail = Trail(say, stops=stops, work_limit_s=search.work_limit)
     try:
         finding = best_of_all(graph_request, trail)
     except Stopped:
@@ -88,9 +90,11 @@ def answer(graph_request: GraphRequest, say: Say, *, stops: bool = False) -> Pla
         hint = undivided_batch(graph_request.graph, graph_request.cluster.num_devices)
         raise InfeasibleError(f"{error}{_more_microbatches(graph_request, trail)}{hint}") from error
     margin = None
+    if trail.is_limited:
+        return replace(finding, status=LIMITED).plan(None, trail.outcomes)
     if trail.is_stopped:
         finding = replace(finding, bound_ns=0)
-    elif graph_request.options.given.search.margin:
+    elif search.margin:
         try:
             margin = find_margin(finding, trail)
         except (Stopped, KeyboardInterrupt) as error:

@@ -54,8 +54,8 @@ class Candidate:
     """Whether memory binds: without a limit another plan may be better, by more than the
     tolerance. It does not if a solve without a limit finds none that is better by more than
     `provenance.PROVEN`."""
-    peak_candidates: tuple[PeakCandidate, ...] = ()
-    """Those that are rows of the problem."""
+    peak_candidates: Mapping[PeakCandidate, int] = field(default_factory=dict[PeakCandidate, int])
+    """Those that are rows of the problem, with the bytes set aside at each."""
 
     @property
     def mesh(self) -> Mesh:
@@ -95,7 +95,9 @@ class MemoryRefinement:
     is_known: bool = False
     """Whether a plan made for the limit has shown which rows are missing: the first seldom fits."""
     is_guess: bool = False
-    """Whether what is set aside is that of a rough plan, which may have far more in flight."""
+    """Whether what is set aside is that of another plan, which may have far more in flight."""
+    guess: Mapping[PeakCandidate, int] = field(default_factory=dict[PeakCandidate, int])
+    """What is set aside for a plan on the same mesh: about as much is in flight in another one."""
 
     def problem(self) -> Problem:
         """The problem with all rows."""
@@ -130,6 +132,16 @@ class MemoryRefinement:
         # Another plan may hold less of what rows do not count.
         missing, self.is_smallest = conflict.needed - conflict.limit, True
         self.rows = {point: max(0, aside - missing) for point, aside in self.rows.items()}
+        return True
+
+    def takes_guess(self, solution: Solution) -> bool:
+        """Whether the `guess` is set aside from here on: after a rough solution, which is not worth
+        a plan then."""
+        if not (self.guess and solution.is_rough):
+            return False
+        self.bound = max(self.bound, solution.bound)
+        self.rows, self.guess = {**self.rows, **self.guess}, {}
+        self.is_known = self.is_guess = True
         return True
 
     def holds(self, solution: Solution, resolved: Solution, costs: CostBreakdown) -> bool:

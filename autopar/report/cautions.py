@@ -9,9 +9,16 @@ from math import prod
 from autopar.ir.graph import itemsize
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import HOST_LINKS
-from autopar.ir.units import format_bytes, format_ns, format_percent, format_ppm, format_share
+from autopar.ir.units import (
+    format_bytes,
+    format_count,
+    format_ns,
+    format_percent,
+    format_ppm,
+    format_share,
+)
 from autopar.plans.plan import Plan, StagePlan
-from autopar.plans.provenance import CLOSE, IN_STAGES, CandidateOutcome, Provenance
+from autopar.plans.provenance import CLOSE, IN_STAGES, WORK_LIMIT, CandidateOutcome, Provenance
 from autopar.plans.structure import MAX_TENSOR_BYTES
 from autopar.report.names import stages_text, tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed
@@ -80,9 +87,24 @@ def cautions(plan: Plan) -> Iterator[str]:
         yield from _busy(plan)
         yield from _waiting(plan)
         yield from _simulated_longer(plan.stages[0])
-        if not plan.provenance.is_close:
+        if not (plan.provenance.is_close or plan.provenance.is_limited):
             yield f"not proven optimal: {doubt(plan.provenance)}"
+    yield from _limited(plan.provenance)
     yield from _fragile(plan.provenance)
+
+
+def _limited(provenance: Provenance) -> Iterator[str]:
+    """A warning if the search came to its limit of work."""
+    if not provenance.is_limited:
+        return
+    search = provenance.options.search
+    left = sum(each.reason == WORK_LIMIT for each in provenance.candidates)
+    margin = ", and for a margin" if search.margin else ""
+    yield (
+        f"the search came to its limit of work ({search.work_limit}), so that another plan may be "
+        f"better. Not looked at, or not to its end: {format_count(left, 'candidate')}. A larger "
+        f"--search-work-limit, or 0 for none, looks for more{margin}"
+    )
 
 
 def _full(plan: Plan) -> Iterator[str]:
@@ -137,10 +159,14 @@ def _simulated_longer(plan: StagePlan) -> Iterator[str]:
         )
 
 
-def gap_text(bound_ns: int, gap: float) -> str:
-    """The bound that no plan beats, and how near the plan is to it."""
+def gap_text(bound_ns: int, gap: float, *, is_limited: bool) -> str:
+    """The bound that no plan beats, and how near the plan is to it. If the search came to its limit
+    of work, it is one on plans of some candidates."""
     if not bound_ns:
         return _UNKNOWN
+    if is_limited:
+        share = format_percent(gap)
+        return f"of the candidates looked at, at most {share} faster ({format_ns(bound_ns)})"
     if gap > CLOSE:
         return f"proven bound {format_ns(bound_ns)}, gap {format_percent(gap)}"
     return f"within {format_percent(gap)} of the best possible ({format_ns(bound_ns)})"

@@ -18,7 +18,7 @@ from autopar.ir.mesh import NO_AXES
 from autopar.ir.units import format_bytes_of, format_count, format_ns, format_percent
 from autopar.plans.estimates import Memory
 from autopar.plans.plan import Plan, stage_of
-from autopar.plans.provenance import CLOSE, PROVEN, CandidateOutcome, Provenance
+from autopar.plans.provenance import CLOSE, LIMITED, PROVEN, CandidateOutcome, Provenance
 from autopar.report.cautions import cautions, gap_text, searched_text
 from autopar.report.costs import HOST_LABEL, HostUse, host_table, host_use
 from autopar.report.limits import find_limits, margin_text
@@ -190,7 +190,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
 def _proof(summary: Summary) -> Iterator[tuple[str, Text]]:
     tone = "green" if summary.gap <= PROVEN else "default" if summary.gap <= CLOSE else "yellow"
     proof = name(summary.status, tone)
-    bound = gap_text(summary.bound_ns, summary.gap)
+    bound = gap_text(summary.bound_ns, summary.gap, is_limited=summary.status == LIMITED)
     text = f": {format_ns(summary.objective_ns)} as modelled, {bound}"
     if summary.pipeline is None:
         yield "proof", proof.append(text, style="default")

@@ -102,15 +102,23 @@ def solve(
 
     If no plan costs less than `cutoff`, the solution may be `BEATEN`, with a bound that proves it.
 
-    `statistics` has the size of the program as HiGHS got it, CPU seconds by phase, and branch and
-    bound nodes. It has a `reason` when infeasible, and a `fault` when HiGHS reported something that
-    is wrong.
+    `statistics` has the size of the program as HiGHS got it, CPU seconds by phase, branch and bound
+    nodes, and `work_ns` (`Clock.work_ns`). It has a `reason` when infeasible, and a `fault` when
+    HiGHS reported something that is wrong.
     """
     aim = Aim(max_iterations=max_iterations, start=start, tolerance=tolerance, rough=rough)
     _check(problem)
     if time_limit_s is not None:
         get_ready(problem, by_columns=_takes_columns(problem, cutoff, aim))
     clock = Clock(time_limit_s)
+    solution = _solved(problem, clock, progress or silent, cutoff, aim)
+    solution.statistics["work_ns"] = clock.work_ns
+    return solution
+
+
+def _solved(
+    problem: Problem, clock: Clock, progress: Progress, cutoff: int | None, aim: Aim
+) -> Solution:
     conflict = least_usage_conflict(problem)
     if conflict is not None:
         reason = f"the smallest choices alone need {conflict.needed} at time {conflict.time}"
@@ -118,9 +126,9 @@ def solve(
     if is_large(problem):
         from autopar.solver.message_passing.path import search_large
 
-        return search_large(problem, clock, progress or silent)
+        return search_large(problem, clock, progress)
     ordered, lift = in_canonical_order(problem)
-    state = _search(ordered, clock, progress or silent, cutoff, aim)
+    state = _search(ordered, clock, progress, cutoff, aim)
     if state.infeasible:
         return infeasible_solution(state.statistics, *explain_conflict(problem, clock))
     if state.beaten or state.evaluation is None:

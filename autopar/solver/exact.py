@@ -81,6 +81,9 @@ _PATIENCE = 0.6
 windows. If the relaxation has an integral optimum, the simplex method takes 0.2 to 0.55 steps per
 row, else more than 1. The interior point method takes as long as 5 times as many steps, or more."""
 
+_COLUMN_NS = 25_000
+"""The work, per column, of stating a program and of descents from its relaxation."""
+
 _TOLERANCE = 1e-6
 """The error of HiGHS's bound, in its own scale: its tolerance for feasibility and integrality."""
 
@@ -139,6 +142,7 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
     search is over, or the rest is not worth its time."""
     started = process_time()
     model = build_model(problem, paths=aim.paths)
+    state.clock.count(model.num_columns * _COLUMN_NS)
     state.raise_bound(least_cost(model))
     if any((columns < 0).all() for columns in model.choices):
         state.infeasible = True

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.units import format_ns
 from autopar.plans.memory_refinement import Beaten, Candidate
-from autopar.plans.provenance import CandidateOutcome, OutcomeKind, SearchStep
+from autopar.plans.provenance import WORK_LIMIT, CandidateOutcome, OutcomeKind, SearchStep
 from autopar.plans.requests.request import PlanRequest
 
 _T = TypeVar("_T")
@@ -24,8 +24,8 @@ _Outcome = Candidate | InfeasibleError | Beaten
 class Stopped(Exception):
     """The search was ended before it was over: a candidate was not looked at, or not to its end."""
 
-    def __init__(self) -> None:
-        super().__init__("the search was interrupted")
+    def __init__(self, why: str = "the search was interrupted") -> None:
+        super().__init__(why)
 
 
 REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
@@ -34,29 +34,58 @@ REFUSALS = (InfeasibleError, StageError, UnsuitedMeshError)
 
 class Trail:
     """Reports progress to `say`, and stores the outcomes of candidates. With `stops`, Ctrl-C ends
-    the search with the best plan so far, if there is one."""
+    the search with the best plan so far, if there is one. So does counted work of more than
+    `work_limit_s`, if that is not 0, once there is a plan."""
 
-    def __init__(self, say: Callable[[str], None], *, stops: bool = False) -> None:
-        self._say, self._stops = say, stops
-        self.is_stopped = False
-        """Whether the search was ended before it was over."""
+    def __init__(
+        self, say: Callable[[str], None], *, stops: bool = False, work_limit_s: float = 0
+    ) -> None:
+        self._say, self._stops, self._work_limit_s = say, stops, work_limit_s
+        self._work_ns = 0
+        self.why = ""
+        """Why the search was ended before it was over; empty if it was not."""
+        self.is_limited = False
+        """Whether the limit of work ended the search."""
         self._outcomes: dict[str, CandidateOutcome] = {}
         self._known: dict[tuple[object, ...], tuple[_Outcome, int]] = {}
         """What became of a request, and the cutoff that it had; 0 for none."""
 
     def __call__(self, text: str) -> None:
-        self._say(SearchStep(text, self.outcomes))
+        """Reports progress. Stopped if that is of work, and the search was ended, or has come to
+        its limit of work."""
+        work_ns = text.work_ns if isinstance(text, SearchStep) else 0
+        self._say(SearchStep(text, self.outcomes, work_ns))
+        if work_ns:
+            self.count(work_ns)
+            self.go_on()
 
-    def go_on(self) -> None:
-        """Stopped if the search was ended."""
+    def count(self, work_ns: int) -> None:
+        """Counts work, which ends the search at the limit, once there is a plan."""
+        self._work_ns += work_ns
+        is_over = 0 < self._work_limit_s * 10**9 < self._work_ns
+        has_plan = any(each.result == "planned" for each in self.outcomes)
+        if is_over and has_plan and not self.is_stopped:
+            self.is_limited, self.why = True, WORK_LIMIT
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the search was ended before it was over."""
+        return bool(self.why)
+
+    def go_on(self, name: str = "") -> None:
+        """Stopped if the search was ended. The candidate `name` was not looked at then."""
         if self.is_stopped:
-            raise Stopped
+            if name:
+                self.skip(name, self.why)
+            raise Stopped(self.why)
 
     def is_ended_by(self, error: BaseException | None) -> bool:
         """Whether an `error` in a candidate ends the search, which is stopped then."""
-        if self._stops and isinstance(error, KeyboardInterrupt):
-            self.is_stopped = True
-        return self.is_stopped and isinstance(error, (Stopped, KeyboardInterrupt))
+        if isinstance(error, KeyboardInterrupt):
+            if self._stops:
+                self.why = f"{Stopped()}"
+            return self._stops
+        return self.is_stopped and isinstance(error, Stopped)
 
     @property
     def outcomes(self) -> tuple[CandidateOutcome, ...]:
@@ -121,7 +150,7 @@ class CandidateAttempt(Generic[_T]):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if self.search.trail.is_ended_by(error):
+        if isinstance(error, KeyboardInterrupt) and self.search.trail.is_ended_by(error):
             error = Stopped()
         if error is None or isinstance(error, (Beaten, Stopped, *REFUSALS)):
             try:
@@ -180,7 +209,7 @@ class CandidateSearch(Generic[_T]):
         """The outcome of a candidate: its plan, or an `error` that says why it has none."""
         name, place = tried.name, tried.place
         if isinstance(error, Stopped):
-            self.bounds[place], self.was_stopped = 0, True
+            self.was_stopped = True
             self._note(name, "skipped", None, f"{error}", message=f"{name}: {error}")
         elif isinstance(error, Beaten):
             self.bounds[place], self.was_tight = error.bound, error.is_tight

@@ -19,6 +19,7 @@ from autopar.errors import InfeasibleError
 from autopar.ir.passes.losses import heads_of
 from autopar.plans.memory_refinement import Beaten, Candidate, bounded
 from autopar.plans.requests.request import PlanRequest
+from autopar.plans.work import check_ns
 
 
 def best_on_mesh(
@@ -62,33 +63,61 @@ def _in_each_form(
             # A solve that starts from the plan of another mesh skips the one without a limit. With
             # the loss in chunks that one mostly takes too long, which ends the mesh soon.
             start = forms.incumbent or (None if is_chunked else after)
-            yield from _in_each_count(request, counts, whole, start, is_chunked=is_chunked)
+            for here, counted in _counts(request, counts, is_chunked):
+                with counted:
+                    yield from _of_count(here, counts, counted, whole, start, is_chunked=is_chunked)
+                if counted.is_refused and counts.incumbent is None and not is_chunked:
+                    yield from _chunked(here, forms, start)
+                    counts.cutoff = forms.needed_ns(0)
             form.result = _result(counts, request)
 
 
-def _in_each_count(
-    request: PlanRequest,
+def _counts(
+    request: PlanRequest, counts: CandidateSearch[Candidate], is_chunked: bool
+) -> Iterator[tuple[PlanRequest, CandidateAttempt[Candidate]]]:
+    """The request in each number of microbatches, with the attempt of that number."""
+    for here in counts.in_sequence(_in_microbatches(request, is_chunked)):
+        yield here, counts.attempt()
+
+
+def _of_count(
+    here: PlanRequest,
     counts: CandidateSearch[Candidate],
+    counted: CandidateAttempt[Candidate],
     whole: dict[int, Candidate],
     after: Candidate | None,
     *,
     is_chunked: bool,
 ) -> _Candidates:
-    """The candidates of each number of microbatches. Plans with a whole loss are added to `whole`,
-    by that number."""
-    for here in counts.in_sequence(_in_microbatches(request, is_chunked)):
-        with counts.attempt() as counted:
-            chunks = _search(here, counts.trail, counted.needed_ns)
-            requests = _in_chunks(here, is_chunked)
-            _check_memory(requests[-1], counts.trail, counts)
-            if is_chunked:
-                _check_worth(here, whole, counted.needed_ns)
-            for each in chunks.in_sequence(requests):
-                start = chunks.incumbent or counts.incumbent or after
-                yield each, chunks.attempt(name=each.name), start
-            counted.result = _result(chunks, here)
-            if not is_chunked:
-                whole[here.microbatches] = counted.result
+    """The candidates of a number of microbatches. A plan with a whole loss is added to `whole`, by
+    that number."""
+    chunks = _search(here, counts.trail, counted.needed_ns)
+    requests = _in_chunks(here, is_chunked)
+    _check_memory(requests[-1], counts.trail, counts)
+    if is_chunked:
+        _check_worth(here, whole, counted.needed_ns)
+    for each in chunks.in_sequence(requests):
+        start = chunks.incumbent or counts.incumbent or after
+        yield each, chunks.attempt(name=each.name), start
+    counted.result = _result(chunks, here)
+    if not is_chunked:
+        whole[here.microbatches] = counted.result
+
+
+def _chunked(
+    here: PlanRequest, forms: CandidateSearch[Candidate], after: Candidate | None
+) -> _Candidates:
+    """The candidates with the loss in chunks, where it does not fit as a whole and nothing else has
+    fitted so far: a first plan sooner than in more microbatches, and one to be better than. Later
+    searches do not solve them again."""
+    is_open = here.options.loss_chunks is None and forms.needed_ns(1) == forms.cutoff
+    if not (is_open and _in_chunks(here, is_chunked=True)):
+        return
+    sooner = _search(here, forms.trail, forms.cutoff)
+    with sooner.attempt() as counted:
+        yield from _of_count(here, sooner, counted, {}, after, is_chunked=True)
+    if sooner.incumbent is not None:
+        forms.submit(sooner.incumbent, 1)
 
 
 def _forms(request: PlanRequest, forms: CandidateSearch[Candidate]) -> Iterator[bool]:
@@ -143,7 +172,8 @@ def _result(search: CandidateSearch[Candidate], request: PlanRequest) -> Candida
 def _check_memory(request: PlanRequest, trail: Trail, search: CandidateSearch[Candidate]) -> None:
     """InfeasibleError if a candidate of a search surely does not fit, which takes no solve to know.
     If none has fitted so far, prices are worth it."""
-    trail.go_on()
+    trail.count(check_ns(request.graph))
+    trail.go_on(request.name)
     try:
         check_surely(request)
         if search.failures and search.incumbent is None:

@@ -59,6 +59,7 @@ class PipelineCandidates:
         except (Stopped, KeyboardInterrupt) as error:
             if not trail.is_ended_by(error):
                 raise
+            trail.note(shape.name, "skipped", reason=trail.why)
             self.tried.was_stopped = True
             self._failed.add(shape)
         except REFUSALS as error:

@@ -208,6 +208,14 @@ class OutputOptions(_Group, frozen=True):
 class SearchOptions(_Group, frozen=True):
     """How plans are searched for."""
 
+    work_limit: Annotated[
+        int,
+        _option(
+            "How much the search may do once it has a plan: about CPU seconds, but counted, so "
+            "that all machines get the same plan; 0 for no limit.",
+            "WORK",
+        ),
+    ] = 120
     time_limit: Annotated[
         Quantity,
         _option(

@@ -160,6 +160,17 @@ def check_saved_dtype(given: object) -> SavedDtype:
     raise ArgumentError(f"memory.saved_dtype={given!r}: write {words}, or nothing")
 
 
+def read_work_limit(given: object) -> int:
+    """The number `given`, or as text. ArgumentError unless it is whole, and 0 or more."""
+    text = "" if isinstance(given, bool) else f"{given}"
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentError(
+            f"search.work_limit={given!r}: write about how many CPU seconds the search may take, "
+            "or 0 for no limit"
+        )
+    return int(text)
+
+
 def read_schedule(given: str | os.PathLike[str]) -> str:
     """The name of a schedule, or a table as text: `given`, or the content of the file `given`.
     ArgumentError if it is neither, or no table that ranks can follow."""
@@ -240,6 +251,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "backend": check_backend,
     "memory.saved_dtype": check_saved_dtype,
     "pipeline.schedule": read_schedule,
+    "search.work_limit": read_work_limit,
     "constraints.pins": lambda given: _without("pin ", parse_pins(given)),
     "constraints.forbid": lambda given: _without("forbid ", parse_forbidden(given)),
     "constraints.strategy": check_strategy,

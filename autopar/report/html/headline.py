@@ -140,7 +140,7 @@ def _proof(plan: Plan, *, is_of_cuts: bool) -> Card:
     if is_of_cuts and not provenance.bound_ns:
         return Card(title, "as given", ("others were not looked at",))
     notes = (
-        gap_text(provenance.bound_ns, provenance.gap_ppm / 1e6),
+        gap_text(provenance.bound_ns, provenance.gap_ppm / 1e6, is_limited=provenance.is_limited),
         f"objective {format_ns(provenance.objective_ns)}, as modelled"
         + ", of the times of segments under one plan of the whole model" * is_of_cuts,
     )

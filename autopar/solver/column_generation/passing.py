@@ -111,6 +111,9 @@ def weigh(
 
 
 _SWEEPS_PER_LOOK = 10
+_LOOK_NS, _LABEL_NS = 1_000, 60_000
+"""The work of `_SWEEPS_PER_LOOK` sweeps per message entry, and per label that of what is around
+them: relays, and the choices that they exclude."""
 PROGRESS = 1e-4
 """Sweeps end when `_SWEEPS_PER_LOOK` of them raise the bound by no more than this part of it."""
 
@@ -146,12 +149,14 @@ class Passing:
         order, free = np.arange(core.num_nodes), np.ones(core.num_nodes, dtype=np.bool_)
         margin = np.zeros(core.num_nodes)
         bound = last = float("-inf")
+        clock.count(len(core.cost) * _LABEL_NS)
         for done in range(0, most_sweeps, _SWEEPS_PER_LOOK):
             for _ in range(_SWEEPS_PER_LOOK):
                 for upward in (True, False):
                     bound = kernels.sweep(
                         core, upward, order, free, self._theta, self._message, self._plan, margin
                     )
+            clock.count(len(self._message) * _LOOK_NS)
             looks_left = (most_sweeps - done) // _SWEEPS_PER_LOOK - 1
             is_vain = bound + looks_left * (bound - last) < known
             is_enough = bound > enough + _ROUNDING * abs(enough)

@@ -1,0 +1,113 @@
+"""The limit of work ends a search with the best plan so far, the same one in every run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autopar import Plan
+from autopar.cluster.parsing import parse_cluster
+from autopar.driver.gate.golden import write_golden
+from autopar.driver.planning import answer
+from autopar.driver.search.incumbent import Stopped, Trail
+from autopar.errors import ArgumentError, InfeasibleError, PlanError
+from autopar.plans.provenance import LIMITED, WORK_LIMIT, SearchStep
+from autopar.plans.requests.read_options import make_options
+from autopar.plans.requests.request import make_graph_request
+from autopar.report.cautions import cautions
+from autopar.report.summary import summarize
+from autopar.solver.search import silent
+from tests.codegen.models import case
+
+TIGHT: dict[str, Any] = {"microbatches": "auto", "memory": {"limit": "400KiB"}}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one stage": ("4xH100", {}),
+    "memory binds": ("2xH100", TIGHT),
+    "stages": ("4xH100", {"pipeline": {"stages": "auto"}}),
+}
+
+
+def planned(
+    work_s: float | None, cluster: str = "4xH100", options: dict[str, Any] | None = None
+) -> tuple[Plan, list[float]]:
+    """The plan of a small Llama, with a limit of work if one is given, and the work after each
+    step of the search, in seconds."""
+    done = [0.0]
+
+    def say(text: str) -> None:
+        if isinstance(text, SearchStep) and text.work_ns:
+            done.append(done[-1] + text.work_ns / 1e9)
+
+    asked = make_graph_request(
+        case("llama").traced.graph, parse_cluster(cluster), make_options(**(options or {}))
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autopar.driver.planning.Trail", limited_to(work_s))
+        return answer(asked, say), done
+
+
+def limited_to(work_s: float | None) -> Any:
+    def make(say: Any, *, stops: bool, work_limit_s: float) -> Trail:
+        return Trail(say, stops=stops, work_limit_s=work_limit_s if work_s is None else work_s)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_best_so_far_is_a_plan_and_the_same_each_time(kind: str) -> None:
+    whole, done = planned(None, *KINDS[kind])
+    assert len(done) > 4 and whole.provenance.status != LIMITED
+    steps_ns = list[int]()
+    for limit_s in (done[1] / 2, done[len(done) // 2], done[-2]):
+        plan, spent = planned(limit_s, *KINDS[kind])
+        assert plan == planned(limit_s, *KINDS[kind])[0]
+        assert spent == done[: len(spent)], "the same work up to the limit"
+        if not plan.provenance.is_limited:
+            continue
+        assert any(each.reason == WORK_LIMIT for each in plan.provenance.candidates)
+        assert plan.provenance.bound_ns <= plan.provenance.objective_ns
+        assert Plan.from_bytes(plan.to_bytes(), "again") == plan
+        steps_ns.append(plan.estimates.step_ns)
+    assert steps_ns and steps_ns == sorted(steps_ns, reverse=True), "more work is no worse"
+    assert steps_ns[-1] >= whole.estimates.step_ns
+
+
+@pytest.mark.parametrize("work_s", [0, 1e9])
+def test_a_limit_that_is_not_come_to_changes_nothing(work_s: float) -> None:
+    assert planned(work_s)[0] == planned(None)[0]
+
+
+def test_before_there_is_a_plan_nothing_ends_a_search() -> None:
+    plan, _ = planned(1e-9, "2xH100", TIGHT)
+    assert plan.estimates.memory.total <= 400 * 1024
+    with pytest.raises(InfeasibleError, match="What would do"):
+        planned(1e-9, "2xH100", {"memory": {"limit": "1KiB"}})
+
+
+def test_what_was_not_looked_at_is_said(tmp_path: Any) -> None:
+    plan, _ = planned(1e-9, options={"search": {"margin": True}})
+    assert plan.provenance.margin is None
+    (said,) = [text for text in cautions(plan) if "limit of work" in text]
+    assert "or not to its end: 1 candidate" in said and "and for a margin" in said
+    assert "of the candidates looked at" in f"{summarize(plan)}"
+    with pytest.raises(PlanError, match="not proven optimal"):
+        write_golden(plan, tmp_path / "golden.json", allow_gap=False)
+    write_golden(plan, tmp_path / "golden.json", allow_gap=True)
+
+
+@pytest.mark.parametrize("given", [-1, "much", True, 1.5])
+def test_what_is_no_limit(given: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"search.work_limit=.*0 for no limit"):
+        make_options(search={"work_limit": given})
+
+
+def test_progress_of_work_ends_a_search_only_with_a_plan() -> None:
+    trail = Trail(silent, work_limit_s=1)
+    trail(SearchStep("solved", work_ns=2 * 10**9))
+    assert not trail.is_stopped
+    trail.note("first", "planned", 5)
+    trail("of no work")
+    with pytest.raises(Stopped):
+        trail(SearchStep("solved", work_ns=1))
+    assert trail.is_limited
