@@ -288,8 +288,8 @@ def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[...,
             tolerance=request.tolerance,
             **how,
         )
-        work_ns = int(solution.statistics["work_ns"])
-        say(SearchStep(f"{request.name}: {solution.status}", work_ns=work_ns))
+        work_ns = int(solution.statistics.pop("work_ns"))
+        say(SearchStep(f"{request.name}: solved, {solution.status}", work_ns=work_ns))
         return solution
 
     return solved

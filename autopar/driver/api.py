@@ -129,8 +129,9 @@ def compile(
     - `outputs`: those that are `differentiable`, through which a backward goes beside the losses.
       It is planned from the start, and not only at the first such backward. Outputs that are
       `unread` while the model trains are None then, and are not computed.
-    - `search`: the `time_limit` of each solve (seconds, or "2min"), whether the plan says its
-      `margin`, and whether an op without a rule is an error (`strict`).
+    - `search`: its `work_limit` (about CPU seconds, but counted), the `time_limit` of each solve
+      (seconds, or "2min"), whether the plan says its `margin`, and whether an op without a rule is
+      an error (`strict`).
 
     docs/options.md has all of them. With `verify`, each program is compared with eager on the batch
     it is made for, before it is used. Rank 0 runs all ranks and eager on its CPU, and needs memory

@@ -45,7 +45,7 @@ _OPTIONS = {
     "": ("mesh", "optimizer", "backend"),
     "memory": ("limit", "host"),
     "constraints": ("pins", "forbid", "strategy"),
-    "search": ("time_limit", "strict"),
+    "search": ("work_limit", "time_limit", "strict"),
 }
 """The options of a plan that are taken, by group, beside `cluster` and `profile`."""
 _ITSELF = 'torch.compile(backend="autopar")'

@@ -87,8 +87,9 @@ def answer(graph_request: GraphRequest, say: Say, *, stops: bool = False) -> Pla
     except Stopped:
         raise KeyboardInterrupt from None
     except InfeasibleError as error:
+        more = Trail(say, stops=stops)
         hint = undivided_batch(graph_request.graph, graph_request.cluster.num_devices)
-        raise InfeasibleError(f"{error}{_more_microbatches(graph_request, trail)}{hint}") from error
+        raise InfeasibleError(f"{error}{_more_microbatches(graph_request, more)}{hint}") from error
     margin = None
     if trail.is_limited:
         return replace(finding, status=LIMITED).plan(None, trail.outcomes)

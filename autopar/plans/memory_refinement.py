@@ -98,6 +98,8 @@ class MemoryRefinement:
     """Whether what is set aside is that of another plan, which may have far more in flight."""
     guess: Mapping[PeakCandidate, int] = field(default_factory=dict[PeakCandidate, int])
     """What is set aside for a plan on the same mesh: about as much is in flight in another one."""
+    is_borrowed: bool = False
+    """Whether that is set aside. It rules no plan out."""
 
     def problem(self) -> Problem:
         """The problem with all rows."""
@@ -111,7 +113,11 @@ class MemoryRefinement:
         is_known = is_limited and not solution.is_rough
         is_over = is_known and cutoff is not None and solution.objective >= cutoff
         # More rows only make plans within the limit longer.
-        if solution.status is Status.BEATEN or is_over:
+        is_beaten = solution.status is Status.BEATEN or is_over
+        if is_beaten and self.is_borrowed and any(self.rows.values()):
+            self.rows, self.is_borrowed = dict.fromkeys(self.rows, 0), False
+            return True
+        if is_beaten:
             is_tight = is_limited and solution.is_limiting
             # With less set aside there may be better plans.
             bound = self.bound if any(self.rows.values()) else solution.bound
@@ -137,11 +143,11 @@ class MemoryRefinement:
     def takes_guess(self, solution: Solution) -> bool:
         """Whether the `guess` is set aside from here on: after a rough solution, which is not worth
         a plan then."""
-        if not (self.guess and solution.is_rough):
+        if not (any(self.guess.values()) and solution.is_rough):
             return False
         self.bound = max(self.bound, solution.bound)
         self.rows, self.guess = {**self.rows, **self.guess}, {}
-        self.is_known = self.is_guess = True
+        self.is_known = self.is_guess = self.is_borrowed = True
         return True
 
     def holds(self, solution: Solution, resolved: Solution, costs: CostBreakdown) -> bool:

@@ -89,6 +89,17 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far() -> None:
     assert [each.result for each in trail.outcomes] == ["planned", "skipped"]
 
 
+def test_what_was_looked_at_is_not_noted_as_skipped() -> None:
+    trail = Trail(silent, work_limit_s=1)
+    trail.note("first", "planned", 5)
+    trail.note("second", "not better", 6)
+    trail.count(2 * 10**9)
+    for name in ("second", "third"):
+        with pytest.raises(Stopped):
+            trail.go_on(name)
+    assert [each.result for each in trail.outcomes] == ["planned", "not better", "skipped"]
+
+
 def test_ctrl_c_while_a_plan_is_reported_loses_no_plan() -> None:
     def say(_: str) -> None:
         raise KeyboardInterrupt

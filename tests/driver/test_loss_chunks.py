@@ -97,6 +97,20 @@ def test_only_where_memory_binds() -> None:
         best(lean // 3, "auto", "logits")
 
 
+def test_where_nothing_fits_chunks_come_before_more_microbatches() -> None:
+    limit = best(None, 16, "logits").estimates.memory.total * 11 // 10
+    asked, trail = replace(request(limit, "auto", "logits"), microbatches=1), Trail(silent)
+    options = replace(asked.options, microbatches=None)
+    found = best_on_mesh(replace(asked, options=options), trail)
+    assert found.estimates.memory.total <= limit
+    outcomes = {each.candidate: each.result for each in trail.outcomes}
+    first = next(name for name, result in outcomes.items() if result == "planned")
+    assert "chunks" in first and "microbatches" not in first
+    assert outcomes[asked.name] == "infeasible"
+    assert any("in 2 microbatches" in name for name in outcomes), "they are tried after that"
+    assert found.solution.objective <= best(limit, "auto", "logits").solution.objective
+
+
 def test_what_is_priced_is_what_is_played() -> None:
     for chunks in (2, 16):
         found = best(None, chunks)

@@ -64,3 +64,16 @@ def test_a_plan_within_the_limit_that_costs_no_less_ends_it() -> None:
     assert raised.value.bound == 60
     assert not known.rules_out(plan, 76) and not known.rules_out(plan, None)
     assert not known.rules_out(replace(plan, is_rough=True), 75)
+
+
+def test_what_a_plan_on_the_same_mesh_had_in_flight_is_set_aside_but_rules_nothing_out() -> None:
+    rough = Solution(Status.FEASIBLE, choice=(0,), objective=75, bound=70, is_rough=True)
+    known = fitting(0, guess={MOMENT: 30}, bound=60)
+    assert not known.takes_guess(replace(rough, is_rough=False)) and known.rows == {MOMENT: 0}
+    assert known.takes_guess(rough) and known.rows == {MOMENT: 30} and known.bound == 70
+    assert not known.takes_guess(rough), "only once"
+    assert known.rules_out(Solution(Status.BEATEN, bound=80), 75) and known.rows == {MOMENT: 0}
+    with pytest.raises(Beaten) as raised:
+        known.rules_out(Solution(Status.BEATEN, bound=80), 75)
+    assert raised.value.bound == 80
+    assert not fitting(0, guess={MOMENT: 0}).takes_guess(rough), "it would change nothing"

@@ -143,6 +143,12 @@ def _compared(name: str, golden: Path, plan: Plan, check: Check) -> CheckOutcome
 
 def write_golden(plan: Plan, golden: Path, allow_gap: bool) -> None:
     """Save a golden plan. PlanError if it is not proven optimal, unless a gap is allowed."""
+    if plan.provenance.is_limited and not allow_gap:
+        raise PlanError(
+            f"{golden.name} is not written: the search came to its limit of work, and another "
+            "version may get further. Raise search.work_limit, or allow that: allow_gap=True in a "
+            "test, --allow-gap for autopar check"
+        )
     if not (plan.provenance.is_proven or allow_gap):
         gap = format_ppm(plan.provenance.gap_ppm)
         raise PlanError(

@@ -83,7 +83,7 @@ class Trail:
         """Whether an `error` in a candidate ends the search, which is stopped then."""
         if isinstance(error, KeyboardInterrupt):
             if self._stops:
-                self.why = f"{Stopped()}"
+                self.why, self.is_limited = f"{Stopped()}", False
             return self._stops
         return self.is_stopped and isinstance(error, Stopped)
 
@@ -93,8 +93,11 @@ class Trail:
         return tuple(self._outcomes.values())
 
     def note(self, name: str, result: OutcomeKind, ns: int | None = None, reason: str = "") -> None:
-        """Stores the outcome of a candidate: of several plans the best."""
+        """Stores the outcome of a candidate: of several plans the best, and of what another search
+        has looked at not that it was skipped."""
         known, outcome = self._outcomes.get(name), CandidateOutcome(name, result, ns, reason)
+        if known is not None and result == "skipped":
+            return
         is_planned = known is not None and known.result == "planned"
         if known is None or not is_planned or (result == "planned" and (ns or 0) < (known.ns or 0)):
             self._outcomes[name] = outcome
@@ -187,8 +190,8 @@ class CandidateSearch(Generic[_T]):
     """By rank, why a candidate has no plan."""
     was_tight: bool = False
     """Whether the last that was cut off might be better if memory did not bind."""
-    was_stopped: bool = False
-    """Whether a candidate was not looked at to its end."""
+    stopped: Stopped | None = None
+    """Why a candidate was not looked at to its end."""
     last: CandidateAttempt[_T] | None = None
     """The last attempt."""
 
@@ -209,7 +212,7 @@ class CandidateSearch(Generic[_T]):
         """The outcome of a candidate: its plan, or an `error` that says why it has none."""
         name, place = tried.name, tried.place
         if isinstance(error, Stopped):
-            self.was_stopped = True
+            self.stopped = error
             self._note(name, "skipped", None, f"{error}", message=f"{name}: {error}")
         elif isinstance(error, Beaten):
             self.bounds[place], self.was_tight = error.bound, error.is_tight
@@ -288,8 +291,8 @@ class CandidateSearch(Generic[_T]):
         all candidates with plans were cut off; else the failure of the lowest rank."""
         if self.incumbent is not None:
             return self.incumbent
-        if self.was_stopped:
-            raise Stopped
+        if self.stopped is not None:
+            raise Stopped(f"{self.stopped}")
         if self.bounds:
             raise Beaten(name, self.least_ns, is_tight=self.was_tight)
         if self.failures:

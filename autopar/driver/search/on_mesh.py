@@ -67,7 +67,7 @@ def _in_each_form(
                 with counted:
                     yield from _of_count(here, counts, counted, whole, start, is_chunked=is_chunked)
                 if counted.is_refused and counts.incumbent is None and not is_chunked:
-                    yield from _chunked(here, forms, start)
+                    yield from _chunked(here, forms)
                     counts.cutoff = forms.needed_ns(0)
             form.result = _result(counts, request)
 
@@ -104,20 +104,20 @@ def _of_count(
         whole[here.microbatches] = counted.result
 
 
-def _chunked(
-    here: PlanRequest, forms: CandidateSearch[Candidate], after: Candidate | None
-) -> _Candidates:
+def _chunked(here: PlanRequest, forms: CandidateSearch[Candidate]) -> _Candidates:
     """The candidates with the loss in chunks, where it does not fit as a whole and nothing else has
     fitted so far: a first plan sooner than in more microbatches, and one to be better than. Later
     searches do not solve them again."""
-    is_open = here.options.loss_chunks is None and forms.needed_ns(1) == forms.cutoff
+    is_open = here.options.loss_chunks is None and forms.needed_ns(1) is None
     if not (is_open and _in_chunks(here, is_chunked=True)):
         return
     sooner = _search(here, forms.trail, forms.cutoff)
     with sooner.attempt() as counted:
-        yield from _of_count(here, sooner, counted, {}, after, is_chunked=True)
+        yield from _of_count(here, sooner, counted, {}, None, is_chunked=True)
     if sooner.incumbent is not None:
         forms.submit(sooner.incumbent, 1)
+    elif sooner.bounds:
+        forms.bounds[1] = sooner.least_ns
 
 
 def _forms(request: PlanRequest, forms: CandidateSearch[Candidate]) -> Iterator[bool]:

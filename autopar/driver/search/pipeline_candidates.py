@@ -60,7 +60,7 @@ class PipelineCandidates:
             if not trail.is_ended_by(error):
                 raise
             trail.note(shape.name, "skipped", reason=trail.why)
-            self.tried.was_stopped = True
+            self.tried.stopped = Stopped(trail.why)
             self._failed.add(shape)
         except REFUSALS as error:
             self.tried.refuse(error, name=shape.name)
@@ -153,10 +153,11 @@ class PipelineCandidates:
         for each in line_search(line, start, lambda: self._is_improved):
             tried.append(each)
             yield each
+        why = self.tried.trail.why or "those beside it are no better"
         known = {shape for shape, _ in self.estimated} | self._failed | self._beaten.keys()
         for each in line:
             if each not in tried and each not in known:
-                self.tried.trail.skip(name(each), "those beside it are no better")
+                self.tried.trail.skip(name(each), why)
 
     def _around(self, best: PipelineShape) -> Iterator[tuple[PipelineShape, str]]:
         """Other numbers of microbatches on as many ranks."""

@@ -62,6 +62,8 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
         with explaining(one, trail):
             raise
     if trail.is_stopped:
+        if is_open:
+            trail.skip("several stages", trail.why)
         return plain
     if is_open and not is_requested and not is_hindered(plain):
         trail.skip("several stages", f"hindered_ns {graph_request.options.policy.hindered_ns}")

@@ -211,8 +211,8 @@ class SearchOptions(_Group, frozen=True):
     work_limit: Annotated[
         int,
         _option(
-            "How much the search may do once it has a plan: about CPU seconds, but counted, so "
-            "that all machines get the same plan; 0 for no limit.",
+            "How much the search may do, if it has a plan by then: about CPU seconds, but counted, "
+            "so that all machines get the same plan; 0 for no limit.",
             "WORK",
         ),
     ] = 120
