@@ -23,7 +23,7 @@ from torch import nn
 from autopar.codegen import generate
 from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.least_memory import least_after_forward, least_at_ops
-from autopar.cost_model.peak_rows import PeakRows, with_peak_rows
+from autopar.cost_model.peak_rows import PeakRows
 from autopar.cost_model.price import price
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.peak_candidates import ON_HOST, known_in
@@ -268,7 +268,7 @@ def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | Non
         if refinement.holds(solution, candidate.solution, breakdown) and not solution.is_rough:
             plain, rows = candidate.problem, refinement.rows
             if request.is_open:
-                plain = with_peak_rows(candidate.request, plain, rows)
+                plain = PeakRows(candidate.request)(plain, rows)
             proven = bounded(candidate.solution, refinement.bound)
             return replace(candidate, problem=plain, solution=proven, peak_candidates=rows)
         if problem.usage_limit is None:

@@ -46,8 +46,8 @@ number of stages or microbatches may still be better than that of `auto`: not al
 **A search ends** at `search.work_limit`, about two CPU minutes, with the best plan so far; it goes
 on to a first plan. The plan has the status `limited` then, and says what was not looked at, and how
 good it is among the candidates that were. It has no margin. A wider search may be worse than a
-narrow one that was not ended. Small models come nowhere near the limit. A frontier has none, and
-`explain` and what-if have none on the plan's own mesh.
+narrow one that was not ended. Small models come nowhere near the limit. A frontier has none, nor
+have `explain` and what-if, which plan anew on the plan's own mesh.
 
 The names that options had without groups (`memory_limit=`, `--stages`, `pins = [...]`) work until
 the next release, with a `DeprecationWarning`.

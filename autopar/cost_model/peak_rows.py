@@ -1,7 +1,7 @@
 """Memory at peak candidates of a step, as rows of the problem.
 
 Memory peaks during some op, of which the inputs and outputs are in memory beside all that is saved
-before it. `with_peak_rows` states a lower bound of that memory, as a sum over decisions:
+before it. `PeakRows` states a lower bound of that memory, as a sum over decisions:
 
 * parameters, gradients, optimizer states, and what is added up or put together from microbatches,
   all the time; the unsharded copy of a parameter, between its last use in forward and its first in
@@ -44,17 +44,8 @@ from autopar.plans.requests.request import PlanRequest
 from autopar.rules.work import scratch_bytes
 
 
-def with_peak_rows(
-    request: PlanRequest, problem: Problem, asides: Mapping[PeakCandidate, int]
-) -> Problem:
-    """`problem`, which was stated for `request`, with a row for each peak candidate of `asides`,
-    behind the rows it has (the first is for the end of forward). The values of `asides` are bytes
-    that are added to the row."""
-    return PeakRows(request)(problem, asides)
-
-
 class PeakRows:
-    """`with_peak_rows` for problems of one request. Those of the same choices share their rows."""
+    """Adds rows to problems of a request. Problems of the same choices share them."""
 
     def __init__(self, request: PlanRequest) -> None:
         self._request = request
@@ -62,7 +53,9 @@ class PeakRows:
         self._known: dict[PeakCandidate, dict[int, IntArray]] = {}
 
     def __call__(self, problem: Problem, asides: Mapping[PeakCandidate, int]) -> Problem:
-        """`problem` with a row for each peak candidate of `asides`."""
+        """`problem` with a row for each peak candidate of `asides`, behind the rows it has (the
+        first is for the end of forward). The values of `asides` are bytes that are added to the
+        row."""
         if not asides:
             return problem
         first = max(usage.stop for usages in problem.usages for usage in usages)

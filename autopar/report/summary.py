@@ -188,9 +188,11 @@ def _lines(summary: Summary) -> Iterator[tuple[str, Text | str]]:
 
 
 def _proof(summary: Summary) -> Iterator[tuple[str, Text]]:
-    tone = "green" if summary.gap <= PROVEN else "default" if summary.gap <= CLOSE else "yellow"
+    is_limited = summary.status == LIMITED
+    tone = "default" if summary.gap <= CLOSE else "yellow"
+    tone = "green" if summary.gap <= PROVEN and not is_limited else tone
     proof = name(summary.status, tone)
-    bound = gap_text(summary.bound_ns, summary.gap, is_limited=summary.status == LIMITED)
+    bound = gap_text(summary.bound_ns, summary.gap, is_limited=is_limited)
     text = f": {format_ns(summary.objective_ns)} as modelled, {bound}"
     if summary.pipeline is None:
         yield "proof", proof.append(text, style="default")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,14 @@ from autopar.cost_model.least_memory import (
     least_after_forward,
     least_at_ops,
 )
-from autopar.cost_model.peak_rows import with_peak_rows
+from autopar.cost_model.peak_rows import PeakRows
 from autopar.cost_model.price import price
-from autopar.cost_model.saved import Rounding
+from autopar.cost_model.saved import Rounding, decision_key
 from autopar.driver.search.shortage import smallest_memory
 from autopar.ir.choices import ParamChoice, Saved
-from autopar.ir.graph import Graph
+from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Mesh
-from autopar.ir.own_ops import is_optional, original_key
+from autopar.ir.own_ops import is_optional, is_result, original_key
 from autopar.ir.peak_candidates import PeakCandidate, is_peak_candidate, peak_candidate_of
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.ir.schedule import Compute
@@ -153,9 +154,30 @@ def test_no_more_than_is_held(name: str, mesh: str, is_open: bool, residency: st
         assert [moment for moment, num_bytes in least.items() if num_bytes > held[moment]] == []
         peak_candidates = [*held]
         for moment in peak_candidates[seed :: 1 + len(peak_candidates) // MOMENTS]:
-            row = with_peak_rows(request, problem, {moment: 0})
+            row = PeakRows(request)(problem, {moment: 0})
             stated = sum(int(u[solution.choice[i]]) for i, u in usages_at(row, 1))
             assert stated <= held[moment], moment
+
+
+def test_what_is_added_up_over_microbatches_counts_during_every_op() -> None:
+    cluster = parse_cluster("2xH100")
+    asked = make_graph_request(
+        graph_of("llama"), cluster, Options(PlanOptions(backend="eager"), mesh="2")
+    )
+    request = replace(asked.on(parse_mesh("2", cluster)), microbatches=2)
+    problem, rows = price(request), PeakRows(request)
+    sums = {problem.keys.index(n.key) for n in request.step.nodes if is_result(n)}
+    ops = [n.index for n in request.step.with_role(Role.OP) if not (n.view or is_result(n))]
+    least = {node: int(problem.usages[node][0].amounts.min()) for node in sums}
+    assert len(sums) > 10 and all(least.values())
+    for place in filter(partial(is_peak_candidate, request.step), ops[:: len(ops) // 20]):
+        moment = peak_candidate_of(request.step, place)
+        row = dict(usages_at(rows(problem, {moment: 0}), 1))
+        for node in sums:
+            assert (row[node] == problem.usages[node][0].amounts).all()
+        aside = dict(usages_at(rows(problem, {moment: 7}), 1))
+        node = problem.keys.index(decision_key(request.step.nodes[place]))
+        assert (aside[node] == row[node] + 7).all(), "the row that is known, and nothing else"
 
 
 class Deep(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_as_stated, best_on
-from autopar.cost_model.peak_rows import with_peak_rows
+from autopar.cost_model.peak_rows import PeakRows
 from autopar.cost_model.price import price
 from autopar.driver.planning import answer
 from autopar.driver.search.shortage import smallest_memory
@@ -63,7 +63,7 @@ def with_share(request: PlanRequest, share_bytes: int) -> PlanRequest:
 
 
 def counted(request: PlanRequest, problem: Problem) -> Problem:
-    return with_peak_rows(request, problem, {ON_HOST: 0})
+    return PeakRows(request)(problem, {ON_HOST: 0})
 
 
 @pytest.mark.parametrize("wanted", [offloading, hosting])

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from autopar.cost_model.peak_rows import with_peak_rows
+from autopar.cost_model.peak_rows import PeakRows
 from autopar.cost_model.price import price
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.input_sharding import describe_inputs
@@ -209,7 +209,7 @@ class StageInStep:
         wider = replace(request, narrowed=narrowed)
         stated = price(wider)
         choice = same_choice(stage.problem, stage.solution, stated, wider.step)
-        problem = with_peak_rows(wider, stated, dict.fromkeys(stage.peak_candidates, 0))
+        problem = PeakRows(wider)(stated, dict.fromkeys(stage.peak_candidates, 0))
         problem = replace(problem, usage_limit=stage.problem.usage_limit)
         # Of the wider problem nothing is proven.
         solution = bounded(replace(stage.solution, choice=choice, basis=None), 0)

@@ -44,8 +44,6 @@ class Trail:
         self._work_ns = 0
         self.why = ""
         """Why the search was ended before it was over; empty if it was not."""
-        self.is_limited = False
-        """Whether the limit of work ended the search."""
         self._outcomes: dict[str, CandidateOutcome] = {}
         self._known: dict[tuple[object, ...], tuple[_Outcome, int]] = {}
         """What became of a request, and the cutoff that it had; 0 for none."""
@@ -65,12 +63,17 @@ class Trail:
         is_over = 0 < self._work_limit_s * 10**9 < self._work_ns
         has_plan = any(each.result == "planned" for each in self.outcomes)
         if is_over and has_plan and not self.is_stopped:
-            self.is_limited, self.why = True, WORK_LIMIT
+            self.why = WORK_LIMIT
 
     @property
     def is_stopped(self) -> bool:
         """Whether the search was ended before it was over."""
         return bool(self.why)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the limit of work ended the search."""
+        return self.why == WORK_LIMIT
 
     def go_on(self, name: str = "") -> None:
         """Stopped if the search was ended. The candidate `name` was not looked at then."""
@@ -83,7 +86,7 @@ class Trail:
         """Whether an `error` in a candidate ends the search, which is stopped then."""
         if isinstance(error, KeyboardInterrupt):
             if self._stops:
-                self.why, self.is_limited = f"{Stopped()}", False
+                self.why = f"{Stopped()}"
             return self._stops
         return self.is_stopped and isinstance(error, Stopped)
 

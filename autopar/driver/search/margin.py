@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.compile import Say
-from autopar.cost_model.peak_rows import with_peak_rows
+from autopar.cost_model.peak_rows import PeakRows
 from autopar.driver.search.finding import Finding, StageInStep
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import estimates_of
@@ -138,7 +138,7 @@ class _Stage:
                 return
             allowance -= max(0, excess)
             if held.host_bytes > share:
-                counted = with_peak_rows(best.request, counted, {ON_HOST: 0})
+                counted = PeakRows(best.request)(counted, {ON_HOST: 0})
 
     def _changes(self, stated: Problem, choice: Sequence[int]) -> str:
         """How the other plan differs."""

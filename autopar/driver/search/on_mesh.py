@@ -63,21 +63,13 @@ def _in_each_form(
             # A solve that starts from the plan of another mesh skips the one without a limit. With
             # the loss in chunks that one mostly takes too long, which ends the mesh soon.
             start = forms.incumbent or (None if is_chunked else after)
-            for here, counted in _counts(request, counts, is_chunked):
-                with counted:
+            for here in counts.in_sequence(_in_microbatches(request, is_chunked)):
+                with counts.attempt() as counted:
                     yield from _of_count(here, counts, counted, whole, start, is_chunked=is_chunked)
                 if counted.is_refused and counts.incumbent is None and not is_chunked:
                     yield from _chunked(here, forms)
                     counts.cutoff = forms.needed_ns(0)
             form.result = _result(counts, request)
-
-
-def _counts(
-    request: PlanRequest, counts: CandidateSearch[Candidate], is_chunked: bool
-) -> Iterator[tuple[PlanRequest, CandidateAttempt[Candidate]]]:
-    """The request in each number of microbatches, with the attempt of that number."""
-    for here in counts.in_sequence(_in_microbatches(request, is_chunked)):
-        yield here, counts.attempt()
 
 
 def _of_count(

@@ -212,7 +212,7 @@ class SearchOptions(_Group, frozen=True):
         int,
         _option(
             "How much the search may do, if it has a plan by then: about CPU seconds, but counted, "
-            "so that all machines get the same plan; 0 for no limit.",
+            "however fast the machine is; 0 for no limit.",
             "WORK",
         ),
     ] = 120
