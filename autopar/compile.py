@@ -36,6 +36,7 @@ from autopar.plans.memory_refinement import (
     Beaten,
     Candidate,
     CostBreakdown,
+    MemoryBinds,
     MemoryRefinement,
     bounded,
     infeasible,
@@ -139,26 +140,34 @@ def best_on(
     cutoff: int | None = None,
     stated: Problem | None = None,
     after: Candidate | None = None,
+    free: MemoryRefinement | None = None,
+    is_probe: bool = False,
 ) -> Candidate:
     """The best plan on one mesh that is within two limits: its peak, temporaries included, within
     the memory limit, and its memory on the host within the device's share.
 
     `stated` limits the search to a part of the problem. The search starts from the plan `after`, if
     given: a plan for another limit or mesh, or for the step in another form. With `stated` or
-    `after` it skips the first solve, which has no memory limit.
+    `after` it skips the first solve, which has no memory limit. It does so too with the search
+    `free` that a `MemoryBinds` had, of the same step or of one in another form.
 
     InfeasibleError if there is none. Beaten if no plan takes less than `cutoff` nanoseconds, or if
-    the solve without a limit finds none that does.
+    the solve without a limit finds none that does. MemoryBinds, if it `is_probe`, once that solve's
+    plan does not fit.
     """
     free_ns = 0
-    if stated is None and after is None:
-        free = _without_limit(request, say)
-        best = _within(free, cutoff)
-        if best is not None:
-            within = replace(best.problem, usage_limit=request.memory_limit_bytes)
-            return replace(best, problem=within)
+    is_same = free is None or free.request.name == request.name
+    if stated is None and after is None and is_same:
+        if free is None:
+            free = _without_limit(request, say)
+            best = _within(free, cutoff)
+            if best is not None:
+                within = replace(best.problem, usage_limit=request.memory_limit_bytes)
+                return replace(best, problem=within)
         if cutoff is not None and free.estimates and free.estimates.modelled_ns >= cutoff:
             raise Beaten(request.name, free.bound)
+        if is_probe:
+            raise MemoryBinds(free)
         free_ns = free.estimates.modelled_ns if free.estimates else 0
         say(f"{request.mesh}: memory binds; deciding what to recompute or offload as well")
         request = request.without_savings().opened()
@@ -171,6 +180,8 @@ def best_on(
             request = request.without_savings().opened()
             stated = price(request)
         refinement = _refinement(request, stated, say)
+        if after is None and free is not None:
+            refinement.rows = dict.fromkeys(known_in(request.step, free.rows), 0)
         if after is not None:
             refinement.rows = dict.fromkeys(known_in(request.step, after.peak_candidates), 0)
             if after.mesh == request.mesh:

@@ -28,8 +28,8 @@ plan = autopar.plan(
 
 `autopar plan` has a flag for each option (`--memory-limit 72GiB`). A recipe ([gate.md](gate.md))
 has a key, in the table of its group (`[memory]`). The file of a plan records them under
-`provenance.options`, and `autopar explain` plans anew from there. A frontier has one stage and one
-microbatch by default.
+`provenance.options`, and `autopar explain` plans anew from there. A frontier has one stage by
+default.
 
 A search shows what it tries, and the best plan so far, on standard error. Commands on a terminal
 show a live table of candidates. Elsewhere it is a line every ten seconds. `autopar.compile` does so

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autopar.cost_model.event_prices import EventPrices, PricedStep
 from autopar.cost_model.host_memory import host_memory
 from autopar.cost_model.memory import (
+    arrivals,
     fullest_points,
     memory_curve,
     microbatch_memory,
@@ -69,6 +70,7 @@ def cost_breakdown(request: PlanRequest, structure: Stage) -> CostBreakdown:
     communication_ns = sum(each.times * move.ns for each in sends for move in each.steps)
     launched_ns = sum(each.times * move.host_ns for each in sends for move in each.steps)
     (tokens, samples), microbatches = rate_unit(graph), graph.microbatches
+    arrived_ns = arrivals(timeline)
     on_host = host_memory(layout, request, (scheduled.before or scheduled).carried)
     estimates = StageEstimates(
         step_ns=timeline.end_ns,
@@ -94,13 +96,13 @@ def cost_breakdown(request: PlanRequest, structure: Stage) -> CostBreakdown:
         cluster=cluster_rates(request.cluster),
         sends=_by_key(mesh, sends),
         order=order(graph, scheduled.last_microbatch),
-        memory_curve=memory_curve(timeline, waiting),
+        memory_curve=memory_curve(timeline, arrived_ns, waiting),
         peak_holders=holders,
         order_before=order(graph, scheduled.microbatch_before),
         microbatches_before=microbatches - 1,
         host_bytes=on_host.total,
         host_memory=on_host,
-        microbatch=microbatch_times(scheduled, timeline, request.cluster.device),
+        microbatch=microbatch_times(scheduled, arrived_ns, request.cluster.device),
     )
     static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
     static += sum(waiting)

@@ -24,7 +24,7 @@ def least_at_ops(request: PlanRequest) -> list[tuple[int, int]]:
     decided. Nothing is cut finer than over all devices. Counted are what the op reads and makes,
     parameters with gradients and optimizer states unless some may be on the host, and outputs that
     are ready."""
-    devices, at_rest = request.mesh.num_devices, _at_rest(request)
+    devices, at_rest = request.mesh.num_devices, least_at_rest(request)
     results = [(last, num_bytes // devices) for _, last, num_bytes in _results(request.step)]
 
     def held(index: int, sizes: Sequence[int]) -> int:
@@ -44,7 +44,7 @@ def least_after_forward(request: PlanRequest) -> int:
     """
     graph, devices, rounding = request.step, request.mesh.num_devices, Rounding(request)
     results = sum(num_bytes // devices for _, _, num_bytes in _results(graph))
-    held = _at_rest(request) + results
+    held = least_at_rest(request) + results
     saved = {each.root for each in groups(graph) if is_saved(graph, each)}
     everything = sum(rounding.saved_type(root).num_bytes for root in saved)
     if held + everything // devices <= request.memory_limit_bytes:
@@ -97,7 +97,7 @@ def _results(graph: Graph) -> list[tuple[Ref, int, int]]:
     ]
 
 
-def _at_rest(request: PlanRequest) -> int:
+def least_at_rest(request: PlanRequest) -> int:
     """The least bytes on a device of parameters with gradients and optimizer states."""
     memory, whole = ParamMemory(request), Sharding.replicated(len(request.mesh.axes))
     are_here = request.opened().params_on_host == frozenset()

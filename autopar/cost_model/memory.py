@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from autopar.ir.mesh import Device, Mesh
 from autopar.ir.own_ops import is_result
 from autopar.ir.peak_candidates import PeakCandidate, is_peak_candidate, peak_candidate_of
 from autopar.ir.pipeline import Pass, Waiting
+from autopar.ir.problem import IntArray
 from autopar.ir.schedule import Compute, Schedule, Start, Update, Value
 from autopar.ir.timeline import HOLDERS, Occupant, Timeline, held_at_peak
 from autopar.plans.estimates import (
@@ -156,29 +157,33 @@ def fullest_points(
     """Per window the peak candidate at which most is held, and its bytes with `static_bytes`, which
     are held all the time; the largest first. Memory between two candidates counts for the next one,
     at the end for the last one."""
+    # A microbatch that is repeated holds what the one before it held.
+    numbers = timeline.simulated
     ops = [
         (k, event.node)
-        for k, event in enumerate(timeline.events)
+        for k, event in enumerate(timeline.events[number] for number in numbers)
         if isinstance(event, Compute) and is_peak_candidate(graph, event.node)
     ]
-    ends = [*(k + 1 for k, _ in ops[:-1]), len(timeline.events)]
-    known, start = blocks_of(graph, mesh), 0
+    live = np.array([timeline.live[number] for number in numbers], np.int64).reshape(-1, 3)
+    starts = [0, *(k + 1 for k, _ in ops[:-1])]
+    held_bytes = np.maximum.reduceat(live.sum(axis=1), starts) if ops else ()
+    known = blocks_of(graph, mesh)
     most: dict[WindowPlace | None, tuple[int, int]] = {}
-    for (_, node), end in zip(ops, ends, strict=bool(ops)):
-        held = max(sum(live) for live in timeline.live[start:end])
-        place, start = known.window_of(graph.nodes[node]), end
+    for (_, node), held in zip(ops, map(int, held_bytes), strict=True):
+        place = known.window_of(graph.nodes[node])
         if held > most.get(place, (-1, 0))[0]:
             most[place] = held, node
     fullest = sorted(most.values(), key=lambda each: (-each[0], each[1]))
     return tuple((peak_candidate_of(graph, node), static_bytes + held) for held, node in fullest)
 
 
-def memory_curve(timeline: Timeline, waiting: tuple[int, int]) -> MemoryCurve:
+def memory_curve(timeline: Timeline, arrived_ns: IntArray, waiting: tuple[int, int]) -> MemoryCurve:
     """Bytes held in up to `MAX_CURVE_POINTS` equal stretches of the step before the optimizer, with
-    the `waiting` bytes (`waiting_bytes`), and during the optimizer's step."""
+    the `waiting` bytes (`waiting_bytes`), and during the optimizer's step. The device comes to each
+    event at `arrived_ns` (`arrivals`)."""
     events = [k for k, event in enumerate(timeline.events) if not isinstance(event, Update)]
-    levels = np.array([timeline.live[k] for k in events], np.int64).reshape(-1, 3)
-    starts = np.array(arrivals(timeline), np.int64)[events] if events else np.zeros(0, np.int64)
+    levels = np.array(timeline.live, np.int64).reshape(-1, 3)[events]
+    starts = arrived_ns[events]
     total = timeline.spans[events[-1]].end_ns if events else 0
     peak_candidates = max(1, min(MAX_CURVE_POINTS, total))
     marks = [total * (k + 1) // peak_candidates for k in range(peak_candidates)]
@@ -187,9 +192,15 @@ def memory_curve(timeline: Timeline, waiting: tuple[int, int]) -> MemoryCurve:
         ends = np.append(starts[1:], total)
         first = np.searchsorted(marks, starts, side="right").clip(max=peak_candidates - 1)
         last = np.searchsorted(marks, ends, side="left").clip(max=peak_candidates - 1)
-        together = levels.sum(axis=1)
-        for place in np.argsort(together, kind="stable"):
-            fullest[first[place] : max(first[place], last[place]) + 1] = levels[place]
+        last = np.maximum(first, last)
+        ascending = np.lexsort((levels.sum(axis=1), last, first))
+        # Of the events in the same stretches the fullest counts, or the last of those.
+        is_fullest = (np.diff(first[ascending], append=-1) != 0) | (
+            np.diff(last[ascending], append=-1) != 0
+        )
+        places = ascending[is_fullest]
+        for place in places[np.lexsort((places, levels[places].sum(axis=1)))]:
+            fullest[first[place] : last[place] + 1] = levels[place]
     fullest += np.array([*waiting, 0], np.int64)
     unsharded, saved, transient = (tuple(int(n) for n in fullest[:, k]) for k in range(3))
     rest = (0,) if len(events) < len(timeline.events) else ()
@@ -204,23 +215,22 @@ _LAUNCHES_PER_ACTION = 40
 sending its outputs. 0.3 ms where an op is called in 7 to 8 us (ADR 33)."""
 
 
-def arrivals(timeline: Timeline) -> list[int]:
+def arrivals(timeline: Timeline) -> IntArray:
     """Nanoseconds at which the device comes to each event, and to the end. A message is started
     then, and takes its time once its links are free."""
     ends = (
         0 if isinstance(event, Start) else span.end_ns
         for event, span in zip(timeline.events, timeline.spans, strict=True)
     )
-    return list(accumulate(ends, max, initial=0))
+    return np.maximum.accumulate(np.fromiter(chain([0], ends), np.int64))
 
 
-def microbatch_times(scheduled: Schedule, timeline: Timeline, device: Device) -> MicrobatchTimes:
+def microbatch_times(scheduled: Schedule, arrived_ns: IntArray, device: Device) -> MicrobatchTimes:
     """The times of a simulated step on `device`: of the last microbatch and of the one before. The
-    host of a GPU is ahead of it, so that an action takes none of the GPU's time."""
-    marks, start = (
-        arrivals(timeline),
-        (scheduled.microbatches - 1) * len(scheduled.microbatch_before),
-    )
+    device comes to each event at `arrived_ns`. The host of a GPU is ahead of it, so that an action
+    takes none of the GPU's time."""
+    marks = arrived_ns.tolist()
+    start = (scheduled.microbatches - 1) * len(scheduled.microbatch_before)
     last = usual = _lengths(scheduled, marks, start)
     if scheduled.before is not None:
         usual = _lengths(scheduled.before, marks, start - len(scheduled.microbatch_before))

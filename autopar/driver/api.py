@@ -77,7 +77,7 @@ def compile(
     profile: Profile | str | os.PathLike[str] | None = None,
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
-    microbatches: int | str | None = None,
+    microbatches: int | str = "auto",
     backend: str | None = None,
     memory: MemoryOptions | Mapping[str, Any] | None = None,
     pipeline: PipelineOptions | Mapping[str, Any] | None = None,
@@ -109,9 +109,9 @@ def compile(
     is all local devices. `profile`, made by `autopar profile`, replaces presets. `mesh` is "2x4",
     (2, 4) or {"dp": 2, "tp": 4}. `optimizer` is a name, or one of `torch.optim`, several, or a
     class (docs/training.md). The batch is split into `microbatches`, one after the other, which
-    takes less memory. "auto" finds how many where memory binds (docs/microbatches.md); the default
-    is 1, or "auto" where nothing fits so. `backend` runs the graphs and decides what is priced:
-    "eager" or "inductor"; the default is inductor on CUDA devices, eager on the CPU.
+    takes less memory; "auto" finds how many where memory binds (docs/microbatches.md). `backend`
+    runs the graphs and decides what is priced: "eager" or "inductor"; the default is inductor on
+    CUDA devices, eager on the CPU.
 
     Options that belong together are a group, as an object (`autopar.MemoryOptions`) or a mapping:
 
@@ -199,7 +199,7 @@ def plan(
     profile: Profile | str | os.PathLike[str] | None = None,
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
-    microbatches: int | str | None = None,
+    microbatches: int | str = "auto",
     backend: str | None = None,
     memory: MemoryOptions | Mapping[str, Any] | None = None,
     pipeline: PipelineOptions | Mapping[str, Any] | None = None,
@@ -242,7 +242,7 @@ def frontier(
     profile: Profile | str | os.PathLike[str] | None = None,
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
-    microbatches: int | str | None = None,
+    microbatches: int | str = "auto",
     backend: str | None = None,
     memory: MemoryOptions | Mapping[str, Any] | None = None,
     pipeline: PipelineOptions | Mapping[str, Any] | None = None,
@@ -256,7 +256,7 @@ def frontier(
     to that of the smallest-memory plan (docs/frontier.md). The step is never longer for more
     memory.
 
-    All else is as for `plan`, in one stage and one microbatch by default. The frontier says whether
+    All else is as for `plan`, in one stage by default. The frontier says whether
     the `memory` limit, or else the memory of the device, suffices. A time limit is for each plan.
 
     TraceError if the model cannot be captured; a limit that nothing fits is a point without a plan.
@@ -266,7 +266,7 @@ def frontier(
     rungs = read_limits(limits)
     model = read_model(model)
     options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
-    options = replace(options, stages_if_needed=False, microbatches_if_needed=False)
+    options = replace(options, stages_if_needed=False)
     return _on_traced(
         model, inputs, cluster, profile, options, say,
         lambda graph_request: find_frontier(graph_request, rungs, say),

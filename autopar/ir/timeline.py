@@ -113,10 +113,15 @@ class Timeline:
     one."""
 
     @property
+    def simulated(self) -> list[int]:
+        """The numbers of the events that were simulated one by one."""
+        return [*range(self.repeated.start), *range(self.repeated.stop, len(self.events))]
+
+    @property
     def peak(self) -> int:
-        """The number of the first event at which most is held."""
-        sums = [sum(each) for each in self.live]
-        return sums.index(max(sums)) if sums else 0
+        """The number of the first event at which most is held. Those that are repeated hold what
+        others held before them."""
+        return max(self.simulated, key=lambda k: sum(self.live[k]), default=0)
 
 
 def simulate_events(

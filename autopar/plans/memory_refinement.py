@@ -73,6 +73,15 @@ class Beaten(Exception):
         self.bound, self.is_tight = bound, is_tight
 
 
+class MemoryBinds(Exception):
+    """The best plan of a candidate whatever its memory, at the end of the search `free`, does not
+    fit."""
+
+    def __init__(self, free: MemoryRefinement) -> None:
+        super().__init__("memory binds, and another number of microbatches is likelier")
+        self.free = free
+
+
 @dataclass(slots=True)
 class MemoryRefinement:
     """The state of the search for a plan of the problem `stated` that fits.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -22,7 +23,12 @@ from autopar.driver.search.frontier import find_frontier
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import survey
 from autopar.driver.search.on_mesh import best_on_mesh
-from autopar.driver.search.open_counts import chunk_count, chunk_ladder, most_saved_bytes
+from autopar.driver.search.open_counts import (
+    chunk_count,
+    chunk_ladder,
+    most_saved_bytes,
+    possible_counts,
+)
 from autopar.errors import ArgumentError, InfeasibleError, NotImposedWarning
 from autopar.ir.own_ops import LINEAR, SCORES
 from autopar.ir.problem import Problem, Solution
@@ -62,10 +68,13 @@ def traced(*unread: str) -> Traced:
     return plan_call(call, lambda _: None)[0]
 
 
-def request(limit: int | None, chunks: int | str, *unread: str) -> PlanRequest:
+def request(
+    limit: int | None, chunks: int | str, *unread: str, microbatches: int | str = 1
+) -> PlanRequest:
     options = make_options(
         mesh="2",
         optimizer="sgd",
+        microbatches=microbatches,
         memory={"limit": limit, "loss_chunks": chunks},
         backend="eager",
         outputs={"unread": unread},
@@ -97,18 +106,23 @@ def test_only_where_memory_binds() -> None:
         best(lean // 3, "auto", "logits")
 
 
-def test_where_nothing_fits_chunks_come_before_more_microbatches() -> None:
-    limit = best(None, 16, "logits").estimates.memory.total * 11 // 10
-    asked, trail = replace(request(limit, "auto", "logits"), microbatches=1), Trail(silent)
-    options = replace(asked.options, microbatches=None)
-    found = best_on_mesh(replace(asked, options=options), trail)
+@pytest.mark.parametrize(("times", "least"), [(110, 1), (60, 2)])
+def test_the_search_begins_near_a_likely_number_of_microbatches(times: int, least: int) -> None:
+    """What surely does not fit is not planned, and nothing that it passes by is better."""
+    limit = best(None, 16, "logits").estimates.memory.total * times // 100
+    asked, trail = request(limit, "auto", "logits", microbatches="auto"), Trail(silent)
+    found = best_on_mesh(asked, trail)
+    assert least <= found.request.microbatches
     assert found.estimates.memory.total <= limit
     outcomes = {each.candidate: each.result for each in trail.outcomes}
-    first = next(name for name, result in outcomes.items() if result == "planned")
-    assert "chunks" in first and "microbatches" not in first
-    assert outcomes[asked.name] == "infeasible"
-    assert any("in 2 microbatches" in name for name in outcomes), "they are tried after that"
-    assert found.solution.objective <= best(limit, "auto", "logits").solution.objective
+    assert outcomes[asked.name] in ("skipped", "infeasible")
+    alone: list[int] = []
+    for count in possible_counts(asked.graph):
+        with suppress(InfeasibleError):
+            options = replace(asked.options, microbatches=count)
+            each = best_on_mesh(replace(asked, options=options, microbatches=count), Trail(silent))
+            alone.append(each.solution.objective)
+    assert found.solution.objective == min(alone)
 
 
 def test_what_is_priced_is_what_is_played() -> None:

@@ -38,7 +38,10 @@ def graph(batch: int = BATCH) -> Graph:
 def asked(limit: int | str, devices: int = 2, batch: int = BATCH) -> GraphRequest:
     limit_bytes = parse_bytes(limit) if isinstance(limit, str) else limit
     options = Options(
-        PlanOptions(backend="eager"), mesh=str(devices), memory_limit_bytes=limit_bytes
+        PlanOptions(backend="eager"),
+        mesh=str(devices),
+        memory_limit_bytes=limit_bytes,
+        microbatches=1,
     )
     return make_graph_request(graph(batch), parse_cluster(f"{devices}xH100"), options)
 
@@ -123,7 +126,7 @@ def test_on_one_device() -> None:
 def test_what_was_looked_for_unasked_is_named() -> None:
     assert "Looked for" not in told() and "--microbatches" in told()
     wanted = asked("16KiB", batch=16)
-    is_open = {"mesh": "auto", "microbatches_if_needed": True, "stages_if_needed": True}
+    is_open = {"mesh": "auto", "microbatches": None, "stages_if_needed": True}
     with pytest.raises(InfeasibleError, match=r"microbatches and stages, and none fit$") as caught:
         answer(replace(wanted, options=replace(wanted.options, **is_open)), silent)
     assert "--microbatches" not in str(caught.value)

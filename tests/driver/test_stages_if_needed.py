@@ -156,8 +156,8 @@ def test_microbatches_that_hold_too_much_are_left_out_without_a_search() -> None
             mesh="2",
             microbatches="auto",
         )
-    assert sum("microbatches" in text for text in said) > 5
-    assert not any("memory binds" in text for text in said)
+    assert any("in 8192 microbatches" in text for text in said)
+    assert not any("deciding what to recompute" in text for text in said)
 
 
 def test_where_stages_are_asked_for_and_nothing_fits_it_is_said_what_would_do() -> None:

@@ -100,16 +100,14 @@ def test_all_of_it_in_a_plan() -> None:
     assert other.structure == plain.structure
 
 
-@pytest.mark.parametrize(
-    ("stages", "cuts", "microbatches"),
-    [("1", (), 1), (1, (), 1), ("2", (), None), ("auto", (), None), ("1", ("layers.1",), None)],
-)
-def test_microbatches_are_open_in_stages_alone(
-    stages: int | str, cuts: tuple[str, ...], microbatches: int | None
+@pytest.mark.parametrize("stages", [1, "2", "auto"])
+@pytest.mark.parametrize(("given", "count"), [(None, None), ("auto", None), ("3", 3), (3, 3)])
+def test_microbatches_are_open_unless_given(
+    stages: int | str, given: int | str | None, count: int | None
 ) -> None:
     """A command line has numbers as text."""
-    options = make_options(mesh=None, microbatches=None, pipeline={"stages": stages, "cuts": cuts})
-    assert options.microbatches == microbatches
+    options = make_options(mesh=None, microbatches=given, pipeline={"stages": stages})
+    assert options.microbatches == count
 
 
 @pytest.mark.parametrize(

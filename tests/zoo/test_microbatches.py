@@ -4,6 +4,7 @@ they are predicted to hold, they hold."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_what_needs_the_whole_batch_is_named(name: str) -> None:
 )
 def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
     wanted, peaks = request(name, mesh), list[int]()
-    for count in possible_counts(step(name).graph)[:3]:
+    for count in islice(possible_counts(step(name).graph), 3):
         found = best_on(replace(wanted, microbatches=count), silent)
         plan = as_planned(found.request, found.structure, found.estimates)
         memory = plan.estimates.memory

@@ -183,7 +183,7 @@ class _InOne:
             if other.mesh is not None
         ]
         if graph_request.options.microbatches is None:
-            counts = possible_counts(graph_request.graph)[1:]
+            _, *counts = possible_counts(graph_request.graph)
             meshes += [
                 _OnMesh(replace(mesh.request, microbatches=count))
                 for mesh in meshes

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.units import format_ns
-from autopar.plans.memory_refinement import Beaten, Candidate
+from autopar.plans.memory_refinement import Beaten, Candidate, MemoryBinds, MemoryRefinement
 from autopar.plans.provenance import WORK_LIMIT, CandidateOutcome, OutcomeKind, SearchStep
 from autopar.plans.requests.request import PlanRequest
 
@@ -141,7 +141,8 @@ class CandidateAttempt(Generic[_T]):
     """A candidate that is tried: `with search.attempt() as tried`. Within it the caller sets the
     `result`, which has to cost less than `needed_ns`, or an error says why there is none. After it
     the outcome is known: the plan `is_better` than those before, or `is_refused`, or else cut off.
-    It `is_tight` if memory binds."""
+    It `is_tight` if memory binds. If it was to show no more than that, `free` has the best plan
+    whatever its memory."""
 
     search: CandidateSearch[_T]
     place: int
@@ -151,6 +152,7 @@ class CandidateAttempt(Generic[_T]):
     is_better: bool = False
     is_refused: bool = False
     is_tight: bool = False
+    free: MemoryRefinement | None = None
 
     def __enter__(self) -> CandidateAttempt[_T]:
         return self
@@ -158,7 +160,7 @@ class CandidateAttempt(Generic[_T]):
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if isinstance(error, KeyboardInterrupt) and self.search.trail.is_ended_by(error):
             error = Stopped()
-        if error is None or isinstance(error, (Beaten, Stopped, *REFUSALS)):
+        if error is None or isinstance(error, (Beaten, MemoryBinds, Stopped, *REFUSALS)):
             try:
                 self.search.take(self, error)
             except KeyboardInterrupt as late:  # while it was reported
@@ -217,6 +219,9 @@ class CandidateSearch(Generic[_T]):
         if isinstance(error, Stopped):
             self.stopped = error
             self._note(name, "skipped", None, f"{error}", message=f"{name}: {error}")
+        elif isinstance(error, MemoryBinds):
+            tried.free, tried.is_tight = error.free, True
+            self._note(name, "skipped", None, f"{error}", message=f"{name}: {error}")
         elif isinstance(error, Beaten):
             self.bounds[place], self.was_tight = error.bound, error.is_tight
             self._note(name, "not better", error.bound, message=f"{error}")
@@ -260,6 +265,23 @@ class CandidateSearch(Generic[_T]):
             if not (tried.is_better and tried.is_tight):
                 return
             has_plan = True
+
+    def from_likely(self, places: Sequence[_Place], start: int) -> Iterator[_Place]:
+        """The `places` to try, of which each takes less memory than the one before: from number
+        `start` on, and if none of those is better than the first, those before it as long as each
+        is better."""
+        tried: list[CandidateAttempt[_T]] = []
+        for each in self.in_sequence(places[start:]):
+            yield each
+            assert self.last is not None
+            tried.append(self.last)
+        if tried[0].is_refused or any(each.is_better for each in tried[1:]):
+            return
+        for each in reversed(places[:start]):
+            yield each
+            assert self.last is not None
+            if not self.last.is_better:
+                return
 
     def line_search(self, places: Sequence[_Place], start: int) -> Iterator[_Place]:
         """The `places` to try, from number `start` on (`line_search`)."""

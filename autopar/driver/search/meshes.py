@@ -69,7 +69,8 @@ def survey(graph_request: GraphRequest, trail: Trail, *, margin: float = 0.0) ->
         with looked.search.attempt(rank=place, slack=slack) as tried:
             best = looked.search.incumbent
             after = best if best is not None and best.is_tight else None
-            tried.result = best_on_mesh(request, trail, tried.needed_ns, after=after)
+            near = None if best is None else best.request.microbatches
+            tried.result = best_on_mesh(request, trail, tried.needed_ns, after=after, near=near)
         looked.take(place, request.mesh, tried.result)
     return looked.finding()
 

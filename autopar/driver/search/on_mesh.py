@@ -4,7 +4,7 @@ these are open."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from autopar.compile import best_on, check_least, check_surely
@@ -12,14 +12,28 @@ from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, T
 from autopar.driver.search.open_counts import (
     chunk_ladder,
     in_chunks,
+    likely_count,
     most_saved_bytes,
     possible_counts,
 )
 from autopar.errors import InfeasibleError
 from autopar.ir.passes.losses import heads_of
-from autopar.plans.memory_refinement import Beaten, Candidate, bounded
+from autopar.plans.memory_refinement import Beaten, Candidate, MemoryRefinement, bounded
+from autopar.plans.provenance import FRAGILE
 from autopar.plans.requests.request import PlanRequest
 from autopar.plans.work import check_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """A candidate: its request, its attempt, and the plan or search that its solve starts from. If
+    it `is_probe`, the solve ends where memory binds."""
+
+    request: PlanRequest
+    attempt: CandidateAttempt[Candidate]
+    after: Candidate | None = None
+    free: MemoryRefinement | None = None
+    is_probe: bool = False
 
 
 def best_on_mesh(
@@ -28,95 +42,113 @@ def best_on_mesh(
     cutoff: int | None = None,
     *,
     after: Candidate | None = None,
+    near: int | None = None,
 ) -> Candidate:
     """`compile.best_on`, with the loss whole, and then in chunks as well if memory binds. Chunks
     take less memory, and more time where scores are computed twice.
 
-    If the number of microbatches is open, powers of two are tried, as long as memory binds and each
-    is better than the one before. More of them take less memory and never less time. The first
-    solve with the loss whole starts from the plan `after`, in which memory binds, and each later
-    one from the plan before.
+    If the number of microbatches is open, it is one if that fits without saving memory. If not, it
+    is a power of two: the search begins `near` one if given, or else near a likely one, and goes in
+    both directions as long as plans are better. More of them take less memory and never less time.
+    The first solve with the loss whole starts from the plan `after`, in which memory binds, and
+    each later one from the plan before.
     """
     forms = _search(request, trail, cutoff)
-    for each, tried, start in _in_each_form(request, forms, after):
-        with tried:
-            _check_memory(each, trail, tried.search)
-            with trail.once(each, tried):
+    for each in _in_each_form(request, forms, after, near):
+        with each.attempt as tried:
+            if not each.is_probe:
+                _check_memory(each.request, trail, tried.search)
+            with trail.once(each.request, tried):
                 if tried.result is None:
-                    trail(f"solving for {each.name}")
-                    tried.result = best_on(each, trail, tried.needed_ns, after=start)
+                    trail.go_on(each.request.name)
+                    trail(f"solving for {each.request.name}")
+                    tried.result = best_on(
+                        each.request, trail, tried.needed_ns,
+                        after=each.after, free=each.free, is_probe=each.is_probe,
+                    )  # fmt: skip
     return _result(forms, request)
 
 
-_Candidates = Iterator[tuple[PlanRequest, CandidateAttempt[Candidate], Candidate | None]]
-"""The request of each candidate, its attempt, and the plan that its solve starts from."""
-
-
 def _in_each_form(
-    request: PlanRequest, forms: CandidateSearch[Candidate], after: Candidate | None
-) -> _Candidates:
+    request: PlanRequest,
+    forms: CandidateSearch[Candidate],
+    after: Candidate | None,
+    near: int | None,
+) -> Iterator[_Try]:
     """The candidates with the loss whole, and with the loss in chunks."""
     whole: dict[int, Candidate] = {}
+    free: MemoryRefinement | None = None
     for is_chunked in _forms(request, forms):
         with forms.attempt() as form:
             counts = _search(request, forms.trail, form.needed_ns)
+            if request.options.microbatches is None and not is_chunked:
+                probe = counts.attempt(name=request.name)
+                yield _Try(request, probe, is_probe=True)
+                free = probe.free
+                if free is None:
+                    form.result = _result(counts, request)
+                    continue
             # A solve that starts from the plan of another mesh skips the one without a limit. With
             # the loss in chunks that one mostly takes too long, which ends the mesh soon.
             start = forms.incumbent or (None if is_chunked else after)
-            for here in counts.in_sequence(_in_microbatches(request, is_chunked)):
-                with counts.attempt() as counted:
-                    yield from _of_count(here, counts, counted, whole, start, is_chunked=is_chunked)
-                if counted.is_refused and counts.incumbent is None and not is_chunked:
-                    yield from _chunked(here, forms)
-                    counts.cutoff = forms.needed_ns(0)
+            counted = _Counts(request, counts, whole, start, free, is_chunked=is_chunked)
+            yield from counted.candidates(forms.incumbent, near)
             form.result = _result(counts, request)
 
 
-def _of_count(
-    here: PlanRequest,
-    counts: CandidateSearch[Candidate],
-    counted: CandidateAttempt[Candidate],
-    whole: dict[int, Candidate],
-    after: Candidate | None,
-    *,
-    is_chunked: bool,
-) -> _Candidates:
-    """The candidates of a number of microbatches. A plan with a whole loss is added to `whole`, by
-    that number."""
-    chunks = _search(here, counts.trail, counted.needed_ns)
-    requests = _in_chunks(here, is_chunked)
-    _check_memory(requests[-1], counts.trail, counts)
-    if is_chunked:
-        _check_worth(here, whole, counted.needed_ns)
-    for each in chunks.in_sequence(requests):
-        start = chunks.incumbent or counts.incumbent or after
-        yield each, chunks.attempt(name=each.name), start
-    counted.result = _result(chunks, here)
-    if not is_chunked:
-        whole[here.microbatches] = counted.result
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The numbers of microbatches with the loss whole, or in chunks. Plans with a whole loss are
+    added to `whole`, by that number. The first solve starts from the plan `after`, or from the
+    search `free`, which is of one microbatch with the loss whole."""
 
+    request: PlanRequest
+    search: CandidateSearch[Candidate]
+    whole: dict[int, Candidate]
+    after: Candidate | None
+    free: MemoryRefinement | None
+    is_chunked: bool
 
-def _chunked(here: PlanRequest, forms: CandidateSearch[Candidate]) -> _Candidates:
-    """The candidates with the loss in chunks, where it does not fit as a whole and nothing else has
-    fitted so far: a first plan sooner than in more microbatches, and one to be better than. Later
-    searches do not solve them again."""
-    is_open = here.options.loss_chunks is None and forms.needed_ns(1) is None
-    if not (is_open and _in_chunks(here, is_chunked=True)):
-        return
-    sooner = _search(here, forms.trail, forms.cutoff)
-    with sooner.attempt() as counted:
-        yield from _of_count(here, sooner, counted, {}, None, is_chunked=True)
-    if sooner.incumbent is not None:
-        forms.submit(sooner.incumbent, 1)
-    elif sooner.bounds:
-        forms.bounds[1] = sooner.least_ns
+    def candidates(self, known: Candidate | None, near: int | None) -> Iterator[_Try]:
+        """The candidates of each number, from a likely one on: `near` if given, or that of the
+        plan `known` with the loss whole."""
+        line, count = tuple(_in_microbatches(self.request, self.is_chunked)), 1
+        if known is not None:
+            count = known.request.microbatches
+        elif near is not None:
+            count = near
+        elif self.free is not None and self.free.estimates is not None:
+            freed_bytes = most_saved_bytes(self.request) if self.is_chunked else 0
+            count = likely_count(self.request, self.free.estimates, freed_bytes)
+        start = max((k for k, each in enumerate(line) if each.microbatches <= count), default=0)
+        for here in self.search.from_likely(line, start):
+            yield from self._of_count(here)
+
+    def _of_count(self, here: PlanRequest) -> Iterator[_Try]:
+        """The candidates of a number of microbatches."""
+        with self.search.attempt() as counted:
+            chunks = _search(here, self.search.trail, counted.needed_ns)
+            requests = _in_chunks(here, self.is_chunked)
+            _check_memory(requests[-1], self.search.trail, self.search)
+            if self.is_chunked:
+                _check_worth(here, self.whole, counted.needed_ns)
+            for each in chunks.in_sequence(requests):
+                after = chunks.incumbent or self.search.incumbent or self.after
+                if each == self.request and self.free is not None:
+                    after = None
+                yield _Try(each, chunks.attempt(name=each.name), after, self.free)
+            counted.result = _result(chunks, here)
+            if not self.is_chunked:
+                self.whole[here.microbatches] = counted.result
 
 
 def _forms(request: PlanRequest, forms: CandidateSearch[Candidate]) -> Iterator[bool]:
     """Whether the loss is in chunks: False first, and then True if memory binds."""
     yield False
     tried = forms.last
-    binds = tried is not None and (tried.is_refused or tried.is_tight)
+    binds = tried is not None and (
+        tried.is_refused or tried.is_tight or _is_split(request, tried.result)
+    )
     if not binds or request.options.loss_chunks is not None or not heads_of(request.graph):
         return
     if in_chunks(request).loss_chunks == request.loss_chunks:
@@ -125,6 +157,12 @@ def _forms(request: PlanRequest, forms: CandidateSearch[Candidate]) -> Iterator[
         return
     forms.trail(f"{request.mesh}: with the loss in chunks")
     yield True
+
+
+def _is_split(request: PlanRequest, candidate: Candidate | None) -> bool:
+    """Whether a plan is in microbatches that were not asked for."""
+    is_open = request.options.microbatches is None
+    return is_open and candidate is not None and candidate.request.microbatches > 1
 
 
 def _in_microbatches(request: PlanRequest, is_chunked: bool) -> Iterator[PlanRequest]:
@@ -179,14 +217,14 @@ def _check_memory(request: PlanRequest, trail: Trail, search: CandidateSearch[Ca
 def _check_worth(
     request: PlanRequest, whole: Mapping[int, Candidate], least_ns: int | None
 ) -> None:
-    """Beaten if a plan with the loss in chunks is not expected to take less than `least_ns`.
-    Compared with the `whole` loss in as many microbatches, it saves at most what the freed memory
-    is worth."""
+    """Beaten if a plan with the loss in chunks is not expected to take less than `least_ns`, by
+    more than trifles. Compared with the `whole` loss in as many microbatches, it saves at most what
+    the freed memory is worth."""
     if least_ns is None or request.microbatches not in whole:
         return
     beside = whole[request.microbatches].solution
     if beside.byte_ns is not None:
         saved_ns = ceil(beside.byte_ns * most_saved_bytes(request))
-        if beside.objective - saved_ns >= least_ns:
+        if beside.objective - saved_ns >= least_ns * (1 - FRAGILE):
             bound = max(0, beside.bound - saved_ns)
             raise Beaten(f"{request.name} in chunks", bound, is_tight=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 
+from autopar.cost_model.least_memory import least_at_rest
 from autopar.errors import MicrobatchError, NotImposedWarning
 from autopar.ir.contractions import batch_atoms
-from autopar.ir.graph import Graph, itemsize
+from autopar.ir.graph import Graph, Role, itemsize
 from autopar.ir.passes.losses import Head, heads_of
 from autopar.ir.passes.microbatches import trains
+from autopar.ir.uses import groups
+from autopar.plans.estimates import StageEstimates
 from autopar.plans.passes import StepForm, step_graph
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import PlanRequest
@@ -33,17 +37,58 @@ def dividing(options: Options, graph: Graph) -> Options:
     return replace(options, microbatches=count)
 
 
-def possible_counts(graph: Graph) -> tuple[int, ...]:
-    """The powers of two that divide the batch; 1 if the step cannot be split."""
-    sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
-    counts = [1]
-    while trains(graph) and sizes and all(size % (2 * counts[-1]) == 0 for size in sizes):
-        counts.append(2 * counts[-1])
+def possible_counts(graph: Graph) -> Iterator[int]:
+    """The powers of two that divide the batch; 1 if the step cannot be split. Whether it can takes
+    as long to know as a step in microbatches, and is asked after the 1 only."""
+    yield 1
+    size = gcd(*(graph.atoms[atom].size for atom in batch_atoms(graph)))
+    counts = [2**k for k in range(1, (size & -size).bit_length())] if trains(graph) else []
+    if not counts:
+        return
     try:
-        step_graph(graph, StepForm(min(2, counts[-1])))
+        step_graph(graph, StepForm(counts[0]))
     except MicrobatchError:
-        return (1,)
-    return tuple(counts)
+        return
+    yield from counts
+
+
+_SAVED_BY_RECOMPUTE = 0.9
+"""What recompute saves of all that is held for activations, at most: about a layer's input, and
+the activations of one layer, are left."""
+
+
+def likely_count(request: PlanRequest, free: StageEstimates, freed_bytes: int = 0) -> int:
+    """The number of microbatches that is likely best, of those that are possible, where the plan
+    `free` in one does not fit.
+
+    Each holds its part of what that plan holds for activations, of which chunks of the loss hold
+    `freed_bytes` less. What does not fit is recomputed: all of it in the time of forward, a third
+    of the compute. Each microbatch beyond the first gathers parameters twice and reduces
+    gradients, which the plan `free` does once each.
+    """
+    memory, limit = free.memory, request.memory_limit_bytes
+    active = max(1, memory.total - memory.at_rest - freed_bytes)
+    room = max(0, limit - least_at_rest(request))
+    likely: list[tuple[float, int]] = []
+    counts = [*possible_counts(request.graph)]
+    for count in counts:
+        missing = max(0.0, 1 - count * room / active)
+        if missing <= _SAVED_BY_RECOMPUTE:
+            longer_ns = (count - 1) * 1.5 * _params_ns(request, free)
+            likely.append((longer_ns + missing * free.compute_ns / 3, count))
+    return min(likely)[1] if likely else counts[-1]
+
+
+def _params_ns(request: PlanRequest, free: StageEstimates) -> int:
+    """What collectives of parameters and of their gradients take in a plan."""
+    graph = request.without_savings().step
+    keys = {
+        group.key
+        for group in groups(graph)
+        if graph.nodes[group.root.node].role is Role.PARAM
+        or any(graph.nodes[use.node].role is Role.GRAD for use in group.uses)
+    }
+    return sum(each.time_ns for key in keys for each in free.sends.get(key, ()))
 
 
 _MANY = 64

@@ -243,7 +243,7 @@ def _with_residency(request: PlanRequest, say: Say) -> Iterator[str]:
 def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
     """The fewest microbatches, if any, whose smallest-memory plan is within the limit: more of them
     never hold more."""
-    if request.options.microbatches_if_needed:
+    if request.options.microbatches is None:
         return
     counts = [n for n in possible_counts(request.graph) if n > request.microbatches]
     for some in (counts[:FEW_COUNTS], counts[FEW_COUNTS:]):
@@ -275,7 +275,7 @@ def fewest(
 def _looked_for(graph_request: GraphRequest) -> str:
     """What the search has tried by itself before this error."""
     options, tried = graph_request.options, list[str]()
-    if options.microbatches_if_needed and len(possible_counts(graph_request.graph)) > 1:
+    if options.microbatches is None and len([*possible_counts(graph_request.graph)]) > 1:
         tried.append("microbatches")
     if (
         options.stages_if_needed

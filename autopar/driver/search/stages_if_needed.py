@@ -1,6 +1,6 @@
-"""The best plan in one stage or in several, as the options say. By default there is one microbatch
-and one stage. There are more if that does not fit in memory, or if its devices wait for each other,
-or do the same work, for long, and several stages take less."""
+"""The best plan in one stage or in several, as the options say. By default it is in one, and in
+several if that does not fit in memory, or if its devices wait for each other, or do the same work,
+for long, and several stages take less."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from autopar.driver.search.finding import Finding
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import explaining, survey
 from autopar.driver.search.narrower import Widened
-from autopar.driver.search.open_counts import possible_counts
 from autopar.driver.search.pipelining import search_stages
 from autopar.errors import ClusterError, InfeasibleError, SolverError, StageError
 from autopar.ir.passes.microbatches import trains
 from autopar.ir.units import format_ns
 from autopar.plans.estimates import LARGE_WAIT
 from autopar.plans.provenance import FRAGILE, IN_STAGES
-from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import GraphRequest
 
 
 def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
-    """The best plan, in as many stages as the options say. By default it is in one stage, and in
-    microbatches only if it does not fit in memory otherwise.
+    """The best plan, in as many stages as the options say.
 
     It is in several stages if their number is open and that takes less. Without a request for
     stages, it is in several if one does not fit, or if one is hindered and several take less by
@@ -35,11 +32,7 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
     if graph_request.options.is_staged and not graph_request.options.is_number_of_stages_open:
         return search_stages(graph_request, trail)
     is_requested = graph_request.options.stages is None
-    one = (
-        replace(graph_request, options=_of_one_stage(graph_request.options))
-        if is_requested
-        else graph_request
-    )
+    one = replace(graph_request, options=replace(graph_request.options, stages=1))
     is_open = is_requested or one.options.stages_if_needed
     is_open = is_open and trains(graph_request.graph) and graph_request.cluster.num_devices > 1
     # For a margin, a mesh is cut off only once it cannot make the plan fragile.
@@ -48,10 +41,7 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
     try:
         for each in widened:
             with widened.attempt() as tried:
-                try:
-                    tried.result = survey(each, trail, margin=margin)
-                except InfeasibleError as why:
-                    tried.result = survey(_in_more_parts(each, why, trail), trail, margin=margin)
+                tried.result = survey(each, trail, margin=margin)
         plain = widened.result()
     except (InfeasibleError, ClusterError) as why:
         if is_open:
@@ -82,13 +72,6 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
     return replace(staged, others=(*staged.others, *plain.beside))
 
 
-def _of_one_stage(options: Options) -> Options:
-    """The options for one stage, with microbatches as without a request for stages."""
-    unsaid = options.given.microbatches is None
-    count = 1 if unsaid else options.microbatches
-    return replace(options, stages=1, microbatches=count, microbatches_if_needed=unsaid)
-
-
 def is_hindered(finding: Finding) -> bool:
     """Whether a plan in one stage loses much of its step, and long enough. It loses what its ops
     take beyond the best sharding of each alone, without communication."""
@@ -98,25 +81,12 @@ def is_hindered(finding: Finding) -> bool:
     )
 
 
-def _in_more_parts(graph_request: GraphRequest, why: InfeasibleError, trail: Trail) -> GraphRequest:
-    """The request with an open number of microbatches, if no number was given; else it raises
-    `why`."""
-    options = graph_request.options
-    if not options.microbatches_if_needed or len(possible_counts(graph_request.graph)) == 1:
-        raise why
-    trail(f"{why}; looking for microbatches, which take less memory")
-    return replace(graph_request, options=replace(options, microbatches=None))
-
-
 def _in_stages(
     graph_request: GraphRequest, trail: Trail, plain: Finding | None = None
 ) -> Finding | str:
     """The best plan in several stages, if there is one and the `plain` one is not as good; else why
     there is not."""
-    count = graph_request.options.microbatches if graph_request.options.stages is None else None
-    options = replace(
-        graph_request.options, stages=None, microbatches=count, stages_if_needed=False
-    )
+    options = replace(graph_request.options, stages=None, stages_if_needed=False)
     try:
         finding = search_stages(replace(graph_request, options=options), trail, plain)
     except (ClusterError, InfeasibleError, StageError, SolverError) as error:

@@ -67,9 +67,8 @@ class Options:
     given. `schedule` is one of `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if
     it is one of `IN_CHUNKS`, or "auto", or a table as text (`actions`).
 
-    By default there is one microbatch and one stage. There may be more if that does not fit in
-    memory (`microbatches_if_needed`, `stages_if_needed`). There are several stages too if one waits
-    for communication above all.
+    By default there is one stage. There are several if that does not fit in memory, or if it waits
+    for communication above all (`stages_if_needed`).
     """
 
     given: PlanOptions = field(default_factory=PlanOptions)
@@ -77,7 +76,7 @@ class Options:
     memory_limit_bytes: int | None = None
     constraints: tuple[Constraint, ...] = ()
     strategy: str = ""
-    microbatches: int | None = 1
+    microbatches: int | None = None
     loss_chunks: int | None = None
     residency: str = "cuda"
     params_on_host: tuple[str, ...] | None = None
@@ -85,7 +84,6 @@ class Options:
     stages: int | None = 1
     cuts: tuple[str, ...] = ()
     schedule: str = "auto"
-    microbatches_if_needed: bool = False
     stages_if_needed: bool = False
     policy: Policy = field(default_factory=policy_now)
     """The thresholds of the search."""
@@ -156,15 +154,11 @@ class Options:
 
     def in_stages_of(self, structure: Structure) -> Options:
         """The same for a later call of a model whose parameters are stored by the stages of
-        `structure`; in one stage if it has one. If the first call was cut into stages by default,
-        the number of microbatches is open."""
+        `structure`; in one stage if it has one."""
         schedule = "\n".join(structure.schedule_rows) or structure.schedule
         cuts = tuple(stage.start for stage in structure.stages[1:])
-        count = None if self.stages_if_needed and cuts else self.microbatches
-        return replace(
-            self, stages=len(structure.stages), cuts=cuts, schedule=schedule, microbatches=count,
-            stages_if_needed=False,
-        )  # fmt: skip
+        stages = len(structure.stages)
+        return replace(self, stages=stages, cuts=cuts, schedule=schedule, stages_if_needed=False)
 
     def for_stored(
         self,

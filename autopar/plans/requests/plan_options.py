@@ -256,14 +256,13 @@ class PlanOptions(_Group, frozen=True):
         ),
     ] = "adamw"
     microbatches: Annotated[
-        _Count,
+        int | str,
         _option(
             "Split the batch into N microbatches (gradient accumulation); auto: as many as are "
-            "best where memory binds. Default: 1, or auto in stages and where nothing fits "
-            "otherwise.",
+            "best in stages and where memory binds.",
             "N|auto",
         ),
-    ] = None
+    ] = "auto"
     backend: Annotated[
         str,
         _option("eager or inductor: what runs the plan; default: the device's own.", "NAME"),

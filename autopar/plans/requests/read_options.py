@@ -68,18 +68,16 @@ def read_options(**given: Any) -> PlanOptions:
 
 
 def make_options(**given: Any) -> Options:
-    """The options that `read_options` reads, resolved. By default, `microbatches` is None ("auto")
-    in stages and 1 elsewhere. `stages` is 1 by default, or more if one stage waits and no mesh,
-    number of microbatches or constraint is given. A table as `schedule` decides both. AutoparError
-    on impossible options."""
+    """The options that `read_options` reads, resolved. `stages` is 1 by default, or more if one
+    stage waits and no mesh, number of microbatches or constraint is given. A table as `schedule`
+    decides both. AutoparError on impossible options."""
     return resolve_options(read_options(**given))
 
 
 def unsaid_open(read: PlanOptions) -> PlanOptions:
-    """The same, with numbers of stages and microbatches "auto" that are not given."""
+    """The same, with a number of stages "auto" that is not given."""
     stages = AUTO if read.pipeline.stages is None else read.pipeline.stages
-    count = AUTO if read.microbatches is None else read.microbatches
-    return replace(read, microbatches=count, pipeline=replace(read.pipeline, stages=stages))
+    return replace(read, pipeline=replace(read.pipeline, stages=stages))
 
 
 def resolve_options(given: PlanOptions) -> Options:
@@ -87,21 +85,19 @@ def resolve_options(given: PlanOptions) -> Options:
     memory, pipeline, imposed = given.memory, given.pipeline, given.constraints
     constraints = (*parse_pins(imposed.pins), *parse_forbidden(imposed.forbid))
     axes, cuts, order = given.mesh, tuple(pipeline.cuts), os.fspath(pipeline.schedule)
-    stages, microbatches = pipeline.stages, given.microbatches
+    stages, count = pipeline.stages, _count("microbatches", given.microbatches)
     usual = "auto" if MESH_OF_RANK in axes else 1
     num_stages = _count("pipeline.stages", usual if stages is None else stages)
     if MESH_OF_RANK in axes and num_stages == 1 and not cuts:
         raise ArgumentError(f"mesh={axes!r}: that is of a pipeline, and pipeline.stages={stages!r}")
-    usual = "auto" if num_stages != 1 or cuts else 1
     if cuts and num_stages not in (None, 1, len(cuts) + 1):
         raise ArgumentError(
             f"pipeline.stages={num_stages}: cuts before {', '.join(cuts)} make {len(cuts) + 1}; "
             "give all cuts, or none and only how many stages"
         )
-    count = _count("microbatches", usual if microbatches is None else microbatches)
-    is_free = axes == "auto" and microbatches in (None, "auto") and imposed.is_empty
+    is_free = axes == "auto" and count is None and imposed.is_empty
     if is_written_out(order):
-        num_stages, count = _as_in(PipelineSchedule.parse(order), num_stages, microbatches, cuts)
+        num_stages, count = _as_in(PipelineSchedule.parse(order), num_stages, count, cuts)
     elif order != "auto" and num_stages == 1 and not cuts:
         raise ArgumentError(
             f"pipeline.schedule={order!r}: that is of stages; say how many, or auto"
@@ -119,7 +115,6 @@ def resolve_options(given: PlanOptions) -> Options:
         stages=num_stages,
         cuts=cuts,
         schedule=order,
-        microbatches_if_needed=microbatches is None and count == 1,
         stages_if_needed=stages is None and not cuts and order == "auto" and is_free,
     )
 
@@ -200,7 +195,7 @@ def _schedule_file(path: str) -> str:
 def _as_in(
     actions: PipelineSchedule,
     stages: int | None,
-    microbatches: int | str | None,
+    requested: int | None,
     cuts: Sequence[str],
 ) -> tuple[int, int]:
     """The numbers of stages and microbatches of a table, with which those of the user must
@@ -208,7 +203,6 @@ def _as_in(
     num_stages, count = actions.num_stages, actions.microbatches
     if num_stages == 1:
         raise ArgumentError("pipeline.schedule: the table has one stage, which is no pipeline")
-    requested = None if microbatches is None else _count("microbatches", microbatches)
     if requested not in (None, count):
         raise ArgumentError(f"microbatches={requested}: the table has {count}; leave it out")
     if stages not in (None, 1, num_stages):
@@ -218,9 +212,9 @@ def _as_in(
     return num_stages, count
 
 
-def _count(name: str, given: int | str) -> int | None:
-    """The number; None for "auto"."""
-    if given == "auto":
+def _count(name: str, given: int | str | None) -> int | None:
+    """The number; None for "auto", or if it is left out."""
+    if given in ("auto", None):
         return None
     is_number = isinstance(given, str) and given.isascii() and given.isdecimal()
     count = int(given) if is_number else given
