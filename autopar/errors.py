@@ -121,6 +121,10 @@ class SideEffectWarning(AutoparWarning):
     """The model's forward has a side effect in Python, which its program does not repeat."""
 
 
+class DenseGradientWarning(AutoparWarning):
+    """The script asks for sparse gradients of an embedding, and those of the program are dense."""
+
+
 class ManyProgramsWarning(AutoparWarning):
     """A value that the model reads changes from call to call, and each change leads to another
     program."""

@@ -11,6 +11,7 @@ from autopar.ir.grouping import grouped
 from autopar.ir.mesh import HOST_LINKS
 from autopar.ir.units import (
     format_bytes,
+    format_bytes_per_s,
     format_count,
     format_ns,
     format_percent,
@@ -21,7 +22,7 @@ from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.provenance import CLOSE, IN_STAGES, WORK_LIMIT, CandidateOutcome, Provenance
 from autopar.plans.structure import MAX_TENSOR_BYTES
 from autopar.report.names import stages_text, tensor_name
-from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed
+from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed, slowest_links
 
 # The candidates of the search, in words.
 
@@ -74,6 +75,10 @@ NEARLY_FULL = 0.95
 BUSY = 0.8
 """Links to the host that are busy for more of the step than this have little room for delays."""
 
+LEANS = 0.5
+"""A step leans on links between nodes that are busy for more of it than this: at half their speed
+they would be busy for longer than the step."""
+
 
 def cautions(plan: Plan) -> Iterator[str]:
     """Warnings, the gravest first: those of stages, each once with the stages it is of, and those
@@ -85,6 +90,7 @@ def cautions(plan: Plan) -> Iterator[str]:
     yield from _full(plan)
     if not several:
         yield from _busy(plan)
+        yield from _leaning(plan.stages[0])
         yield from _waiting(plan)
         yield from _simulated_longer(plan.stages[0])
         if not (plan.provenance.is_close or plan.provenance.is_limited):
@@ -128,6 +134,22 @@ def _busy(plan: Plan) -> Iterator[str]:
             yield (
                 f"copies {link} take {format_share(times[link], step_ns)} of the step: if the host "
                 "has other work, or devices share its links, the step is longer"
+            )
+
+
+def _leaning(plan: StagePlan) -> Iterator[str]:
+    """A warning if a step in one stage takes links between nodes to be fast. In a node links are
+    those of its devices; between nodes there may be fewer than a preset takes."""
+    across, slowest = plan.estimates.cluster.links[:-1], slowest_links(plan)
+    step_ns = max(1, plan.estimates.step_ns)
+    for link in across:
+        axes = {axis for axis, own in slowest.items() if own == link}
+        busy_ns = sum(each.time_ns for each in plan.estimates.collectives if each.axis in axes)
+        if busy_ns > LEANS * step_ns:
+            yield (
+                f"{link.name} is busy for {format_share(busy_ns, step_ns)} of the step, at "
+                f"{format_bytes_per_s(link.bytes_per_s)} for each device: if there is less between "
+                "nodes, the step is longer. A cluster file or a profile says what there is"
             )
 
 

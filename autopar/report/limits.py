@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 from autopar.ir.hardware import AxisTime, apportion
 from autopar.ir.units import format_bytes_of, format_ns, format_percent, format_share
-from autopar.plans.cluster_rates import LinkRates
 from autopar.plans.plan import StagePlan
 from autopar.plans.provenance import Provenance
+from autopar.report.placed import slowest_links
 from autopar.report.timeline import DrawnStep
 
 SHORT = 0.9
@@ -117,7 +116,8 @@ def _axes(plan: StagePlan, step: DrawnStep) -> tuple[AxisShare, ...]:
     times = Counter({axis.name: 0 for axis in plan.structure.mesh})
     for total in plan.estimates.collectives:
         times[total.axis] += total.time_ns
-    links, exposed = _links(plan), _exposed(plan, step, times)
+    links = {axis: link.name for axis, link in slowest_links(plan).items()}
+    exposed = _exposed(plan, step, times)
     step_ns = max(1, plan.estimates.step_ns)
     return tuple(
         AxisShare(
@@ -138,19 +138,3 @@ def _exposed(plan: StagePlan, step: DrawnStep, times: Mapping[str, int]) -> dict
         return {name: ns - part for (name, ns), part in zip(drawn.items(), less, strict=True)}
     more = apportion(missing, [max(0, times[name] - ns) for name, ns in drawn.items()])
     return {name: ns + part for (name, ns), part in zip(drawn.items(), more, strict=True)}
-
-
-def _links(plan: StagePlan) -> dict[str, str]:
-    """The slowest link that each axis crosses, as `mesh_shapes` lays axes over the levels of a
-    cluster."""
-    links: dict[str, str] = {}
-    for k, axis in enumerate(plan.structure.mesh):
-        stride = prod(plan.structure.mesh.sizes[k + 1 :])
-        block, crossed = plan.structure.num_devices, list[LinkRates]()
-        for link in plan.estimates.cluster.links:
-            extent, block = block, max(1, block // max(1, link.size))
-            if link.size > 1 and block % (stride * axis.size) and stride % extent:
-                crossed.append(link)
-        if crossed:
-            links[axis.name] = min(crossed, key=lambda link: link.bytes_per_s).name
-    return links

@@ -17,6 +17,8 @@ from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress, expand
 from autopar.ir.sharding import Sharding
+from autopar.plans.cluster_rates import LinkRates
+from autopar.plans.plan import StagePlan
 from autopar.plans.requests.matching import general
 from autopar.plans.structure import Param
 
@@ -136,3 +138,19 @@ def route_text(arcs: Sequence[str], mesh: Mesh) -> str:
     """`[P on tp] to replicated; ...`: the steps of a route."""
     steps = (" to ".join(sharding_text(end, mesh) for end in arc.split(" -> ")) for arc in arcs)
     return "; ".join(steps)
+
+
+def slowest_links(plan: StagePlan) -> dict[str, LinkRates]:
+    """The slowest link that each axis crosses, as `mesh_shapes` lays axes over the levels of a
+    cluster."""
+    links: dict[str, LinkRates] = {}
+    for k, axis in enumerate(plan.structure.mesh):
+        stride = prod(plan.structure.mesh.sizes[k + 1 :])
+        block, crossed = plan.structure.num_devices, list[LinkRates]()
+        for link in plan.estimates.cluster.links:
+            extent, block = block, max(1, block // max(1, link.size))
+            if link.size > 1 and block % (stride * axis.size) and stride % extent:
+                crossed.append(link)
+        if crossed:
+            links[axis.name] = min(crossed, key=lambda link: link.bytes_per_s)
+    return links

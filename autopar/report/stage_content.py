@@ -222,7 +222,7 @@ def _axes(axes: Sequence[AxisShare]) -> RenderableType:
 
 
 def _params(part: StageContent) -> RenderableType:
-    table = new_table(("parameter",), ("count", "per device", "shape"))
+    table = new_table(("parameter",), ("count", "local bytes", "shape"))
     table.add_column("stored; for backward", overflow="fold")
     for group in part.params[:MAX_ROWS]:
         placed = _placed(group.stored)

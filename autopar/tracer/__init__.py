@@ -20,6 +20,7 @@ from autopar.runtime.process.layouts import check_arguments, check_states
 from autopar.runtime.program.guards import Read
 from autopar.runtime.program.leavings import LeftBehind
 from autopar.tracer.annotate import report_unknown, with_rules
+from autopar.tracer.calls import noting_dense_gradients
 from autopar.tracer.capture import Capture, OutputFilter, only_losses
 from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
@@ -101,7 +102,7 @@ def trace(
     check_arguments(model, leaves, args, kwargs or {}, with_values=False)
     check_states(model)
     watch = Watch(model, leaves)
-    with watch.around(strict):
+    with watch.around(strict), noting_dense_gradients():
         capture, graph = _graph(
             model, args, kwargs or {}, name or type(model).__name__, selects, watch
         )

@@ -6,7 +6,10 @@ given if it does not depend on data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
 from types import CodeType, FunctionType
 from typing import Any
@@ -16,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from autopar.errors import GuardError
+from autopar.errors import DenseGradientWarning, GuardError, listed
+from autopar.runtime.process.world import place_of_process
 from autopar.runtime.program.spent import leaves_graph
 from autopar.tracer import torch_private
 from autopar.tracer.attention import attend
@@ -174,7 +178,36 @@ class _Answer:
 def _embedding(*args: Any, **kwargs: Any) -> Tensor:
     """`F.embedding` with a dense gradient, which has the same numbers: the gradient of a sharded
     parameter cannot be sparse."""
+    if any(args[6:]) or kwargs.get("sparse"):
+        _note_dense(kwargs["weight"] if "weight" in kwargs else args[1])
     return F.embedding(*args[:6], **{**kwargs, "sparse": False})
+
+
+_dense_shapes: ContextVar[dict[str, None]] = ContextVar("_dense_shapes")
+"""The shapes of embeddings whose sparse gradients are dense in the program, each once."""
+
+
+@contextmanager
+def noting_dense_gradients() -> Generator[None]:
+    """Within it a model is traced. Rank 0 warns of gradients that are sparse in the script."""
+    token = _dense_shapes.set({})
+    try:
+        yield
+        shapes = [*_dense_shapes.get()]
+    finally:
+        _dense_shapes.reset(token)
+    if shapes and place_of_process()[0] == 0:
+        text = (
+            f"the script asks for sparse gradients of embeddings ({listed(shapes)}). Those of the "
+            "program are dense, and the optimizer steps all rows: the numbers are the same, and "
+            "memory and time are those of dense ones. SparseAdam does not take them, Adam does"
+        )
+        warnings.warn(DenseGradientWarning(text), stacklevel=3)
+
+
+def _note_dense(weight: Tensor) -> None:
+    if weight.requires_grad:
+        _dense_shapes.get({})["x".join(map(str, weight.shape))] = None
 
 
 def _embedding_bag(
@@ -192,6 +225,8 @@ def _embedding_bag(
 ) -> Tensor:
     """`F.embedding_bag` with a dense gradient. Bags of one length become a lookup and a sum, which
     can be sharded by bags, rows and columns."""
+    if sparse:
+        _note_dense(weight)
     norm = max_norm, norm_type, scale_grad_by_freq
     even = input.dim() == 2 and not input.is_floating_point() and bool(input.shape[1])
     even = even and offsets is None and padding_idx is None

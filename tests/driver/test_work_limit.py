@@ -11,6 +11,8 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.driver.gate.golden import write_golden
 from autopar.driver.planning import answer
 from autopar.driver.search.incumbent import Stopped, Trail
+from autopar.driver.search.meshes import in_one_stage, survey
+from autopar.driver.search.stages_if_needed import shortest
 from autopar.errors import ArgumentError, InfeasibleError, PlanError
 from autopar.plans.provenance import LIMITED, WORK_LIMIT, SearchStep
 from autopar.plans.requests.read_options import make_options
@@ -112,3 +114,17 @@ def test_progress_of_work_ends_a_search_only_with_a_plan() -> None:
     with pytest.raises(Stopped):
         trail(SearchStep("solved", work_ns=1))
     assert trail.is_limited
+
+
+def test_of_the_plans_that_were_made_the_one_with_the_shortest_step_is_taken() -> None:
+    """The best as modelled, which the search goes by, may be another one."""
+    graph, cluster = case("llama").traced.graph, parse_cluster("2xH100")
+    asked = make_graph_request(graph, cluster, make_options(**TIGHT))
+    trail = Trail(silent)
+    best = survey(asked, trail)
+    assert len(trail.planned) > 1
+    longest = max(trail.planned, key=lambda each: each.estimates.step_ns)
+    found = shortest(in_one_stage(asked, longest, best.others), trail)
+    assert found.step_ns == min(each.estimates.step_ns for each in trail.planned)
+    assert found.step_ns < longest.estimates.step_ns
+    assert shortest(found, trail) is found

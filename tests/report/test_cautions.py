@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.plans.cluster_rates import LinkRates
 from autopar.plans.estimates import CollectiveTotal, OpTotal
 from autopar.plans.plan import Plan
 from autopar.plans.provenance import IN_STAGES
@@ -84,6 +85,26 @@ def test_a_link_to_the_host_that_is_busy(part: float, link: str) -> None:
     found = summarize(msgspec.structs.replace(plan, estimates=estimates)).warnings
     told = [text for text in found if text.startswith("copies ")]
     assert len(told) == bool(link) and all(f"copies {link} take 90 %" in text for text in told)
+
+
+@pytest.mark.parametrize(("axis", "part", "warned"), [(0, 0.6, 1), (0, 0.4, 0), (1, 0.9, 0)])
+def test_a_step_that_leans_on_links_between_nodes(axis: int, part: float, warned: int) -> None:
+    """Links in a node are what its devices have."""
+    plan = two_axis_plan()
+    name = plan.stages[0].structure.mesh[axis].name
+    time_ns = int(part * plan.estimates.step_ns)
+    sums = CollectiveTotal("all_reduce", name, "backward", 1, 1, time_ns)
+    outer, inner = (LinkRates(text, 2, 10**9, 1, 1, 1, ()) for text in ("between", "in a node"))
+    cluster = msgspec.structs.replace(plan.estimates.cluster, links=(outer, inner))
+    estimates = repriced(plan.estimates, collectives=(sums,))
+    estimates = msgspec.structs.replace(
+        estimates,
+        stages=tuple(msgspec.structs.replace(e, cluster=cluster) for e in estimates.stages),
+    )
+    found = summarize(msgspec.structs.replace(plan, estimates=estimates)).warnings
+    told = [text for text in found if text.startswith(outer.name)]
+    assert len(told) == warned and all("busy for 60 % of the step" in text for text in told)
+    assert not any(text.startswith(inner.name) for text in found)
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,12 @@ Communication by axis: time if nothing ran beside it; exposed is what of that co
   dp          1 ms   667 us   333 us
 
 Parameters
-  parameter                           count  per device     shape  stored; for backward
-  lm_head.weight                          1     256 KiB  256x4097  [S(1) on tp, S(1) on dp]
-  model.layers.*.mlp.up.weight            4     256 KiB  256x1024  [S(1) on tp, S(0) on dp]
-                                                                   backward: [S(1) on tp]
-  model.layers.{1-3}.mlp.down.weight      3     384 KiB  1024x256  [S(0) on tp]
-  model.layers.0.mlp.down.weight          1     512 KiB  1024x256  replicated
+  parameter                           count  local bytes     shape  stored; for backward
+  lm_head.weight                          1      256 KiB  256x4097  [S(1) on tp, S(1) on dp]
+  model.layers.*.mlp.up.weight            4      256 KiB  256x1024  [S(1) on tp, S(0) on dp]
+                                                                    backward: [S(1) on tp]
+  model.layers.{1-3}.mlp.down.weight      3      384 KiB  1024x256  [S(0) on tp]
+  model.layers.0.mlp.down.weight          1      512 KiB  1024x256  replicated
 
 Communication: all collectives of a step
   axis  kind        phase     count  local bytes  time

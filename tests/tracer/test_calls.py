@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.utils import torch_compilable_check
 
 from autopar import plan, verify
-from autopar.errors import TraceError
+from autopar.errors import DenseGradientWarning, TraceError
 from autopar.tracer import known, trace
 from tests.zoo.cases import make_case
 from tests.zoo.equality import check_plan_chosen
@@ -194,7 +194,9 @@ def test_large_tensors_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_gradients_of_embeddings_are_dense() -> None:
-    traced = trace(nn.Embedding(8, 4, sparse=True), (IDS,))
+    with pytest.warns(DenseGradientWarning, match=r"embeddings \(8x4\).* SparseAdam") as told:
+        traced = trace(nn.Embedding(8, 4, sparse=True), (IDS,))
+    assert len(told) == 1
     (grad,) = (item for item in traced.gm.graph.output_node().args[0][1:] if item is not None)
     assert grad.meta["val"].layout is torch.strided
     assert grad.meta["val"].shape == (8, 4)
@@ -225,7 +227,7 @@ def test_bags_of_one_length_are_a_lookup_and_a_sum(mode: str, even: bool, op: st
     class Bags(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bags = nn.EmbeddingBag(8, 4, mode=mode, sparse=mode == "sum")
+            self.bags = nn.EmbeddingBag(8, 4, mode=mode)
 
         def forward(self, ids: Tensor) -> Tensor:
             if even:

@@ -95,6 +95,11 @@ class Trail:
         """The outcome of each candidate, in the order in which they were tried."""
         return tuple(self._outcomes.values())
 
+    @property
+    def planned(self) -> tuple[Candidate, ...]:
+        """The plans of all candidates on one mesh (`once`)."""
+        return tuple(known for known, _ in self._known.values() if isinstance(known, Candidate))
+
     def note(self, name: str, result: OutcomeKind, ns: int | None = None, reason: str = "") -> None:
         """Stores the outcome of a candidate: of several plans the best, and of what another search
         has looked at not that it was skipped."""
