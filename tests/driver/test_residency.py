@@ -154,7 +154,7 @@ def test_more_memory_brings_parameters_back() -> None:
     free = best_on(request(27.7), silent)
     limit = free.estimates.memory.total - 3 * free.estimates.memory.params
     cluster, _ = on_h100("2", 1)
-    wanted = request(27.7, limit).options
+    wanted = replace(request(27.7, limit).options, microbatches=1)
     explained = make_explainer(make_graph_request(traced().graph, near(cluster, 27.7), wanted))
     assert explained.best.request.params_on_host
     assert explained.more_memory(1 << 30).modelled_ns < 0.9 * explained.best.solution.objective

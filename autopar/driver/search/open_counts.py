@@ -64,18 +64,18 @@ def likely_count(request: PlanRequest, free: StageEstimates, freed_bytes: int = 
     Each holds its part of what that plan holds for activations, of which chunks of the loss hold
     `freed_bytes` less. What does not fit is recomputed: all of it in the time of forward, a third
     of the compute. Each microbatch beyond the first gathers parameters twice and reduces
-    gradients, which the plan `free` does once each.
+    gradients, which the plan `free` does once each. What that holds whole of parameters without
+    gradients is gathered then.
     """
     memory, limit = free.memory, request.memory_limit_bytes
     active = max(1, memory.total - memory.at_rest - freed_bytes)
     room = max(0, limit - least_at_rest(request))
-    likely: list[tuple[float, int]] = []
-    counts = [*possible_counts(request.graph)]
+    counts, likely = [*possible_counts(request.graph)], list[tuple[float, int]]()
+    more_ns = 1.5 * _params_ns(request, free) + 2 * _frozen_ns(request, free)
     for count in counts:
         missing = max(0.0, 1 - count * room / active)
         if missing <= _SAVED_BY_RECOMPUTE:
-            longer_ns = (count - 1) * 1.5 * _params_ns(request, free)
-            likely.append((longer_ns + missing * free.compute_ns / 3, count))
+            likely.append(((count - 1) * more_ns + missing * free.compute_ns / 3, count))
     return min(likely)[1] if likely else counts[-1]
 
 
@@ -89,6 +89,17 @@ def _params_ns(request: PlanRequest, free: StageEstimates) -> int:
         or any(graph.nodes[use.node].role is Role.GRAD for use in group.uses)
     }
     return sum(each.time_ns for key in keys for each in free.sends.get(key, ()))
+
+
+def _frozen_ns(request: PlanRequest, free: StageEstimates) -> float:
+    """What it takes to gather parameters without gradients that a plan holds whole, over the
+    slowest link of the mesh."""
+    graph, rates = request.graph, [axis.link.bytes_per_s for axis in request.mesh if axis.link]
+    trained = {node.target for node in graph.with_role(Role.GRAD)}
+    num_bytes = {n.target: n.outputs[0].num_bytes for n in graph.with_role(Role.PARAM)}
+    frozen = sum(size for name, size in num_bytes.items() if name not in trained)
+    whole = free.memory.params - sum(num_bytes.values()) // request.cluster.num_devices
+    return max(0, min(frozen, whole)) * 1e9 / min(rates) if rates else 0.0
 
 
 _MANY = 64
