@@ -180,10 +180,9 @@ def best_on(
             request = request.without_savings().opened()
             stated = price(request)
         refinement = _refinement(request, stated, say)
-        if after is None and free is not None:
-            refinement.rows = dict.fromkeys(known_in(request.step, free.rows), 0)
+        known_rows = after.peak_candidates if after else free.rows if free else ()
+        refinement.rows = dict.fromkeys(known_in(request.step, known_rows), 0)
         if after is not None:
-            refinement.rows = dict.fromkeys(known_in(request.step, after.peak_candidates), 0)
             if after.mesh == request.mesh:
                 refinement.guess = {each: after.peak_candidates[each] for each in refinement.rows}
             # With another number of microbatches, a relaxation is solved sooner from scratch.

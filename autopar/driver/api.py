@@ -256,8 +256,8 @@ def frontier(
     to that of the smallest-memory plan (docs/frontier.md). The step is never longer for more
     memory.
 
-    All else is as for `plan`, in one stage by default. The frontier says whether
-    the `memory` limit, or else the memory of the device, suffices. A time limit is for each plan.
+    All else is as for `plan`, in one stage by default. The frontier says whether the `memory`
+    limit, or else the memory of the device, suffices. A time limit is for each plan.
 
     TraceError if the model cannot be captured; a limit that nothing fits is a point without a plan.
     """

@@ -163,6 +163,21 @@ def test_a_line_goes_on_while_memory_binds_and_each_is_better() -> None:
     assert in_sequence(25, 24, 21, cutoff=22) == [25, 24]
 
 
+def test_a_line_from_a_likely_place_goes_in_both_directions() -> None:
+    def from_likely(start: int, *costs: int) -> list[int]:
+        tried, search = list[int](), searching()
+        for cost in search.from_likely(costs, start):
+            tried.append(cost)
+            attempt(search, costing(cost) if cost else refused)
+        return tried
+
+    assert from_likely(2, 25, 23, 21, 22, 24) == [21, 22, 23]
+    assert from_likely(2, 21, 23, 25, 26) == [25, 26, 23, 21]
+    assert from_likely(3, 19, 21, 23, 25, 24) == [25, 24], "what is better than the first ends it"
+    assert from_likely(1, 19, 0, 21, 24) == [0, 21, 24], "fewer hold more than what does not fit"
+    assert from_likely(0, 21, 22) == [21, 22]
+
+
 def test_the_first_failure_is_told_where_there_is_no_plan() -> None:
     search = searching()
     search.refuse(StageError("later"), rank=5)
