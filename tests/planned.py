@@ -30,7 +30,7 @@ from autopar.plans.requests.options import Options
 from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.plans.structure import Stage, Structure
-from autopar.runtime.program.symbols import permute
+from autopar.runtime.program.symbols import mirror, permute
 from autopar.solver import solve
 
 LIMIT = 80 << 30
@@ -118,7 +118,7 @@ def collectives(gm: fx.GraphModule | None) -> Counter[tuple[str, str]]:
 
 def kind_of(node: fx.Node) -> str:
     """The kind of a collective, as `redistribute.KINDS` has it; empty for any other node."""
-    if node.target is permute:
+    if node.target in (permute, mirror):
         return "permute"
     name = str(node.target)
     if not name.startswith("_c10d_functional.") or "wait" in name:

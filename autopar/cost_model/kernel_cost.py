@@ -233,6 +233,8 @@ def _contraction_s(
     if done.merges:
         start_s = done.merge_launches * device.floor_s(device.kernels.start_s)
         kernel_s += done.merges * (start_s + stream_s(done.merged_bytes, device))
+    if done.copied_bytes:
+        kernel_s += stream_s(done.copied_bytes, device)
     return kernel_s
 
 

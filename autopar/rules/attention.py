@@ -8,17 +8,23 @@ Under a causal mask the rows of a sequence do unequal work: of n shards the last
 (2n - 1)/n^2, not 1/n (`last_share`), and the step takes as long as its rank. Shards but the first
 see earlier keys without a mask and their own block with one: two kernels, whose results are merged.
 In a ring there is one kernel per block, whose results are added up.
+
+In zig-zag order all ranks do equal work (`ZIGZAG`, `RING_ZIGZAG`, over one axis). Rank r and its
+mirror n - 1 - r swap the second halves of their shards inside the op (`codegen/ops/zigzag.py`). Of
+2n chunks each rank then has the k-th and the k-th from the end, as in Megatron-LM's context
+parallelism. Results are swapped back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
 from autopar.ir.choices import Choice, joint_axes, num_shards, shardings
-from autopar.ir.graph import Arg, Graph, Node, Ref
+from autopar.ir.graph import Arg, Graph, Node, Ref, Slot
 from autopar.ir.redistribute import local_bytes
-from autopar.rules.notation import Call, Dim, Dims, Rule, linear, place, rule
+from autopar.rules.notation import Call, Dim, Dims, Rule, TensorShape, linear, place, rule
 from autopar.rules.op import (
     DimName,
     Exchange,
@@ -36,6 +42,10 @@ BACKWARD = "autopar.sdpa_backward.default"
 
 QUERIES = "s"
 RING = "ring"
+ZIGZAG = "s_zigzag"
+RING_ZIGZAG = "ring_zigzag"
+
+_SEQUENCE = 2
 
 _CAUSAL_AT = {FORWARD: 4, BACKWARD: 7}
 
@@ -81,8 +91,12 @@ def _sequence(
     """(positional letters, joint factors) of attention whose queries are input `q`. A causal ring
     has as many keys as queries: each block of keys is then before, at or after that of queries."""
     square = call.shapes[q][2] == call.shapes[q + 1][2]
-    ring = not isinstance(mask, Ref) and (square or not causal)
-    return (QUERIES,) if causal else (), ((RING, (QUERIES, "t")),) if ring else ()
+    if isinstance(mask, Ref) or (causal and not square):
+        return (QUERIES,) if causal else (), ()
+    ring = ((RING, (QUERIES, "t")),)
+    if not causal:
+        return (), ring
+    return (QUERIES,), (*ring, (ZIGZAG, (QUERIES,)), (RING_ZIGZAG, (QUERIES, "t")))
 
 
 def _attention_dims(
@@ -117,9 +131,15 @@ def is_causal(node: Node) -> bool:
 
 
 def query_ranks(choice: Choice, sizes: Sequence[int]) -> int:
-    """The number of ranks over which `choice` shards the queries."""
+    """The number of ranks over which `choice` shards the queries one after the other."""
     cut = {option for option in choice.options if option.partition(".")[0] in (QUERIES, RING)}
     return choice.num_parts(cut, sizes)
+
+
+def _joint_option(node: Node, choice: Choice) -> str:
+    """The joint factor that `choice` uses; "" for none."""
+    axes = joint_axes(node, choice)
+    return choice.options[axes[0]].partition(".")[0] if axes else ""
 
 
 def last_share(queries: int, keys: int, num_parts: int) -> float:
@@ -149,14 +169,20 @@ def _shapes(node: Node, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
     flops = _flops(node, graph) * _busiest_share(node, graph, choice, sizes)
-    ring, num = joint_axes(node, choice), num_shards(node, choice, sizes)
-    if not ring and not (is_causal(node) and query_ranks(choice, sizes) > 1):
+    joint, num = _joint_option(node, choice), num_shards(node, choice, sizes)
+    if not joint and not (is_causal(node) and query_ranks(choice, sizes) > 1):
         return Work(flops, scores=_scores(graph, node, num, 1))
     merged = _merged_bytes(graph, node, choice, sizes)
-    if not ring:
-        return Work(flops, merges=1, merged_bytes=merged, scores=_scores(graph, node, num, 2))
-    steps = sizes[ring[0]]
-    return Work(flops, steps, steps - 1, 1, merged, _scores(graph, node, num, steps))
+    copied = _reordered_bytes(graph, node, choice, sizes) if joint in (ZIGZAG, RING_ZIGZAG) else 0
+    if joint in (RING, RING_ZIGZAG):
+        steps = sizes[joint_axes(node, choice)[0]]
+        scores = _scores(graph, node, num, steps)
+        return Work(flops, steps, steps - 1, 1, merged, copied, scores)
+    # Two kernels for rows that follow one another: one for the shard, or one for each half of it.
+    scores = _scores(graph, node, num, 2)
+    if joint:
+        scores = replace(scores, rows=scores.rows // 2, passes=4)
+    return Work(flops, merges=1, merged_bytes=merged, copied_bytes=copied, scores=scores)
 
 
 def _scores(graph: Graph, node: Node, num: int, steps: int) -> Scores:
@@ -198,6 +224,56 @@ def _merged_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
     return total
 
 
+def _reordered_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
+    """Bytes read and written to bring tensors in zig-zag order and back: half of each is packed to
+    be sent, and all of it is joined with what came."""
+    sides = zip((graph.input_types(node), node.outputs), shardings(node, choice), strict=True)
+    slots = _slots(node, _joint_option(node, choice))
+    return sum(
+        3 * local_bytes(tensor, graph.atoms, sharding, sizes)
+        for (types, placed), there in zip(sides, slots, strict=True)
+        for tensor, sharding, slot in zip(types, placed, there, strict=True)
+        if slot is not None
+    )
+
+
+def _slots(node: Node, name: str) -> tuple[tuple[Slot | None, ...], tuple[Slot | None, ...]]:
+    """Where the factor of this `name` stands in inputs and outputs."""
+    (factor,) = (factor for factor in node.factors if factor.name == name)
+    return factor.inputs, factor.outputs
+
+
+def _swaps(call: JointCall, side: int) -> Iterator[Exchange]:
+    """The messages between mirrors, of inputs (side 0) or outputs (1) that have rows: one for all
+    of a dtype."""
+    tensors, slots = (call.inputs, call.outputs)[side], _slots(call.node, call.name)[side]
+    given: dict[str, int] = {}
+    for tensor, slot in zip(tensors, slots, strict=True):
+        if slot is not None:
+            given[tensor.dtype] = given.get(tensor.dtype, 0) + _second_half_bytes(tensor)
+    for num_bytes in given.values():
+        yield Exchange("permute", call.axis, num_bytes, num_bytes)
+
+
+def _zigzag(call: JointCall) -> Iterator[Exchange]:
+    """The messages of rows in zig-zag order: halves of what has rows, before the op and after."""
+    yield from _swaps(call, 0)
+    yield from _swaps(call, 1)
+
+
+def _ring_zigzag(call: JointCall) -> Iterator[Exchange]:
+    """The messages of a ring in zig-zag order."""
+    yield from _swaps(call, 0)
+    yield from _ring(call)
+    yield from _swaps(call, 1)
+
+
+def _second_half_bytes(tensor: TensorShape) -> int:
+    """Bytes of the rows that a rank swaps: of an odd number of rows the smaller half."""
+    length = tensor.shape[_SEQUENCE]
+    return tensor.num_bytes // length * (length // 2)
+
+
 def _ring(call: JointCall) -> Iterator[Exchange]:
     """The messages of a ring. Keys and values are passed on before each block but the last. In
     backward, the sums of their gradients are passed on after each block but the first, and end on
@@ -220,8 +296,9 @@ def _ring(call: JointCall) -> Iterator[Exchange]:
 
 def _blocks(call: JointCall) -> list[float]:
     """The part of the op's compute in each step, on the rank that has most. With a causal mask that
-    is the last rank, half of whose first block is masked."""
-    own = 0.5 if is_causal(call.node) else 1.0
+    is the last rank, half of whose first block is masked. In zig-zag order half of each block
+    is."""
+    own = 0.5 if is_causal(call.node) and call.name == RING else 1.0
     total = own + call.size - 1
     return [own / total, *((1 / total,) * (call.size - 1))]
 
@@ -237,7 +314,32 @@ def _ring_scratch(call: JointCall) -> int:
     return blocks * passed + result.num_bytes + summed
 
 
-_RING = {RING: Joint(_ring, _ring_scratch)}
+def _zigzag_scratch(call: JointCall) -> int:
+    """Bytes of rows in zig-zag order: halves that are sent and that come, results of both halves,
+    and in backward the gradients of keys and values from each."""
+    rows = _reordered(call)
+    if call.node.op == FORWARD:
+        return 2 * rows
+    return 2 * (rows + sum(tensor.num_bytes for tensor in call.outputs[1:]))
+
+
+def _ring_zigzag_scratch(call: JointCall) -> int:
+    """Bytes of a ring in zig-zag order: of a ring, and inputs in that order."""
+    return _reordered(call) + max(_reordered(call), _ring_scratch(call))
+
+
+def _reordered(call: JointCall) -> int:
+    """Bytes of the inputs that have rows."""
+    slots = _slots(call.node, call.name)[0]
+    pairs = zip(call.inputs, slots, strict=True)
+    return sum(tensor.num_bytes for tensor, slot in pairs if slot is not None)
+
+
+_JOINT = {
+    RING: Joint(_ring, _ring_scratch),
+    ZIGZAG: Joint(_zigzag, _zigzag_scratch),
+    RING_ZIGZAG: Joint(_ring_zigzag, _ring_zigzag_scratch),
+}
 
 ATTENTION: Family = (
     (
@@ -245,11 +347,11 @@ ATTENTION: Family = (
             attention,
             _flops,
             work=_work,
-            joint=_RING,
+            joint=_JOINT,
             dim_names=_HEADS,
             sequential=True,
         ),
         FORWARD,
     ),
-    (Op(attention, _flops, work=_work, joint=_RING), BACKWARD),
+    (Op(attention, _flops, work=_work, joint=_JOINT), BACKWARD),
 )

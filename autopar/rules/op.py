@@ -72,10 +72,11 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class JointCall:
-    """An op under a joint factor that is sharded over mesh axis `axis` of `size` ranks, and its
+    """An op under the joint factor `name`, sharded over mesh axis `axis` of `size` ranks, and its
     tensors on each."""
 
     node: Node
+    name: str
     axis: int
     size: int
     inputs: tuple[TensorShape, ...]
@@ -121,13 +122,15 @@ class MatmulWork:
 class Work:
     """What an op computes on its busiest rank: `flops`, in `passes` over its tensors, or in the
     `matmuls` that it consists of. Then `merges` merges of one more kernel's result, each of
-    `merge_launches` launches and `merged_bytes`. `scores` are those of attention."""
+    `merge_launches` launches and `merged_bytes`. `copied_bytes` are read and written to bring
+    tensors in another order. `scores` are those of attention."""
 
     flops: float
     passes: int = 1
     merges: int = 0
     merge_launches: int = 0
     merged_bytes: int = 0
+    copied_bytes: int = 0
     scores: Scores | None = None
     matmuls: tuple[MatmulWork, ...] | None = None
 

@@ -140,7 +140,7 @@ def _joint_calls(
         )
     )
     return [
-        (OPS[node.op].joint[name], JointCall(node, axis, sizes[axis], inputs, outputs))
+        (OPS[node.op].joint[name], JointCall(node, name, axis, sizes[axis], inputs, outputs))
         for axis, name in used
     ]
 

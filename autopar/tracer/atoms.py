@@ -211,7 +211,8 @@ def _parts(tensors: _Tensors, ref: Ref, index: dict[int, int]) -> tuple[tuple[in
 
 
 def joint_factor(name: str, members: Sequence[Factor]) -> Factor:
-    """The factor that stands where any of `members` stands."""
+    """The factor that stands where any of `members` stands. Of one member, it is that one under
+    another name: what its ranks send is different."""
 
     def merged(columns: Iterable[tuple[Slot | None, ...]]) -> tuple[Slot | None, ...]:
         return tuple(next((s for s in c if s is not None), None) for c in columns)
@@ -221,7 +222,8 @@ def joint_factor(name: str, members: Sequence[Factor]) -> Factor:
         members[0].atom,
         merged(zip(*(m.inputs for m in members), strict=True)),
         merged(zip(*(m.outputs for m in members), strict=True)),
-        FactorType.PERMUTATION,
+        members[0].type if len(members) == 1 else FactorType.PERMUTATION,
+        positional=members[0].positional and len(members) == 1,
         members=tuple(m.name for m in members),
     )
 

@@ -86,10 +86,24 @@ class Form:
 A2A = (N - 1) / N / N
 GATHERED = (N - 1) / N
 STEPS = N - 1
+HALF = 1 / N / 2
 FORMS = {
     "heads by all-to-all": Form("kv", "[S(1)]", A2A * (2 * Q + KV), A2A * (3 * Q + 2 * KV)),
     "gathered": Form("s", "[S(2)]", GATHERED * KV, GATHERED * 2 * KV),
     "ring": Form("ring", "[S(2)]", STEPS * KV / N, STEPS * 2 * KV / N),
+    # Halves of shards: of queries, result and lse, and in backward of two gradients besides.
+    "gathered, zig-zag": Form(
+        "s_zigzag",
+        "[S(2)]",
+        GATHERED * KV + HALF * (2 * Q + LSE),
+        GATHERED * 2 * KV + HALF * (4 * Q + LSE),
+    ),
+    "ring, zig-zag": Form(
+        "ring_zigzag",
+        "[S(2)]",
+        STEPS * KV / N + HALF * (2 * Q + KV + LSE),
+        STEPS * 2 * KV / N + HALF * (4 * Q + 2 * KV + LSE),
+    ),
 }
 
 
@@ -108,7 +122,7 @@ CASES = [
     (name, kind)
     for name in FORMS
     for kind in ("full", "causal", "masked")
-    if (name, kind) != ("ring", "masked")
+    if (name, kind) != ("ring", "masked") and (kind == "causal" or "zig-zag" not in name)
 ]
 
 
@@ -142,6 +156,14 @@ def test_a_form_sends_and_keeps_what_its_formulas_say(name: str, kind: str) -> N
         ("full", "4", "ring", SEQ // 2),
         ("full", "4", "ring", 2 * SEQ),
         ("grid", "2", "ring", SEQ),
+        ("causal", "3", "ring_zigzag", SEQ),
+        ("causal", "3", "s_zigzag", SEQ),
+        ("causal", "8", "ring_zigzag", SEQ),
+        ("causal", "8", "s_zigzag", SEQ),
+        ("causal", "24", "ring_zigzag", SEQ),
+        ("causal", "24", "s_zigzag", SEQ),
+        ("causal", "2x2", "kv,ring_zigzag", SEQ),
+        ("causal", "2x2", "s_zigzag,b", SEQ),
         ("grid", "2", "ring.1", SEQ),
         ("grid", "2x2", "ring.1,s.0", 2 * SEQ),
     ],

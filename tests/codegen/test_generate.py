@@ -15,7 +15,7 @@ from autopar.ir.graph import Role
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Plan
 from autopar.plans.structure import Structure
-from autopar.runtime.program.symbols import local_chunk, permute
+from autopar.runtime.program.symbols import local_chunk, mirror, permute
 from autopar.runtime.simulator import spmd
 from autopar.runtime.simulator.shards import shard, unshard
 from autopar.tracer import trace
@@ -134,7 +134,7 @@ def test_bind_leaves_no_symbol_and_the_program_as_it_was() -> None:
                     assert new.target is torch.ops.aten.slice.Tensor
                     assert new.args[1:] == (dim, index * length, (index + 1) * length)
                     starts.add(index)
-                elif old.target is permute:
+                elif old.target in (permute, mirror):
                     assert new.target is torch.ops._c10d_functional.all_to_all_single.default
                     assert new.args[-1] == groups[old.args[-1]]
                 elif old.args and old.args[-1] in groups:

@@ -11,7 +11,7 @@ from autopar.ir.graph import Graph, Node
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import make_graph_request
 from autopar.rules.attention import BACKWARD, FORWARD, last_share
-from tests.driver.test_long_sequences import graph
+from tests.driver.test_long_sequences import HEAD_DIM, graph
 from tests.planned import LIMIT, on_h100
 
 LONG, SHORT = 1 << 17, 1 << 10
@@ -31,11 +31,15 @@ def test_the_last_piece_of_the_rows_has_most_scores(queries: int, keys: int, way
 )
 @pytest.mark.parametrize("op", [FORWARD, BACKWARD])
 def test_pieces_cost_what_the_busiest_rank_computes(op: str, causal: bool, share: float) -> None:
-    """15/64 for the last of 8 causal pieces; a share of 1/8 goes to heads, whatever the mask."""
+    """15/64 for the last of 8 causal pieces; a share of 1/8 goes to heads, whatever the mask, and
+    to pieces in zig-zag order."""
     costs = priced(graph(8, 8, causal, LONG), op)
     assert costs["s"] / costs["-"] == pytest.approx(share, rel=0.04)
     assert costs["ring"] / costs["-"] == pytest.approx(share, rel=0.06)
     assert costs["h"] / costs["-"] == pytest.approx(1 / 8, rel=0.04)
+    if causal:
+        assert costs["s_zigzag"] / costs["-"] == pytest.approx(1 / 8, rel=0.08)
+        assert costs["ring_zigzag"] / costs["-"] == pytest.approx(1 / 8, rel=0.12)
 
 
 def priced(traced: Graph, op: str) -> dict[str, float]:
@@ -63,3 +67,27 @@ def test_a_ring_costs_what_it_cannot_hide() -> None:
     shown = [ns for _, ns in sent(traced, backward, Choice(("ring",)), mesh, 0)]
     assert len(shown) == 14
     assert min(shown) == home
+
+
+HALF = LONG // 8 // 2 * HEAD_DIM * 2
+"""Bytes of one head of half a shard, in bfloat16."""
+LSE = LONG // 8 // 2 * 8 * 4
+"""Of the lse of 8 heads."""
+
+
+@pytest.mark.parametrize(
+    ("op", "choice", "shown"),
+    [
+        (FORWARD, "s_zigzag", [8 * HALF, 8 * HALF, LSE]),
+        (BACKWARD, "s_zigzag", [24 * HALF, LSE, 8 * HALF]),
+        (FORWARD, "ring_zigzag", [16 * HALF, 8 * HALF, LSE]),
+        # The ring's last message has gradients of whole shards of keys and values.
+        (BACKWARD, "ring_zigzag", [32 * HALF, LSE, 16 * HALF, 16 * HALF]),
+    ],
+)
+def test_what_is_swapped_hides_behind_nothing(op: str, choice: str, shown: list[int]) -> None:
+    """Halves of what has rows, of 8 heads for queries and 4 for keys: what is in bfloat16 in one
+    message, and the lse in another."""
+    traced = graph(8, 4, True, LONG)
+    found = sent(traced, the(traced, op), Choice((choice,)), on_h100("8")[1], 10**9)
+    assert [each.in_bytes for each, ns in found if ns] == shown

@@ -67,9 +67,10 @@ def chosen(traced: Graph, on: str, limit: int = LIMIT) -> tuple[str, str]:
 CHOSEN = {
     "too short to be cut": (12, 12, False, 1 << 10, "8", "-"),
     "heads that do not divide": (12, 12, False, 1 << 17, "8", "ring"),
-    "under a causal mask": (12, 12, True, 1 << 17, "8", "ring"),
-    "few keys and values": (12, 4, True, 1 << 17, "8", "s"),
-    "heads on one axis": (12, 12, True, 1 << 17, "2x8", "h,ring"),
+    "under a causal mask": (12, 12, True, 1 << 17, "8", "ring_zigzag"),
+    "too short to be balanced": (12, 12, True, 1 << 12, "8", "s"),
+    "few keys and values": (12, 4, True, 1 << 17, "8", "s_zigzag"),
+    "heads on one axis": (12, 12, True, 1 << 17, "2x8", "h,ring_zigzag"),
     "heads that divide share causal work evenly": (8, 8, True, 1 << 17, "8", "h"),
 }
 
@@ -83,5 +84,5 @@ def test_chosen(name: str) -> None:
 def test_gathered_keys_that_do_not_fit_go_round() -> None:
     """Two million positions: backward would hold all keys and values and all their gradients."""
     traced = graph(12, 4, True, 1 << 21)
-    assert chosen(traced, "8") == ("s", "s")
-    assert chosen(traced, "8", 5 << 30) == ("s", "ring")
+    assert chosen(traced, "8") == ("s_zigzag", "s_zigzag")
+    assert chosen(traced, "8", 5 << 30) == ("s_zigzag", "ring_zigzag")

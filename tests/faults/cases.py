@@ -259,6 +259,13 @@ CASES: dict[str, Case] = {
         ],
     ),
     "ring": Case(sequence, [("4", {r":(forward|backward):sdpa(_backward)?\.0": "ring"})]),
+    "zigzag": Case(
+        sequence,
+        [
+            ("4", {r":(forward|backward):sdpa(_backward)?\.0": choice})
+            for choice in ("ring_zigzag", "s_zigzag")
+        ],
+    ),
     "rows": Case(sequence, [("2x2", {r":(forward|backward):sdpa(_backward)?\.0": "s,s"})]),
     "layers": Case(layers, random=SPREAD),
     "attention": Case(attention, random=SPREAD),

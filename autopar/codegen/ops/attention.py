@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed  # defines the ops of _c10d_functional
@@ -51,10 +51,10 @@ def _rows_backward(p: Peers) -> list[fx.Node]:
 
 def _rows(p: Peers, query: int) -> tuple[CutShard, CutShard]:
     """This rank's shard of the queries, which are input `query`, and the whole sequence of keys."""
-    (factor,) = (f for f in p.node.factors if f.positional)
+    (factor,) = (f for f in p.node.factors if f.positional and not f.members)
     cuts = _cuts(p, nesting(p.atoms[factor.atom], p.choice.axes_of((factor.name,))))
     length = p.shapes.local_inputs[query][_SEQUENCE]
-    return (length, cuts, 0), (p.shapes.inputs[query + 1][_SEQUENCE], (), 0)
+    return CutShard(length, cuts), CutShard(p.shapes.inputs[query + 1][_SEQUENCE], ())
 
 
 def _cuts(p: Peers, axes: tuple[int, ...]) -> Cuts:
@@ -64,7 +64,18 @@ def _cuts(p: Peers, axes: tuple[int, ...]) -> Cuts:
 def _ring(p: Peers) -> list[fx.Node]:
     """Attention of this rank's queries with the keys and values of all ranks of the axis."""
     q, k, v, _, _, scale = p.args
-    ring = _Ring.of(p, 0)
+    return around(Ring.of(p, 0), q, k, v, scale)
+
+
+def _ring_backward(p: Peers) -> list[fx.Node]:
+    """The gradients of this rank's queries, keys and values."""
+    grad, q, k, v, out, lse, _, _, scale = p.args
+    return around_backward(Ring.of(p, 1), grad, q, k, v, out, lse, scale)
+
+
+def around(ring: Ring, q: Any, k: Any, v: Any, scale: Any) -> list[fx.Node]:
+    """(attention, lse) of `q` with the keys and values that come round."""
+    p = ring.p
     out: Any = None
     lse: Any = None
     for step, keys, values in ring.blocks(k, v):
@@ -86,10 +97,11 @@ def _ring(p: Peers) -> list[fx.Node]:
     return [p.cast(out, p.dtype, given=p.sums_in), lse]
 
 
-def _ring_backward(p: Peers) -> list[fx.Node]:
-    """The gradients of this rank's queries, keys and values."""
-    grad, q, k, v, out, lse, _, _, scale = p.args
-    ring = _Ring.of(p, 1)
+def around_backward(
+    ring: Ring, grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any
+) -> list[fx.Node]:
+    """The gradients of `q`, and of the keys and values that this rank began with."""
+    p = ring.p
     own: Any = None
     dq: Any = None
     behind: fx.Node | None = None
@@ -111,7 +123,7 @@ def _ring_backward(p: Peers) -> list[fx.Node]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ring:
+class Ring:
     """The nodes of a ring over one axis. A block is keys and values in one list, which is sent as a
     whole; `shapes` are those of its two parts."""
 
@@ -122,12 +134,12 @@ class _Ring:
     length: int
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
-    @staticmethod
-    def of(p: Peers, query: int) -> _Ring:
+    @classmethod
+    def of(cls, p: Peers, query: int) -> Self:
         """The ring of the attention whose input `query` is the queries."""
         axis = p.mesh[joint_axes(p.node, p.choice)[0]]
         q, k, v = p.shapes.local_inputs[query : query + 3]
-        return _Ring(p, is_causal(p.node), axis.name, axis.size, q[_SEQUENCE], (k, v))
+        return cls(p, is_causal(p.node), axis.name, axis.size, q[_SEQUENCE], (k, v))
 
     def blocks(self, k: Any, v: Any) -> Iterator[tuple[int, fx.Node, fx.Node]]:
         """(step, keys, values) of each rank's block, this rank's `k` and `v` first. The block is on
@@ -177,7 +189,7 @@ class _Ring:
 
     def _blocks(self, step: int) -> tuple[CutShard, CutShard]:
         cuts = ((self.axis, self.size),)
-        return (self.length, cuts, 0), (self.length, cuts, step)
+        return CutShard(self.length, cuts), CutShard(self.length, cuts, step)
 
 
 ATTENTION_EMITTERS: Emitters = {

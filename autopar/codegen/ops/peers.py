@@ -19,7 +19,7 @@ from autopar.ir.redistribute import nesting
 from autopar.rules.op import Exchange, Shapes
 from autopar.rules.work import exchange_axes
 from autopar.runtime.program.lean import LeanGraph
-from autopar.runtime.program.symbols import local_position, permute
+from autopar.runtime.program.symbols import local_position, mirror, permute
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -87,11 +87,19 @@ class Peers:
 
     def permuted(self, x: fx.Node, length: int) -> fx.Node:
         """`x`, a list of `length` elements, of the previous rank; to be waited for."""
+        return self._passed(permute, x, length)
+
+    def mirrored(self, x: fx.Node, length: int) -> fx.Node:
+        """`x`, a list of `length` elements, of this rank's mirror (`symbols.CutShard`); to be
+        waited for."""
+        return self._passed(mirror, x, length)
+
+    def _passed(self, symbol: Any, x: fx.Node, length: int) -> fx.Node:
         sent = self._sent.pop(0)
         if sent.kind != "permute":
             raise AssertionError(f"{self.node.op} passes {x} on, priced was {sent}")
         axis = self.mesh[sent.axis]
-        return self(permute, x, length, axis.size, axis.name)
+        return self(symbol, x, length, axis.size, axis.name)
 
     def local(self, indices: fx.Node, length: int) -> tuple[fx.Node, fx.Node]:
         """Indices into the positional dim, counted from the first of the `length` positions of this

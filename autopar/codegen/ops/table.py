@@ -15,6 +15,7 @@ from autopar.codegen.ops.loss import CHUNKED_LOSS_EMITTERS, LOSS_EMITTERS
 from autopar.codegen.ops.norm import NORM_EMITTERS
 from autopar.codegen.ops.peers import Emitters, Peers
 from autopar.codegen.ops.softmax import SOFTMAX_EMITTERS
+from autopar.codegen.ops.zigzag import ZIGZAG_EMITTERS
 from autopar.rules.work import joint_factors
 
 EMITTERS: Emitters = {
@@ -25,6 +26,7 @@ EMITTERS: Emitters = {
     **LOSS_EMITTERS,
     **NORM_EMITTERS,
     **SOFTMAX_EMITTERS,
+    **ZIGZAG_EMITTERS,
 }
 
 

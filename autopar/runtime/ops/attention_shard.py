@@ -1,5 +1,5 @@
 """Causal attention of some rows with some columns, for a rank that has a shard of the sequence:
-`autopar::sdpa_shard` and its backward.
+`autopar::sdpa_shard`, `autopar::sdpa_rows` and their backwards.
 
 Tensors are those of `attention.sdpa`. Columns begin at position `first_key` of the sequence. Row s
 is at position `first_query + s` and attends to the columns up to there. A row that attends to
@@ -107,6 +107,55 @@ def sdpa_shard_backward(
     return by_position(dq), _padded(dk, length), _padded(dv, length)
 
 
+@operator(
+    "sdpa_rows(Tensor q, Tensor k, Tensor v, float? scale, int first_row, int num_keys)"
+    " -> (Tensor, Tensor)"
+)
+def sdpa_rows(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, first_row: int, num_keys: int
+) -> tuple[Tensor, Tensor]:
+    """(attention, lse) of the rows from `first_row` on with the first `num_keys` columns. Rows
+    before have zeros, and -inf in lse."""
+    if first_row == q.shape[_KEYS] or num_keys == 0:
+        out, lse = empty_results(q, k, v)
+        return out.zero_(), lse.fill_(-math.inf)
+    out, lse = sdpa(q[:, :, first_row:], k[:, :, :num_keys], v[:, :, :num_keys], None, False, scale)
+    if first_row == 0:
+        return out, lse
+    lse = torch.nn.functional.pad(lse, (first_row, 0), value=-math.inf)
+    return by_position(torch.nn.functional.pad(out, (0, 0, first_row, 0))), lse
+
+
+@operator(
+    "sdpa_rows_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
+    " float? scale, int first_row, int num_keys) -> (Tensor, Tensor, Tensor)"
+)
+def sdpa_rows_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    first_row: int,
+    num_keys: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values through these rows and columns. `out` and `lse` are
+    those of the rows with all columns they attend to, here or on other ranks."""
+    length = k.shape[_KEYS]
+    if first_row == q.shape[_KEYS] or num_keys == 0:
+        dq, dk, dv = (like_by_position(x, x.shape[-1]).zero_() for x in (q, k, v))
+        return dq, dk, dv
+    rows = (x[:, :, first_row:] for x in (grad_out, q))
+    columns = (x[:, :, :num_keys] for x in (k, v))
+    # CUDA's fused kernel takes the lse to lie without gaps.
+    results = out[:, :, first_row:], lse[:, :, first_row:].contiguous()
+    dq, dk, dv = sdpa_backward(*rows, *columns, *results, None, False, scale)
+    dq = torch.nn.functional.pad(dq, (0, 0, first_row, 0)) if first_row else dq
+    return by_position(dq), _padded(dk, length), _padded(dv, length)
+
+
 def _columns(mask: Tensor | None, seen: int) -> Tensor | None:
     return mask if mask is None or mask.shape[-1] == 1 else mask[..., :seen]
 
@@ -126,5 +175,7 @@ def _padded(grad: Tensor, length: int) -> Tensor:
     return by_position(torch.nn.functional.pad(grad, (0, 0, 0, missing)) if missing else grad)
 
 
-sdpa_shard.register_fake(empty_results)
-sdpa_shard_backward.register_fake(empty_gradients)
+for _results in (sdpa_shard, sdpa_rows):
+    _results.register_fake(empty_results)
+for _gradients in (sdpa_shard_backward, sdpa_rows_backward):
+    _gradients.register_fake(empty_gradients)

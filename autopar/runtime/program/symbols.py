@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed  # defines the ops of _c10d_functional
@@ -24,12 +24,22 @@ from autopar.ir.uneven import chunk_length, held
 aten = torch.ops.aten
 
 Cuts = tuple[tuple[str, int], ...]
+Slice = tuple[int, int]
 Resolved = tuple[Any, tuple[Any, ...]]
 """An op, and its arguments behind the first one, a tensor."""
 
-CutShard = tuple[int, Cuts, int]
-"""(length, cuts, back): the axes of `cuts` shard a dim into `length` elements each. This is the
-shard `back` places before this rank's, and the last one is before the first."""
+
+class CutShard(NamedTuple):
+    """The axes of `cuts` shard a dim into `length` elements each. This is the shard `back` places
+    before this rank's, and the last one is before the first. If `mirrored` it is that shard of this
+    rank's mirror: of n ranks, n - 1 - r is the mirror of r. It begins `skipped` elements later."""
+
+    length: int
+    cuts: Cuts
+    back: int = 0
+    mirrored: bool = False
+    skipped: int = 0
+
 
 _ON_A_RANK: dict[Any, Callable[..., Resolved]] = {}
 
@@ -59,7 +69,7 @@ def local_chunk(index: Mapping[str, int], dim: int, length: int, axis: str) -> R
 def local_position(index: Mapping[str, int], length: int, path: Cuts) -> Resolved:
     """The indices `x` into a dim, counted from where this rank's shard of `length` elements begins.
     The dim is sharded along the axes of `path`, (name, size) each, outermost first."""
-    return aten.sub.Scalar, (_start(index, (length, path, 0)),)
+    return aten.sub.Scalar, (_start(index, CutShard(length, path)),)
 
 
 @_symbol
@@ -70,6 +80,37 @@ def permute(index: Mapping[str, int], length: int, num_ranks: int, axis: str) ->
     gets, gives = ([0] * num_ranks for _ in range(2))
     gets[(here - 1) % num_ranks] = gives[(here + 1) % num_ranks] = length
     return torch.ops._c10d_functional.all_to_all_single.default, (gets, gives, axis)
+
+
+@_symbol
+def mirror(index: Mapping[str, int], length: int, num_ranks: int, axis: str) -> Resolved:
+    """`x`, a list of `length` elements, from this rank's mirror on mesh axis `axis`, of `num_ranks`
+    ranks."""
+    lengths = [0] * num_ranks
+    lengths[num_ranks - 1 - index[axis]] = length
+    return torch.ops._c10d_functional.all_to_all_single.default, (lengths, lengths, axis)
+
+
+@_symbol
+def zigzag_slice(
+    index: Mapping[str, int], dim: int, low: Slice, high: Slice, num_ranks: int, axis: str
+) -> Resolved:
+    """The elements of `x` along `dim` that `low` has on ranks whose own shard is before that of
+    their mirror, or that is their own mirror, and `high` on others."""
+    return aten.slice.Tensor, (dim, *(low if _is_low(index[axis], num_ranks) else high))
+
+
+@_symbol
+def zigzag_block(index: Mapping[str, int], *args: Any) -> Resolved:
+    """A block of a causal ring in zig-zag order, of (q, k, v, scale, step, length, num_ranks,
+    axis)."""
+    return _zigzag_block(torch.ops.autopar.sdpa_rows.default, index, *args)
+
+
+@_symbol
+def zigzag_block_backward(index: Mapping[str, int], *args: Any) -> Resolved:
+    """Its backward, of (grad_out, q, k, v, out, lse, scale, step, length, num_ranks, axis)."""
+    return _zigzag_block(torch.ops.autopar.sdpa_rows_backward.default, index, *args)
 
 
 @_symbol
@@ -125,16 +166,45 @@ def on_rank(symbol: Any, args: Sequence[Any], index: Mapping[str, int]) -> Resol
 
 def _start(index: Mapping[str, int], shard: CutShard) -> int:
     """The position where a shard begins."""
-    length, cuts, back = shard
     at, count = 0, 1
-    for axis, num_parts in cuts:
+    for axis, num_parts in shard.cuts:
         at, count = at * num_parts + index[axis], count * num_parts
-    return (at - back) % count * length
+    if shard.mirrored:
+        at = count - 1 - at
+    return (at - shard.back) % count * shard.length + shard.skipped
 
 
 def _attention(op: Any, index: Mapping[str, int], *args: Any) -> Resolved:
     *rest, queries, keys = args
     return op, (*rest, _start(index, queries), _start(index, keys))
+
+
+def _zigzag_block(op: Any, index: Mapping[str, int], *args: Any) -> Resolved:
+    """In `step` a rank has the keys of the rank `step` places before it. All of its rows attend to
+    the earlier half of those keys, if that is earlier than its own earlier half. If not, its later
+    half attends to all of them."""
+    *rest, step, length, num_ranks, axis = args
+    here = index[axis]
+    there = (here - step) % num_ranks
+    if _chunk_of(there, num_ranks) < _chunk_of(here, num_ranks):
+        return op, (*rest, 0, _low_length(there, length, num_ranks))
+    return op, (*rest, _low_length(here, length, num_ranks), length)
+
+
+def _is_low(rank: int, num_ranks: int) -> bool:
+    """Whether a rank keeps the earlier of its two chunks in zig-zag order."""
+    return 2 * rank < num_ranks
+
+
+def _chunk_of(rank: int, num_ranks: int) -> int:
+    """The earlier of a rank's two chunks in zig-zag order, of 2 `num_ranks`."""
+    return min(2 * rank, 2 * num_ranks - 1 - 2 * rank)
+
+
+def _low_length(rank: int, length: int, num_ranks: int) -> int:
+    """The elements of that chunk. Each rank keeps the first half of its shard of `length`, which is
+    the larger one, and gives the second."""
+    return length - length // 2 if _is_low(rank, num_ranks) else length // 2
 
 
 def _padded(num_dims: int, have: int, want: int) -> Resolved:

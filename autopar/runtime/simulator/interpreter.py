@@ -19,7 +19,7 @@ from autopar.errors import AutoparError
 from autopar.ir.grouping import grouped
 from autopar.ir.mesh import Mesh
 from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, together
-from autopar.runtime.program.symbols import SYMBOLS, on_rank, permute
+from autopar.runtime.program.symbols import SYMBOLS, mirror, on_rank, permute
 
 c10d = torch.ops._c10d_functional
 
@@ -154,10 +154,15 @@ def _permute(shards: list[Tensor]) -> list[Tensor]:
     return [shard.clone() for shard in (shards[-1], *shards[:-1])]
 
 
+def _mirror(shards: list[Tensor]) -> list[Tensor]:
+    return [shard.clone() for shard in reversed(shards)]
+
+
 _COLLECTIVES: Mapping[Any, Callable[[list[Tensor]], list[Tensor]]] = {
     c10d.all_gather_into_tensor.default: _all_gather,
     c10d.all_reduce.default: _all_reduce,
     c10d.reduce_scatter_tensor.default: _reduce_scatter,
     c10d.all_to_all_single.default: _all_to_all,
     permute: _permute,
+    mirror: _mirror,
 }
