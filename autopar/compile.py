@@ -25,10 +25,12 @@ from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.least_memory import least_after_forward, least_at_ops
 from autopar.cost_model.peak_rows import PeakRows
 from autopar.cost_model.price import price
+from autopar.errors import InfeasibleError, SolverError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.peak_candidates import ON_HOST, known_in
 from autopar.ir.problem import Basis, Problem, Solution
 from autopar.ir.sharding import InputSharding
+from autopar.ir.units import format_ns
 from autopar.plans.decisions import make_stage, resolved_request, same_choice
 from autopar.plans.layout import Layout, layouts
 from autopar.plans.memory_refinement import (
@@ -264,26 +266,46 @@ def _refinement(request: PlanRequest, stated: Problem, say: Say) -> MemoryRefine
 
 def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | None:
     """The best plan within the memory limit. Without a limit in the problem, None if the best plan
-    of all is over it."""
-    request = refinement.request
-    solved = _solver(request, refinement.say, cutoff)
+    of all is over it. A search that would take long looks for a rough plan that fits first, reports
+    it (`SearchStep.plan`), and then looks for a better one."""
+    request, rough = refinement.request, None
     for _ in range(MAX_ROUNDS):
         problem = refinement.problem()
-        rough = problem.usage_limit is not None and not refinement.is_known
-        solution = solved(problem, start=refinement.basis, rough=rough)
-        refinement.basis = solution.basis or refinement.basis
-        if refinement.rules_out(solution, cutoff) or refinement.takes_guess(solution):
-            continue
+        is_quick = problem.usage_limit is not None and not refinement.is_thorough
+        solved = _solver(request, refinement.say, cutoff)
+        try:
+            solution = solved(problem, start=refinement.basis, rough=is_quick)
+            refinement.basis = solution.basis or refinement.basis
+            if refinement.rules_out(solution, cutoff) or refinement.takes_guess(solution):
+                continue
+        except (Beaten, InfeasibleError, SolverError) as why:
+            if rough is None:
+                raise
+            bound = why.bound if isinstance(why, Beaten) else rough.solution.bound
+            return replace(rough, solution=bounded(rough.solution, bound))
         candidate, breakdown = _candidate(request, problem, solution, refinement.say)
-        if refinement.holds(solution, candidate.solution, breakdown) and not solution.is_rough:
-            plain, rows = candidate.problem, refinement.rows
-            if request.is_open:
-                plain = PeakRows(candidate.request)(plain, rows)
-            proven = bounded(candidate.solution, refinement.bound)
-            return replace(candidate, problem=plain, solution=proven, peak_candidates=rows)
+        if refinement.holds(solution, candidate.solution, breakdown):
+            within, objective = _bounded(candidate, refinement), candidate.solution.objective
+            if not solution.is_rough:
+                return within
+            if cutoff is None or objective < cutoff:
+                rough, cutoff = within, objective
+                text = f"{request.name}: a first plan that fits, {format_ns(objective)}"
+                refinement.say(SearchStep(text, plan=within))
         if problem.usage_limit is None:
             return None
+    if rough is not None:
+        return rough
     raise refinement.failure()
+
+
+def _bounded(candidate: Candidate, refinement: MemoryRefinement) -> Candidate:
+    """A plan that fits, with the bound on all plans, and the rows that say why it does."""
+    plain, rows = candidate.problem, refinement.rows
+    if refinement.request.is_open:
+        plain = PeakRows(candidate.request)(plain, rows)
+    proven = replace(bounded(candidate.solution, refinement.bound), is_rough=False)
+    return replace(candidate, problem=plain, solution=proven, peak_candidates=rows)
 
 
 def _solver(request: PlanRequest, say: Say, cutoff: int | None) -> Callable[..., Solution]:

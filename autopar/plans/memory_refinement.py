@@ -21,9 +21,12 @@ from autopar.plans.estimates import MicrobatchMemory, StageEstimates
 from autopar.plans.requests.request import PlanRequest
 from autopar.plans.structure import Stage
 
-MAX_ROUNDS = 10
+MAX_ROUNDS = 12
 """How many plans are made for a limit, each with more rows, or more set aside, than the one
 before."""
+
+_MOST_ROUGH = 3
+"""How many of them may be rough: a rough plan shows as well which rows are missing."""
 
 _MAX_PEAK_CANDIDATES = 8
 """How many peak candidates of one plan become rows."""
@@ -101,8 +104,10 @@ class MemoryRefinement:
     estimates: StageEstimates | None = None
     is_smallest: bool = False
     """Whether no more is set aside than some plan leaves free."""
-    is_known: bool = False
-    """Whether a plan made for the limit has shown which rows are missing: the first seldom fits."""
+    num_rough: int = 0
+    """Rough plans so far that do not fit."""
+    is_thorough: bool = False
+    """Whether rough plans will not do any more: one fits, or several did not."""
     is_guess: bool = False
     """Whether what is set aside is that of another plan, which may have far more in flight."""
     guess: Mapping[PeakCandidate, int] = field(default_factory=dict[PeakCandidate, int])
@@ -139,6 +144,7 @@ class MemoryRefinement:
         if conflict is None or not any(self.rows.values()):
             reason = str(solution.statistics.get("reason", ""))
             raise infeasible(name, conflict, reason, self.problem())
+        self.is_thorough = True
         if self.is_guess:
             self.rows, self.is_guess = dict.fromkeys(self.rows, 0), False
             return True
@@ -156,7 +162,7 @@ class MemoryRefinement:
             return False
         self.bound = max(self.bound, solution.bound)
         self.rows, self.guess = {**self.rows, **self.guess}, {}
-        self.is_known = self.is_guess = self.is_borrowed = True
+        self.is_guess = self.is_borrowed = True
         return True
 
     def holds(self, solution: Solution, resolved: Solution, costs: CostBreakdown) -> bool:
@@ -164,7 +170,6 @@ class MemoryRefinement:
         optional copies. If it does not, the peak candidates that break the limit become rows.
         SolverError if the plan does not cost what the solver says."""
         mesh, estimates = self.request.mesh, costs.estimates
-        self.is_known = self.stated.usage_limit is not None
         if estimates.modelled_ns != resolved.objective:
             raise SolverError(
                 f"mesh {mesh}: the plan costs {estimates.modelled_ns} ns by its own cost breakdown "
@@ -178,6 +183,10 @@ class MemoryRefinement:
             over |= costs.fullest[:_MAX_PEAK_CANDIDATES]
         if estimates.host_bytes > self._limit(ON_HOST):
             over[ON_HOST] = estimates.host_bytes
+        if self.stated.usage_limit is not None:
+            self.num_rough += bool(over)
+            is_enough = not over or self.num_rough >= _MOST_ROUGH
+            self.is_thorough = is_enough or not solution.is_rough
         if not over:
             return True
         self._learn(solution, over)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -58,16 +58,22 @@ class CandidateOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class SearchStep(str):
     """A text of progress from a search, with the `outcomes` of its candidates so far. It says of
-    work that is done: about `work_ns` CPU nanoseconds, counted, and so the same in every run."""
+    work that is done: about `work_ns` CPU nanoseconds, counted, and so the same in every run. A
+    `plan` is a candidate's that fits, while a better one is looked for."""
 
     outcomes: tuple[CandidateOutcome, ...]
     work_ns: int
+    plan: Any
 
     def __new__(
-        cls, text: str, outcomes: tuple[CandidateOutcome, ...] = (), work_ns: int = 0
+        cls,
+        text: str,
+        outcomes: tuple[CandidateOutcome, ...] = (),
+        work_ns: int = 0,
+        plan: Any = None,
     ) -> SearchStep:
         step = super().__new__(cls, text)
-        step.outcomes, step.work_ns = outcomes, work_ns
+        step.outcomes, step.work_ns, step.plan = outcomes, work_ns, plan
         return step
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:

@@ -186,7 +186,7 @@ def _search(
     from autopar.solver.column_generation.path import generate_columns, quick_bound
 
     if _is_in_parts(problem, aim):
-        return generate_columns(problem, clock, progress, least, aim.tolerance)
+        return generate_columns(problem, clock, progress, least, aim.tolerance, rough=aim.rough)
     assert cutoff is not None
     bound = quick_bound(problem, clock, cutoff)
     if bound >= cutoff:

@@ -67,7 +67,8 @@ def test_what_recompute_cannot_save_is_split() -> None:
         # No time is lost by recompute: the fewest that a tenth of the activations fits in.
         count = likely_count(request, holding(free(request), times * room, 0))
         assert count == next(n for n in possible_counts(request.graph) if 10 * n >= times)
-    assert likely_count(request, holding(free(request), 10**6 * room, 0)) == BATCH
+    most = likely_count(request, holding(free(request), 10**6 * room, 0))
+    assert most == BATCH // 2, "two devices share the samples of each"
 
 
 def test_what_takes_long_to_recompute_is_split_further() -> None:

@@ -139,14 +139,19 @@ def test_what_is_not_known_of_three_axes_unasked_is_not_said_of_the_best_plan(
     assert better.bound_ns < 0.6 * better.objective_ns
 
 
-def test_meshes_along_the_levels_come_first_then_those_like_them() -> None:
+@pytest.mark.parametrize(("rows", "first"), [(64, []), (128, ["dp=64"])])
+def test_meshes_along_the_levels_come_first_then_those_like_them(
+    rows: int, first: list[str]
+) -> None:
+    """With several samples a device the mesh of one axis is before them."""
     heard: list[str] = []
-    planned("auto", cluster="8x8xH100", heard=heard)
+    planned("auto", cluster="8x8xH100", rows=rows, heard=heard)
     tried = [text for text in heard if text.startswith("solving for mesh")]
     meshes = [text.removeprefix("solving for mesh ") for text in tried]
-    assert meshes[0] == "dp=8,tp=8"
-    assert {*meshes[1:3]} == {"dp=4,tp=16", "dp=16,tp=4"}
     of_two = len(candidate_meshes(parse_cluster("8x8xH100"), 2))
+    at = len(first)
+    assert meshes[: at + 1] == [*first, "dp=8,tp=8"]
+    assert {*meshes[at + 1 : at + 3]} == {"dp=4,tp=16", "dp=16,tp=4"}
     assert all(mesh.count(",") < 2 for mesh in meshes[:of_two])
     assert all(mesh.count(",") == 2 for mesh in meshes[of_two:])
 

@@ -191,9 +191,11 @@ FAILS = replace(
 
 
 @SETTINGS
-@given(windowed_problems(), st.sampled_from([0.0, 0.02, 0.2]))
-@example(FAILS, 0.0)
-def test_column_generation_says_no_more_than_is_so(stated: Problem, tolerance: float) -> None:
+@given(windowed_problems(), st.sampled_from([0.0, 0.02, 0.2]), st.booleans())
+@example(FAILS, 0.0, False)
+def test_column_generation_says_no_more_than_is_so(
+    stated: Problem, tolerance: float, rough: bool
+) -> None:
     """Where the whole is not looked at, the bound is below all plans nevertheless."""
     best = solve_by_enumeration(stated)
     with pytest.MonkeyPatch.context() as patch:
@@ -204,11 +206,32 @@ def test_column_generation_says_no_more_than_is_so(stated: Problem, tolerance: f
         patch.setattr(path, "_FEW_CHOICES", 3)
         patch.setattr(path, "_FEW_WHEN_COARSE", 3)
         patch.setattr(path, "_VERY_FEW", 3)
-        solution = solve(stated, tolerance=tolerance)
+        solution = solve(stated, tolerance=tolerance, rough=rough)
     if best.objective is None:
         assert solution.status is Status.INFEASIBLE
         return
     assert solution.bound <= best.objective <= solution.objective
+    assert evaluate(stated, solution.choice).objective == solution.objective
+
+
+@pytest.mark.parametrize(("few", "is_rough"), [(0, True), (100, False)])
+def test_a_rough_search_ends_with_a_master_that_has_no_better_plan(
+    monkeypatch: pytest.MonkeyPatch, few: int, is_rough: bool
+) -> None:
+    """If many choices are left. What a larger master would have proven stays open."""
+    stated = problem([[0, 0], [0], [0, 0, 0], [4, 4, 4]])
+    window = overlap({"device": ({3: [0, 0, 1]}, {}), "x": ({}, {})})
+    stated = replace(stated, windows=(window,))
+    for module, name, value in (
+        *((driver, name, -1) for name in ("MAX_CHOICES", "_FEW_CHOICES")),
+        *((path, name, 2) for name in ("_FIRST_CHOICES", "_MORE_CHOICES")),
+        *((path, name, few) for name in ("_FEW_CHOICES", "_FEW_WHEN_COARSE", "_VERY_FEW")),
+    ):
+        monkeypatch.setattr(module, name, value)
+    found, whole = solve(stated, rough=True), solve(stated)
+    assert found.is_rough == is_rough and not whole.is_rough
+    assert found.objective == whole.objective == whole.bound == 4
+    assert (found.bound < 4) == is_rough
 
 
 def test_a_plan_that_is_near_enough_takes_no_look_at_all_choices(

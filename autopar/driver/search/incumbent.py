@@ -47,11 +47,16 @@ class Trail:
         self._outcomes: dict[str, CandidateOutcome] = {}
         self._known: dict[tuple[object, ...], tuple[_Outcome, int]] = {}
         """What became of a request, and the cutoff that it had; 0 for none."""
+        self._rough: list[Candidate] = []
+        """Plans that fit, of candidates of which a better one was looked for."""
 
     def __call__(self, text: str) -> None:
         """Reports progress. Stopped if that is of work, and the search was ended, or has come to
         its limit of work."""
         work_ns = text.work_ns if isinstance(text, SearchStep) else 0
+        if isinstance(text, SearchStep) and isinstance(text.plan, Candidate):
+            self._rough.append(text.plan)
+            self.note(text.plan.request.name, "planned", text.plan.solution.objective)
         self._say(SearchStep(text, self.outcomes, work_ns))
         if work_ns:
             self.count(work_ns)
@@ -97,8 +102,9 @@ class Trail:
 
     @property
     def planned(self) -> tuple[Candidate, ...]:
-        """The plans of all candidates on one mesh (`once`)."""
-        return tuple(known for known, _ in self._known.values() if isinstance(known, Candidate))
+        """The plans of all candidates on one mesh (`once`), rough ones as well."""
+        known = (each for each, _ in self._known.values() if isinstance(each, Candidate))
+        return (*known, *self._rough)
 
     def note(self, name: str, result: OutcomeKind, ns: int | None = None, reason: str = "") -> None:
         """Stores the outcome of a candidate: of several plans the best, and of what another search
@@ -113,7 +119,8 @@ class Trail:
     @contextmanager
     def once(self, request: PlanRequest, tried: CandidateAttempt[Candidate]) -> Generator[None]:
         """Within it, the caller sets the `result` of an attempt, unless another search of this
-        trail has had the same request. Then the `result` is set already, or its error is raised."""
+        trail has had the same request. Then the `result` is set already, or its error is raised. If
+        the search is ended within it, the `result` is the plan so far, if there is one."""
         options, cutoff = request.options, tried.needed_ns
         key = (
             *(request.mesh.text, request.microbatches, request.loss_chunks, request.tolerance),
@@ -126,9 +133,12 @@ class Trail:
             known = None
         if isinstance(known, Exception):
             raise known
-        tried.result = known
+        tried.result, before = known, len(self._rough)
         try:
             yield
+        except (KeyboardInterrupt, Stopped):
+            tried.result = next(reversed(self._rough[before:]), None)
+            raise
         except (InfeasibleError, Beaten) as error:
             self._known[key] = error, cutoff or 0
             raise
@@ -223,6 +233,8 @@ class CandidateSearch(Generic[_T]):
         name, place = tried.name, tried.place
         if isinstance(error, Stopped):
             self.stopped = error
+            if tried.result is not None:
+                tried.is_better = self.submit(tried.result, place)
             self._note(name, "skipped", None, f"{error}", message=f"{name}: {error}")
         elif isinstance(error, MemoryBinds):
             tried.free, tried.is_tight = error.free, True

@@ -19,6 +19,7 @@ from autopar.driver.search.infeasible_subset import explain_infeasible, suited
 from autopar.driver.search.on_mesh import best_on_mesh
 from autopar.driver.search.shortage import explain_shortage
 from autopar.errors import ClusterError, InfeasibleError, UnsuitedMeshError
+from autopar.ir.contractions import batch_atoms
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.own_ops import is_end
 from autopar.ir.problem import Solution
@@ -35,6 +36,10 @@ from autopar.plans.requests.strategies import MAX_AXES
 
 _AXES, _MOST_AXES = 2, 3
 """Meshes of up to 2 axes are all tried by default, and a few of 3."""
+
+
+_SEVERAL = 2
+"""From so many samples a device on, a mesh of one axis is tried first."""
 
 
 @contextmanager
@@ -57,8 +62,8 @@ def explaining(graph_request: GraphRequest, say: Say) -> Generator[None]:
 def survey(graph_request: GraphRequest, trail: Trail, *, margin: float = 0.0) -> Finding:
     """The best plan over all meshes that the options admit, and what is known of the others.
 
-    Meshes like the levels of the cluster come first: a good incumbent cuts off the others early. A
-    mesh is cut off once it is known to have no plan better than the incumbent, or none within
+    Likely meshes come first (`_in_order`): a good incumbent cuts off the others early. A mesh is
+    cut off once it is known to have no plan better than the incumbent, or none within
     `margin` (a fraction) of it. It is also cut off if its solve without a memory limit finds none.
     Unless a mesh is named, the meshes of three axes with the lowest bounds come last. Of equally
     good meshes the first that is listed wins. InfeasibleError, that of the first mesh, if none has
@@ -93,7 +98,7 @@ class _Looked:
         which its plans may be worse than the incumbent, the margin where it is None. Those of
         three axes have to be better by as much as the best may be above its own bound."""
         requests = suited(self._request, meshes_of(self._request.cluster, self._request.options))
-        for place in likely_first(requests):
+        for place in _in_order(requests):
             yield place, requests[place], None
         least = self._request.options.policy.refined_devices
         if self._request.cluster.num_devices < least:
@@ -218,9 +223,20 @@ def _finer(graph_request: GraphRequest) -> Sequence[PlanRequest]:
         return ()
 
 
+def _in_order(requests: Sequence[PlanRequest]) -> list[int]:
+    """The places of `requests`, of one cluster, in the order they are tried: likely ones first. A
+    mesh of one axis is before those if each device has several samples: sharding the batch over all
+    devices is then near the best, and problems on one axis are a fraction as large."""
+    samples = [requests[0].graph.atoms[atom].size for atom in batch_atoms(requests[0].graph)]
+    is_wide = min(samples, default=0) >= _SEVERAL * requests[0].cluster.num_devices
+    return sorted(
+        likely_first(requests), key=lambda at: is_wide and len(requests[at].mesh.sizes) > 1
+    )
+
+
 def likely_first(requests: Sequence[PlanRequest]) -> list[int]:
-    """The places of `requests`, of one cluster, in the order they are tried: the mesh along the
-    levels of the cluster first, then those most like it."""
+    """The places of `requests`, of one cluster, likely ones first: the mesh along the levels of the
+    cluster, then those most like it."""
 
     def unlikeness(place: int) -> float:
         cluster, mesh = requests[place].cluster, requests[place].mesh

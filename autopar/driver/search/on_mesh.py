@@ -11,6 +11,7 @@ from autopar.compile import best_on, check_least, check_surely
 from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail
 from autopar.driver.search.open_counts import (
     chunk_ladder,
+    even_counts,
     in_chunks,
     likely_count,
     most_saved_bytes,
@@ -20,6 +21,7 @@ from autopar.errors import InfeasibleError
 from autopar.ir.passes.losses import heads_of
 from autopar.plans.memory_refinement import Beaten, Candidate, MemoryRefinement, bounded
 from autopar.plans.provenance import FRAGILE
+from autopar.plans.requests.options import AUTO
 from autopar.plans.requests.request import PlanRequest
 from autopar.plans.work import check_ns
 
@@ -112,7 +114,7 @@ class _Counts:
     def candidates(self, known: Candidate | None, near: int | None) -> Iterator[_Try]:
         """The candidates of each number, from a likely one on: `near` if given, or that of the
         plan `known` with the loss whole."""
-        line, count = tuple(_in_microbatches(self.request, self.is_chunked)), 1
+        line, count = self._line(), 1
         if known is not None:
             count = known.request.microbatches
         elif near is not None:
@@ -123,6 +125,19 @@ class _Counts:
         start = max((k for k, each in enumerate(line) if each.microbatches <= count), default=0)
         for here in self.search.from_likely(line, start):
             yield from self._of_count(here)
+
+    def _line(self) -> Sequence[PlanRequest]:
+        """The request in each number of microbatches. Where samples are sharded over all devices,
+        on one axis, more microbatches than that allows are left to meshes that shard something
+        else besides."""
+        line = tuple(_in_microbatches(self.request, self.is_chunked))
+        even, mesh = [*even_counts(self.request)], self.request.mesh
+        is_left = len(line) > len(even) > 1 == len(mesh.sizes)
+        if not is_left or self.request.options.mesh != AUTO:
+            return line
+        more = f"{self.request.name} in more than {even[-1]} microbatches"
+        self.search.trail.skip(more, "samples that do not divide")
+        return line[: len(even)]
 
     def _of_count(self, here: PlanRequest) -> Iterator[_Try]:
         """The candidates of a number of microbatches."""

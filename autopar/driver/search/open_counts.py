@@ -65,18 +65,28 @@ def likely_count(request: PlanRequest, free: StageEstimates, freed_bytes: int = 
     `freed_bytes` less. What does not fit is recomputed: all of it in the time of forward, a third
     of the compute. Each microbatch beyond the first gathers parameters twice and reduces
     gradients, which the plan `free` does once each. What that holds whole of parameters without
-    gradients is gathered then.
+    gradients is gathered then. A number is likely only if each axis of the mesh can still shard the
+    samples.
     """
     memory, limit = free.memory, request.memory_limit_bytes
     active = max(1, memory.total - memory.at_rest - freed_bytes)
     room = max(0, limit - least_at_rest(request))
-    counts, likely = [*possible_counts(request.graph)], list[tuple[float, int]]()
+    counts, likely = [*even_counts(request)], list[tuple[float, int]]()
     more_ns = 1.5 * _params_ns(request, free) + 2 * _frozen_ns(request, free)
     for count in counts:
         missing = max(0.0, 1 - count * room / active)
         if missing <= _SAVED_BY_RECOMPUTE:
             likely.append(((count - 1) * more_ns + missing * free.compute_ns / 3, count))
     return min(likely)[1] if likely else counts[-1]
+
+
+def even_counts(request: PlanRequest) -> Iterator[int]:
+    """The possible numbers with which each axis of the mesh can shard the samples; at least 1."""
+    atoms = batch_atoms(request.graph)
+    for count in possible_counts(request.graph):
+        parts = [request.graph.atoms[atom].size // count for atom in atoms]
+        if count == 1 or not any(size % axis.size for size in parts for axis in request.mesh):
+            yield count
 
 
 def _params_ns(request: PlanRequest, free: StageEstimates) -> int:

@@ -88,10 +88,13 @@ def generate_columns(
     progress: Progress,
     cutoff: float = float("inf"),
     tolerance: float = 0.0,
+    *,
+    rough: bool = False,
 ) -> Search:
     """Solves `problem` as far as `TOLERANCE`, rounds and clock allow. It ends earlier once no plan
-    can cost less than `cutoff`, or the gap is at most `tolerance`."""
-    work = _Work(problem, clock, progress, cutoff, tolerance)
+    can cost less than `cutoff`, or the gap is at most `tolerance`. A `rough` search with windows
+    ends with a round that finds no better plan, if many choices are left."""
+    work = _Work(problem, clock, progress, cutoff, tolerance, rough=rough)
     work.begin()
     for number in range(_ROUNDS):
         if work.finished():
@@ -130,8 +133,10 @@ class _Work:
         progress: Progress,
         cutoff: float,
         tolerance: float,
+        *,
+        rough: bool,
     ) -> None:
-        self.problem = problem
+        self.problem, self._rough = problem, rough and bool(problem.windows)
         self._breaks_ties = not tolerance
         if problem.windows:
             tolerance = max(tolerance, exact.WINDOWED_TOLERANCE)
@@ -184,13 +189,17 @@ class _Work:
         is_better = state.cost < (1 - TOLERANCE) * cost
         has_plan = state.evaluation is not None
         self._is_vain = has_plan and (not is_better or search.bound >= state.cutoff)
+        if self._rough and has_plan and not is_better:
+            state.is_rough = self._done = sum(map(len, self.left)) > _FEW_CHOICES
         if search.relaxation is None or search.infeasible:
             grown = self._grow(sum(map(len, self.kept)))
             state.infeasible = search.infeasible and not grown
             self._done = not grown
             return
-        model, row_duals = search.relaxation
         state.byte_ns = search.byte_ns
+        if self._done:
+            return
+        model, row_duals = search.relaxation
         summed, distances = self.problem, self.distances
         if summed.windows:
             summed = weighed(summed, model.shares(row_duals))
