@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,6 +30,7 @@ from autopar.ir.schedule import (
 from autopar.plans.decisions import make_stage
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.request import make_graph_request
+from autopar.plans.scheduling.bucketing import PutOff
 from autopar.plans.scheduling.events import schedule
 from autopar.plans.scheduling.step_state import with_frees
 from tests.cost_model.test_price import LIMIT, random_solution
@@ -91,12 +95,17 @@ def test_small_parameters_are_gathered_together_and_cut_out_one_by_one() -> None
     assert taken == [x for k in range(LAYERS) for x in (f"param:w{k}@forward", ops[k])]
 
 
-def test_gradients_leave_at_once_and_are_waited_for_when_the_next_block_is_over() -> None:
+def test_gradients_leave_before_the_next_op_and_are_waited_for_when_the_next_block_is_over() -> (
+    None
+):
+    """Behind parameters that this op waits for, and those of the next block."""
     graph, found = step(SHARDED, 1)
     told = list(texts(graph, found.backward))
     for k in range(LAYERS):
         made = told.index(f"wgrad.{k}")
-        assert told[made + 1].startswith(f"start 1 wgrad.{k}@")
+        between = told[made + 1 : told.index(f"dgrad.{k}")] if k else told[made + 1 : made + 2]
+        assert between[-1].startswith(f"start 1 wgrad.{k}@")
+        assert all(text.split()[-1].startswith("param:") for text in between[:-1])
     under_way, most = 0, 0
     for text in told:
         if "wgrad" in text:
@@ -105,6 +114,34 @@ def test_gradients_leave_at_once_and_are_waited_for_when_the_next_block_is_over(
     assert most == 2 and under_way == 0
     waits = [text for text in told if text.startswith("wait wgrad")]
     assert waits == sorted(waits, reverse=True), "the oldest is waited for first"
+
+
+def test_a_bucket_is_put_off_only_by_what_is_soon_over() -> None:
+    @dataclass(frozen=True, eq=False)
+    class Made:
+        axis: int
+        num_bytes: int = 200
+
+        def message(self) -> Made:
+            return self
+
+    def bucket(axis: int) -> Any:
+        return Made(axis)
+
+    def started(starts: list[Start]) -> list[Message]:
+        return [start.message for start in starts]
+
+    put_off = PutOff()
+    first, second, third = (put_off.add(bucket(axis)) for axis in (0, 1, 1))
+    assert put_off.before(60) == [] and put_off.before(40) == []
+    fourth = put_off.add(bucket(0))
+    assert started(put_off.before(1)) == [first, second, third]
+    fifth = put_off.add(bucket(1))
+    assert started(put_off.before_wait(fifth)) == [fourth, fifth], "one is on another axis"
+    assert put_off.before_wait(first) == [], "it has started"
+    sixth = put_off.add(bucket(0))
+    assert put_off.before_wait(first) == [], "they are on one axis"
+    assert started(put_off.before(inf)) == [sixth]
 
 
 def test_gradients_that_fill_no_bucket_leave_together_at_the_end() -> None:

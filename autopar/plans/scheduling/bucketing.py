@@ -11,7 +11,7 @@ from math import prod
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph, Node
 from autopar.ir.grouping import grouped
-from autopar.ir.schedule import Message, Transfer, Value
+from autopar.ir.schedule import Message, Start, Transfer, Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
 from autopar.plans.scheduling.routes import Arc, Routes
@@ -57,6 +57,44 @@ class Bucket:
     def message(self) -> Message:
         """The message with all transfers."""
         return Message(tuple(self.transfers))
+
+
+class PutOff:
+    """Messages that nobody needs soon, and that are still to start.
+
+    Messages on the links of one axis come one after the other. One that ops wait for right away, or
+    parameters of the next block, would come behind all of a bucket of gradients that is full just
+    before. So that bucket starts before ops of more work than it has elements of two bytes. To read
+    and write an element takes a part of the time in which a link sends it: the bucket is hardly
+    later.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[Message, float] = {}
+
+    def add(self, bucket: Bucket) -> Message:
+        """Put off the message of a bucket."""
+        message = bucket.message()
+        self._left[message] = bucket.num_bytes / 2
+        return message
+
+    def before(self, its_work: float) -> list[Start]:
+        """The starts of those that come before an op of so much work (`work`), which is done then:
+        all of them before endless work."""
+        due = [message for message, left in self._left.items() if left < its_work]
+        for message in due:
+            del self._left[message]
+        for message in self._left:
+            self._left[message] -= its_work
+        return [Start(message) for message in due]
+
+    def before_wait(self, message: Message) -> list[Start]:
+        """The starts of those that come before a wait for `message`: its own, and those on other
+        axes, whose links might be idle meanwhile."""
+        due = [each for each in self._left if each == message or each.axis != message.axis]
+        for each in due:
+            del self._left[each]
+        return [Start(each) for each in due]
 
 
 class Gathers:

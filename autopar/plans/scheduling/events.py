@@ -5,9 +5,9 @@ Ops come in the order of the graph. Communication starts where it can hide:
 * Parameters are gathered in buckets, in the order of their first use, while the block before the
   one that uses them is computed (`ir.blocks`). Those that are gathered in another dtype are cast
   when the bucket starts.
-* Gradients are sent in buckets, as soon as one is full, or half full when its block is over. They
-  are waited for when the next block is over. Those that become gradients by a cast are cast when
-  they have come.
+* Gradients are sent in buckets once one is full, or half full when its block is over, but behind
+  what is needed sooner (`PutOff`). They are waited for when the next block is over. Those that
+  become gradients by a cast are cast when they have come.
 * Partial tensors are reduced as soon as they are made: less is left to hold, and the reduction has
   time until the first use. Outputs of the graph get their final sharding at once.
 * Offloaded tensors are waited for when the next block is over, and reloaded just in time
@@ -48,7 +48,7 @@ from autopar.ir.schedule import (
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
 from autopar.plans.layout import Layout
-from autopar.plans.scheduling.bucketing import Bucket, Gathers, starts_before
+from autopar.plans.scheduling.bucketing import Bucket, Gathers, PutOff, starts_before, work
 from autopar.plans.scheduling.host_copies import at_home, host_copies, loads, unload
 from autopar.plans.scheduling.routes import Arc
 from autopar.plans.scheduling.step_state import StepState, with_frees
@@ -97,10 +97,10 @@ class _Phase:
         self.under_way: dict[Message, int] = {}
         """Messages of what leaves the graph, or the device, with the block in which they
         started."""
+        self.put_off = PutOff()
         blocks = blocks_of(step.graph, step.layout.mesh)
         self.blocks, self.block = blocks.of, -1
-        self.casts = casts_of(step.graph)
-        self.computed = set[int]()
+        self.casts, self.computed = casts_of(step.graph), set[int]()
         is_split = phase is Phase.BACKWARD and step.graph.second_part is not None
         self.end_of_part: float = step.graph.second_part or 0 if is_split else inf
         self.later: list[Group] = []
@@ -108,9 +108,8 @@ class _Phase:
         self.second = -1
         """The first event of the second part."""
         self.due = step.when_saved() if phase is Phase.FORWARD else {}
-        first_with = partial(blocks.first_with, phase)
         needs = step.in_order(self.nodes, self.due, self.blocks)
-        self.gathers = Gathers(step.graph, step.routes, needs, first_with)
+        self.gathers = Gathers(step.graph, step.routes, needs, partial(blocks.first_with, phase))
         self.starting = self._when_gathered()
         """Buckets of gathers, by the op before which they start."""
         self.copies = host_copies(step.layout, phase)
@@ -220,6 +219,7 @@ class _Phase:
 
     def _compute(self, node: Node) -> None:
         """Compute an op, whose inputs are there."""
+        self.events += self.put_off.before(work(self.step.graph, node))
         self.computed.add(node.index)
         refs = [Ref(node.index, output) for output in range(len(node.outputs))]
         makes = tuple(Value(self.phase, ref, self.step.layout.output_state(ref)) for ref in refs)
@@ -294,6 +294,7 @@ class _Phase:
         """Wait for a message, unless that is done."""
         if message in self.waited:
             return
+        self.events += self.put_off.before_wait(message)
         self.waited.add(message)
         self.events.append(Wait(message))
         if message.transfers[0].target in self.gathers.place_of:
@@ -381,8 +382,8 @@ class _Phase:
             self._send(key)
 
     def _send(self, key: tuple[object, ...]) -> None:
-        message = self.open.pop(key).message()
-        self._start(message)
+        message = self.put_off.add(self.open.pop(key))
+        self.coming |= {transfer.target: message for transfer in message.transfers}
         self.under_way[message] = self.block
 
     def _flush(self) -> None:
@@ -390,6 +391,7 @@ class _Phase:
         while self.open or self.under_way:
             for key in list(self.open):
                 self._send(key)
+            self.events += self.put_off.before(inf)
             while self.under_way:
                 self._land(next(iter(self.under_way)))
 
