@@ -25,10 +25,10 @@ from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.least_memory import least_after_forward, least_at_ops
 from autopar.cost_model.peak_rows import PeakRows
 from autopar.cost_model.price import price
-from autopar.errors import InfeasibleError, SolverError
+from autopar.errors import InfeasibleError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.peak_candidates import ON_HOST, known_in
-from autopar.ir.problem import Basis, Problem, Solution
+from autopar.ir.problem import Basis, Problem, Solution, Status
 from autopar.ir.sharding import InputSharding
 from autopar.ir.units import format_ns
 from autopar.plans.decisions import make_stage, resolved_request, same_choice
@@ -275,10 +275,12 @@ def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | Non
         solved = _solver(request, refinement.say, cutoff)
         try:
             solution = solved(problem, start=refinement.basis, rough=is_quick)
+            if rough is not None and solution.status is Status.LIMIT:
+                return rough
             refinement.basis = solution.basis or refinement.basis
             if refinement.rules_out(solution, cutoff) or refinement.takes_guess(solution):
                 continue
-        except (Beaten, InfeasibleError, SolverError) as why:
+        except (Beaten, InfeasibleError) as why:
             if rough is None:
                 raise
             bound = why.bound if isinstance(why, Beaten) else rough.solution.bound

@@ -305,33 +305,35 @@ def _blocks(call: JointCall) -> list[float]:
 
 def _ring_scratch(call: JointCall) -> int:
     """Bytes of a ring's buffers: two blocks of keys and values, the current and the coming one, the
-    result of a block, and the sum in the dtype of sums. In backward also two blocks of gradients,
-    and the gradients of the current block."""
+    result of a block, and in the dtype of sums the sum, the next one, and in forward what is added
+    to it. In backward also two blocks of gradients, and the gradients of the current block."""
     first, result = _FIRST[call.node.op], call.outputs[0]
     passed = sum(tensor.num_bytes for tensor in call.inputs[first + 1 : first + 3])
-    blocks = 2 if call.node.op == FORWARD else 5
+    blocks, sums = (2, 3) if call.node.op == FORWARD else (5, 2)
     summed = row_itemsize(result.dtype) * prod(result.shape)
-    return blocks * passed + result.num_bytes + summed
+    return blocks * passed + result.num_bytes + sums * summed
 
 
 def _zigzag_scratch(call: JointCall) -> int:
     """Bytes of rows in zig-zag order: halves that are sent and that come, results of both halves,
     and in backward the gradients of keys and values from each."""
-    rows = _reordered(call)
+    rows = _reordered(call, 0) + _reordered(call, 1)
     if call.node.op == FORWARD:
         return 2 * rows
     return 2 * (rows + sum(tensor.num_bytes for tensor in call.outputs[1:]))
 
 
 def _ring_zigzag_scratch(call: JointCall) -> int:
-    """Bytes of a ring in zig-zag order: of a ring, and inputs in that order."""
-    return _reordered(call) + max(_reordered(call), _ring_scratch(call))
+    """Bytes of a ring in zig-zag order: of a ring, and inputs in that order. They are parts of one
+    and a half times themselves: of both halves, and the first one again."""
+    inputs = _reordered(call, 0) * 3 // 2
+    return inputs + max(inputs, _ring_scratch(call))
 
 
-def _reordered(call: JointCall) -> int:
-    """Bytes of the inputs that have rows."""
-    slots = _slots(call.node, call.name)[0]
-    pairs = zip(call.inputs, slots, strict=True)
+def _reordered(call: JointCall, side: int) -> int:
+    """Bytes of the inputs (side 0) or outputs (1) that have rows."""
+    tensors, slots = (call.inputs, call.outputs)[side], _slots(call.node, call.name)[side]
+    pairs = zip(tensors, slots, strict=True)
     return sum(tensor.num_bytes for tensor, slot in pairs if slot is not None)
 
 

@@ -196,6 +196,13 @@ def test_where_no_ring_is_offered(kind: str, keys: int) -> None:
     assert not any(factor.name == RING for node in ops for factor in node.factors)
 
 
+@pytest.mark.parametrize("name", ["ring, zig-zag", "gathered, zig-zag"])
+def test_what_zigzag_order_takes_is_covered_by_its_price(name: str) -> None:
+    for n in (N, 2 * N):
+        _, peak, limit = held(FORMS[name], "causal", n)
+        assert peak <= limit
+
+
 @pytest.mark.parametrize("kind", ["full", "causal"])
 def test_a_ring_holds_shards_alone(kind: str) -> None:
     """Twice the ranks halve all that a rank holds, of which no tensor is larger than its shard of

@@ -115,11 +115,10 @@ def around_backward(
             if behind is not None:
                 part = p(aten.add.Tensor, part, p(c10d.wait_tensor.default, behind))
             behind = ring.passed_on(part)
-    home = p(c10d.wait_tensor.default, behind)
-    return [
-        p.cast(dq, p.dtype, given=p.sums_in),
-        *ring.unpacked(p(aten.add.Tensor, own, home)),
-    ]
+    # In a ring of one rank nothing goes round.
+    if behind is not None:
+        own = p(aten.add.Tensor, own, p(c10d.wait_tensor.default, behind))
+    return [p.cast(dq, p.dtype, given=p.sums_in), *ring.unpacked(own)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,15 +48,18 @@ class Trail:
         self._known: dict[tuple[object, ...], tuple[_Outcome, int]] = {}
         """What became of a request, and the cutoff that it had; 0 for none."""
         self._rough: list[Candidate] = []
-        """Plans that fit, of candidates of which a better one was looked for."""
+        """Plans that fit, of the candidate at hand, of which a better one is looked for."""
+        self._is_at_hand = False
+        """Whether there is one (`once`): other plans are of what is not asked for."""
 
     def __call__(self, text: str) -> None:
         """Reports progress. Stopped if that is of work, and the search was ended, or has come to
         its limit of work."""
         work_ns = text.work_ns if isinstance(text, SearchStep) else 0
-        if isinstance(text, SearchStep) and isinstance(text.plan, Candidate):
-            self._rough.append(text.plan)
-            self.note(text.plan.request.name, "planned", text.plan.solution.objective)
+        plan = text.plan if isinstance(text, SearchStep) and self._is_at_hand else None
+        if isinstance(plan, Candidate):
+            self._rough.append(plan)
+            self.note(plan.request.name, "planned", plan.solution.objective)
         self._say(SearchStep(text, self.outcomes, work_ns))
         if work_ns:
             self.count(work_ns)
@@ -102,7 +105,7 @@ class Trail:
 
     @property
     def planned(self) -> tuple[Candidate, ...]:
-        """The plans of all candidates on one mesh (`once`), rough ones as well."""
+        """The plans of all candidates on one mesh (`once`), and rough ones of that at hand."""
         known = (each for each, _ in self._known.values() if isinstance(each, Candidate))
         return (*known, *self._rough)
 
@@ -133,16 +136,20 @@ class Trail:
             known = None
         if isinstance(known, Exception):
             raise known
-        tried.result, before = known, len(self._rough)
+        tried.result = known
+        self._rough, self._is_at_hand = [], True
         try:
             yield
         except (KeyboardInterrupt, Stopped):
-            tried.result = next(reversed(self._rough[before:]), None)
+            tried.result = next(reversed(self._rough), None)
             raise
         except (InfeasibleError, Beaten) as error:
             self._known[key] = error, cutoff or 0
             raise
+        finally:
+            self._is_at_hand = False
         assert tried.result is not None
+        self._rough = []
         self._known[key] = tried.result, cutoff or 0
 
     def skip(self, name: str, threshold: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from autopar.cluster.mesh_shapes import candidate_meshes
 from autopar.compile import best_on, check_least, check_surely
 from autopar.driver.search.incumbent import CandidateAttempt, CandidateSearch, Trail
 from autopar.driver.search.open_counts import (
@@ -127,15 +128,21 @@ class _Counts:
             yield from self._of_count(here)
 
     def _line(self) -> Sequence[PlanRequest]:
-        """The request in each number of microbatches. Where samples are sharded over all devices,
-        on one axis, more microbatches than that allows are left to meshes that shard something
-        else besides."""
+        """The request in each number of microbatches. Where many devices share the samples, on one
+        axis, more microbatches than that allows are left to meshes of two axes, if there are any:
+        these can shard something else besides."""
         line = tuple(_in_microbatches(self.request, self.is_chunked))
-        even, mesh = [*even_counts(self.request)], self.request.mesh
-        is_left = len(line) > len(even) > 1 == len(mesh.sizes)
-        if not is_left or self.request.options.mesh != AUTO:
+        request, even = self.request, [*even_counts(self.request)]
+        options, cluster = request.options, request.cluster
+        is_open = options.mesh == AUTO and not options.imposed
+        if (
+            not len(line) > len(even) > 1 == len(request.mesh.sizes)
+            or not is_open
+            or cluster.num_devices < options.policy.refined_devices
+            or len(candidate_meshes(cluster, 2)) == 1
+        ):
             return line
-        more = f"{self.request.name} in more than {even[-1]} microbatches"
+        more = f"{request.name} in more than {even[-1]} microbatches"
         self.search.trail.skip(more, "samples that do not divide")
         return line[: len(even)]
 

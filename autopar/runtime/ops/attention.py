@@ -84,7 +84,8 @@ def sdpa_backward(
         unused = torch.empty((), dtype=torch.int64, device=q.device)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             *_strided(grad_out, q, k, v, out),
-            lse,
+            # The kernel reads it by its shape alone, whatever its strides: it may be a slice.
+            lse.contiguous(),
             None,
             None,
             q.shape[2],

@@ -149,8 +149,7 @@ def sdpa_rows_backward(
         return dq, dk, dv
     rows = (x[:, :, first_row:] for x in (grad_out, q))
     columns = (x[:, :, :num_keys] for x in (k, v))
-    # CUDA's fused kernel takes the lse to lie without gaps.
-    results = out[:, :, first_row:], lse[:, :, first_row:].contiguous()
+    results = (x[:, :, first_row:] for x in (out, lse))
     dq, dk, dv = sdpa_backward(*rows, *columns, *results, None, False, scale)
     dq = torch.nn.functional.pad(dq, (0, 0, first_row, 0)) if first_row else dq
     return by_position(dq), _padded(dk, length), _padded(dv, length)

@@ -134,7 +134,7 @@ class _Work:
         cutoff: float,
         tolerance: float,
         *,
-        rough: bool,
+        rough: bool = False,
     ) -> None:
         self.problem, self._rough = problem, rough and bool(problem.windows)
         self._breaks_ties = not tolerance
@@ -189,16 +189,16 @@ class _Work:
         is_better = state.cost < (1 - TOLERANCE) * cost
         has_plan = state.evaluation is not None
         self._is_vain = has_plan and (not is_better or search.bound >= state.cutoff)
-        if self._rough and has_plan and not is_better:
-            state.is_rough = self._done = sum(map(len, self.left)) > _FEW_CHOICES
         if search.relaxation is None or search.infeasible:
             grown = self._grow(sum(map(len, self.kept)))
             state.infeasible = search.infeasible and not grown
             self._done = not grown
             return
         state.byte_ns = search.byte_ns
-        if self._done:
-            return
+        if self._rough and has_plan and not is_better:
+            state.is_rough = self._done = sum(map(len, self.left)) > _FEW_CHOICES
+            if self._done:
+                return
         model, row_duals = search.relaxation
         summed, distances = self.problem, self.distances
         if summed.windows:
