@@ -171,8 +171,8 @@ class _Swap:
     def joined(self, *parts: fx.Node, num_dims: int) -> fx.Node:
         """The parts one after the other, as attention lays its tensors out."""
         dim = 1 if num_dims == _NUM_DIMS else _SEQUENCE
-        rows = self.p(aten.cat.default, [self._rows(part, num_dims) for part in parts], dim)
-        return self._rows(rows, num_dims)
+        rows = self.p(aten.cat.default, [self._by_position(part, num_dims) for part in parts], dim)
+        return self._by_position(rows, num_dims)
 
     def ordered(self, tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Iterator[fx.Node]:
         """The shards in zig-zag order, the earlier chunk first."""
@@ -213,7 +213,7 @@ class _Swap:
             by_dtype.setdefault(dtype, []).append(at)
         for positions in by_dtype.values():
             flat = [
-                p(aten.reshape.default, self._rows(halves[at], len(shapes[at])), [-1])
+                p(aten.reshape.default, self._by_position(halves[at], len(shapes[at])), [-1])
                 for at in positions
             ]
             parts = [self._half(shapes[at]) for at in positions]
@@ -223,7 +223,7 @@ class _Swap:
             start = 0
             for at, shape in zip(positions, parts, strict=True):
                 part = p(aten.slice.Tensor, received, 0, start, start + prod(shape))
-                came[at] = self._rows(p(aten.view.default, part, shape), len(shape))
+                came[at] = self._by_position(p(aten.view.default, part, shape), len(shape))
                 start += prod(shape)
         return [came[at] for at in range(len(shapes))]
 
@@ -235,7 +235,7 @@ class _Swap:
             return [batch, given, heads, last]
         return [*shape[:_SEQUENCE], given]
 
-    def _rows(self, x: fx.Node, num_dims: int) -> fx.Node:
+    def _by_position(self, x: fx.Node, num_dims: int) -> fx.Node:
         """Queries, keys, values and results position by position, or the other way round; the lse
         as it is."""
         return self.p(aten.transpose.int, x, 1, _SEQUENCE) if num_dims == _NUM_DIMS else x
