@@ -116,7 +116,9 @@ def _of_presets(text: str) -> Cluster:
         for k, (size, name) in enumerate(zip(sizes, names, strict=True))
     )
     name = "x".join([*map(str, sizes), base.name])
-    return checked(Cluster(name, base, levels, system.host), f"cluster {text!r}")
+    return checked(
+        Cluster(name, base, levels, system.host_of(levels[-1].size)), f"cluster {text!r}"
+    )
 
 
 def _profiled(path: Path) -> Cluster:
@@ -220,13 +222,14 @@ def _from_table(table: _ClusterTable, stem: str, where: str) -> Cluster:
         else None
     )
     system = SYSTEMS[base.name] if base else None
+    of_node = table.levels[-1].size if table.levels else 1
     cluster = Cluster(
         name=table.name if table.name is not None else stem,
         device=_device(given, base, f"{where}, device"),
         levels=_levels(table.levels, system, where),
         host=_merge(
             table.host or _HostTable(),
-            system.host if system else None,
+            system.host_of(of_node) if system else None,
             Host,
             {
                 "memory_bytes": parse_bytes,

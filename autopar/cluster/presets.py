@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 from typing import TypeVar
@@ -122,21 +122,37 @@ def _folded(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The usual surroundings of a device: links (by name) in and between nodes, and the host."""
+    """The usual surroundings of a device: links (by name) in and between nodes, and the host, whose
+    links several devices of a node may share. A device alone copies at `alone_bytes_per_s`."""
 
     node_link: str
     network_link: str
     host: Host
+    alone_bytes_per_s: float
+
+    def host_of(self, num_devices: int) -> Host:
+        """The host of a node with `num_devices`."""
+        if num_devices > 1:
+            return self.host
+        return replace(self.host, bytes_per_s=self.alone_bytes_per_s)
 
 
 def _system(
-    node: str, network: str, memory_gb: float, ram_gb_per_s: float, gb_per_s: float, source: str
+    node: str,
+    network: str,
+    memory_gb: float,
+    ram_gb_per_s: float,
+    gb_per_s: float,
+    source: str,
+    alone_gb_per_s: float | None = None,
 ) -> System:
     """A system from the host's share per device: its memory, the rate of that memory (all channels
-    of the usual processors), and the rate of copies to it."""
+    of the usual processors), and the rate of copies to it, which may be another if a node has one
+    device."""
     source = f"{source}; latency: estimate; memory: {ram_gb_per_s:g} GB/s, estimate by channels"
     rates = gb_per_s * 1e9, 10e-6, source, ram_gb_per_s * 1e9
-    return System(node, network, Host(round(memory_gb * 1e9), *rates))
+    host = Host(round(memory_gb * 1e9), *rates)
+    return System(node, network, host, 1e9 * (alone_gb_per_s or gb_per_s))
 
 
 _HDR, _NDR, _XDR, _TCP = (
@@ -157,6 +173,7 @@ SYSTEMS: dict[str, System] = {
         51.2,
         11,
         f"DGX A100 640GB: 2 TB for 8 GPUs; {_PAIR.format(26)}, measured 11",
+        26,
     ),
     "A100-40G": _system(
         "NVLink 3",
@@ -166,15 +183,15 @@ SYSTEMS: dict[str, System] = {
         6.1,
         "DGX A100 320GB: 1 TB for 8 GPUs; measured 6.1 GB/s with all 8 ranks at once (cloud)",
     ),
-    "H100": _system("NVLink 4", _NDR, 256, 76.8, 27.7, f"DGX H100: {_DGX_H}"),
+    "H100": _system("NVLink 4", _NDR, 256, 76.8, 27.7, f"DGX H100: {_DGX_H}", 55.4),
     "H100-PCIe": _system(
-        "PCIe 5 x16", _NDR, 128, 76.8, 27.7, f"estimate: 1 TB for 8 GPUs; {_PAIR.format(57)}"
+        "PCIe 5 x16", _NDR, 128, 76.8, 27.7, f"estimate: 1 TB for 8 GPUs; {_PAIR.format(57)}", 57
     ),
-    "H200": _system("NVLink 4", _NDR, 256, 76.8, 27.7, f"DGX H200: {_DGX_H}"),
+    "H200": _system("NVLink 4", _NDR, 256, 76.8, 27.7, f"DGX H200: {_DGX_H}", 55.4),
     "GH200": _system(
         "NVLink 4", _NDR, 480, 384, 360, "GH200: 480 GB; NVLink-C2C, estimate: 0.8 of 450 GB/s"
     ),
-    "B200": _system("NVLink 5", _NDR, 256, 89.6, 27.7, f"DGX B200: {_DGX_H}"),
+    "B200": _system("NVLink 5", _NDR, 256, 89.6, 27.7, f"DGX B200: {_DGX_H}", 55.4),
     "GB200": _system(
         "NVLink 5",
         _NDR,
@@ -182,8 +199,9 @@ SYSTEMS: dict[str, System] = {
         256,
         180,
         "GB200 NVL72: 17 TB for 72 GPUs; two share a CPU's NVLink-C2C, estimate: 0.8 of 225 GB/s",
+        360,
     ),
-    "B300": _system("NVLink 5", _XDR, 256, 89.6, 27.7, f"DGX B300: {_DGX_H}"),
+    "B300": _system("NVLink 5", _XDR, 256, 89.6, 27.7, f"DGX B300: {_DGX_H}", 55.4),
     "GB300": _system(
         "NVLink 5",
         _XDR,
@@ -191,6 +209,7 @@ SYSTEMS: dict[str, System] = {
         256,
         180,
         "GB300 NVL72: 17 TB for 72 GPUs; two share a CPU's NVLink-C2C, estimate: 0.8 of 225 GB/s",
+        360,
     ),
     "MI300X": _system(
         "Infinity Fabric 4",
@@ -229,4 +248,4 @@ SYSTEMS: dict[str, System] = {
         "estimate: the device's own memory, as fast as a copy within it",
     ),
 }
-"""Per device; the host's copies are those of every device of a node at once."""
+"""Per device; copies to the host are those of every device of a node at once."""

@@ -116,7 +116,7 @@ def test_a_file_overrides_presets(tmp_path: Path) -> None:
         Level(8, Link("switch", 400e9, 2e-6, 14e-6, "measured", 0.8)),
     )
     assert cluster.host.memory_bytes == 64 * 2**30
-    assert cluster.host.bytes_per_s == parse_cluster("H100").host.bytes_per_s
+    assert cluster.host.bytes_per_s == parse_cluster("2x8xH100").host.bytes_per_s
     assert cluster.host.source.endswith("; changed: memory_bytes")
 
 

@@ -84,3 +84,11 @@ def test_rates_are_dense_and_outside_tensor_cores_for_float32(
     name: str, dtype: str, rate: float
 ) -> None:
     assert DEVICES[name].peak(dtype) == rate
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name != "cpu"])
+def test_a_device_alone_in_its_node_shares_no_link_to_the_host(name: str) -> None:
+    alone, beside = parse_cluster(name).host, parse_cluster(f"8x{name}").host
+    assert parse_cluster(f"2x1x{name}").host == alone
+    assert alone.bytes_per_s >= beside.bytes_per_s
+    assert (alone.bytes_per_s > beside.bytes_per_s) == ("two share" in beside.source)
