@@ -260,7 +260,8 @@ def _without_limit(request: PlanRequest, say: Say) -> MemoryRefinement:
 
 
 def _refinement(request: PlanRequest, stated: Problem, say: Say) -> MemoryRefinement:
-    say(SearchStep(f"{request.name}: priced", work_ns=price_ns(request.step, stated)))
+    work_ns = price_ns(request.step, stated)
+    say(SearchStep(f"{request.name}: priced", work_ns=work_ns, may_end=True))
     return MemoryRefinement(request, stated, PeakRows(request), say)
 
 
@@ -269,7 +270,9 @@ def _within(refinement: MemoryRefinement, cutoff: int | None) -> Candidate | Non
     of all is over it. A search that would take long looks for a rough plan that fits first, reports
     it (`SearchStep.plan`), and then looks for a better one."""
     request, rough = refinement.request, None
-    for _ in range(MAX_ROUNDS):
+    for number in range(MAX_ROUNDS):
+        if number:
+            refinement.say(SearchStep(f"{request.name}: round {number + 1}", may_end=True))
         problem = refinement.problem()
         is_quick = problem.usage_limit is not None and not refinement.is_thorough
         solved = _solver(request, refinement.say, cutoff)

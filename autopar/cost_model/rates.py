@@ -139,13 +139,18 @@ def utilisation_ppm(graph: Graph, cluster: Cluster, computed: Iterable[int], ste
     """Model FLOPs utilisation of a step, in millionths ("PaLM", arXiv 2204.02311, appendix B).
     FLOPs of contractions alone count, each against the peak of its dtype; recomputed ops do not
     count again."""
+    ideal_s = peak_s(graph, cluster, computed)
+    return round(ideal_s / (step_ns * 1e-9) * 1e6) if step_ns else 0
+
+
+def peak_s(graph: Graph, cluster: Cluster, computed: Iterable[int]) -> float:
+    """Seconds of the FLOPs of contractions at the peak of all devices."""
     done: dict[str, float] = defaultdict(float)
     for index in computed:
         node = graph.nodes[index]
         if is_contraction(node.op) and node.inputs and not is_copy(node):
             done[graph.type_of(node.inputs[0]).dtype] += graph.microbatches * flops(node, graph)
-    ideal_s = sum(done[d] / cluster.device.peak(d) for d in sorted(done)) / cluster.num_devices
-    return round(ideal_s / (step_ns * 1e-9) * 1e6) if step_ns else 0
+    return sum(done[d] / cluster.device.peak(d) for d in sorted(done)) / cluster.num_devices
 
 
 Words = tuple[tuple[str, str], ...]

@@ -185,8 +185,7 @@ class MemoryRefinement:
             over[ON_HOST] = estimates.host_bytes
         if self.stated.usage_limit is not None:
             self.num_rough += bool(over)
-            is_enough = not over or self.num_rough >= _MOST_ROUGH
-            self.is_thorough = is_enough or not solution.is_rough
+            self.is_thorough = not over or self.num_rough >= _MOST_ROUGH
         if not over:
             return True
         self._learn(solution, over)

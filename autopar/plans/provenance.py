@@ -59,11 +59,13 @@ class CandidateOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SearchStep(str):
     """A text of progress from a search, with the `outcomes` of its candidates so far. It says of
     work that is done: about `work_ns` CPU nanoseconds, counted, and so the same in every run. A
-    `plan` is a candidate's that fits, while a better one is looked for."""
+    `plan` is a candidate's that fits, while a better one is looked for. A search that has come to
+    its limit ends at a text where it `may_end`: nothing is half worked out there."""
 
     outcomes: tuple[CandidateOutcome, ...]
     work_ns: int
     plan: Any
+    may_end: bool
 
     def __new__(
         cls,
@@ -71,9 +73,12 @@ class SearchStep(str):
         outcomes: tuple[CandidateOutcome, ...] = (),
         work_ns: int = 0,
         plan: Any = None,
+        *,
+        may_end: bool = False,
     ) -> SearchStep:
         step = super().__new__(cls, text)
         step.outcomes, step.work_ns, step.plan = outcomes, work_ns, plan
+        step.may_end = may_end
         return step
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:

@@ -34,12 +34,15 @@ def planned(
     rows: int = 8192,
     width: int = 8192,
     heard: list[str] | None = None,
+    times: int = 1,
 ) -> Plan:
+    """The plan of three layers, where links between nodes are so many `times` as fast."""
     told = [] if heard is None else heard
-    graph = linear_step(rows, width, width, layers=3)
-    return answer(
-        make_graph_request(graph, parse_cluster(cluster), Options(mesh=mesh)), told.append
-    )
+    graph, there = linear_step(rows, width, width, layers=3), parse_cluster(cluster)
+    outer, *inner = there.levels
+    link = replace(outer.link, bytes_per_s=times * outer.link.bytes_per_s)
+    there = replace(there, levels=(replace(outer, link=link), *inner))
+    return answer(make_graph_request(graph, there, Options(mesh=mesh)), told.append)
 
 
 @pytest.mark.breadth(2)
@@ -139,13 +142,23 @@ def test_what_is_not_known_of_three_axes_unasked_is_not_said_of_the_best_plan(
     assert better.bound_ns < 0.6 * better.objective_ns
 
 
-@pytest.mark.parametrize(("rows", "first"), [(64, []), (128, ["dp=64"])])
+@pytest.mark.parametrize(
+    ("rows", "times", "first"),
+    [
+        (64, 1, []),
+        (8, 10**4, []),
+        (72, 10**4, []),
+        (64, 10**4, ["dp=32,tp=2"]),
+        (128, 1, ["dp=64"]),
+    ],
+)
 def test_meshes_along_the_levels_come_first_then_those_like_them(
-    rows: int, first: list[str]
+    rows: int, times: int, first: list[str]
 ) -> None:
-    """With several samples a device the mesh of one axis is before them."""
+    """Before them is the mesh that shards the samples most, evenly and two or more to a rank, and
+    nothing else over nodes, if the links between them are fast enough for that."""
     heard: list[str] = []
-    planned("auto", cluster="8x8xH100", rows=rows, heard=heard)
+    planned("auto", cluster="8x8xH100", rows=rows, heard=heard, times=times)
     tried = [text for text in heard if text.startswith("solving for mesh")]
     meshes = [text.removeprefix("solving for mesh ") for text in tried]
     of_two = len(candidate_meshes(parse_cluster("8x8xH100"), 2))

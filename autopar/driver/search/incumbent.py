@@ -53,16 +53,16 @@ class Trail:
         """Whether there is one (`once`): other plans are of what is not asked for."""
 
     def __call__(self, text: str) -> None:
-        """Reports progress. Stopped if that is of work, and the search was ended, or has come to
-        its limit of work."""
-        work_ns = text.work_ns if isinstance(text, SearchStep) else 0
-        plan = text.plan if isinstance(text, SearchStep) and self._is_at_hand else None
+        """Reports progress. Stopped if the search may end there, and was ended, or has come to its
+        limit of work."""
+        step = text if isinstance(text, SearchStep) else SearchStep(text)
+        plan = step.plan if self._is_at_hand else None
         if isinstance(plan, Candidate):
             self._rough.append(plan)
             self.note(plan.request.name, "planned", plan.solution.objective)
-        self._say(SearchStep(text, self.outcomes, work_ns))
-        if work_ns:
-            self.count(work_ns)
+        self._say(SearchStep(text, self.outcomes, step.work_ns))
+        self.count(step.work_ns)
+        if step.may_end:
             self.go_on()
 
     def count(self, work_ns: int) -> None:

@@ -13,6 +13,7 @@ from autopar.compile import Say
 from autopar.cost_model.collectives import with_buckets
 from autopar.cost_model.cost_breakdown import cost_breakdown
 from autopar.cost_model.price import limited_classes
+from autopar.cost_model.rates import peak_s
 from autopar.driver.search.finding import Finding, Other
 from autopar.driver.search.incumbent import CandidateSearch, Trail
 from autopar.driver.search.infeasible_subset import explain_infeasible, suited
@@ -20,6 +21,7 @@ from autopar.driver.search.on_mesh import best_on_mesh
 from autopar.driver.search.shortage import explain_shortage
 from autopar.errors import ClusterError, InfeasibleError, UnsuitedMeshError
 from autopar.ir.contractions import batch_atoms
+from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.own_ops import is_end
 from autopar.ir.problem import Solution
@@ -39,7 +41,7 @@ _AXES, _MOST_AXES = 2, 3
 
 
 _SEVERAL = 2
-"""From so many samples a device on, a mesh of one axis is tried first."""
+"""So many samples a rank are enough to shard nothing but samples over nodes."""
 
 
 @contextmanager
@@ -224,14 +226,33 @@ def _finer(graph_request: GraphRequest) -> Sequence[PlanRequest]:
 
 
 def _in_order(requests: Sequence[PlanRequest]) -> list[int]:
-    """The places of `requests`, of one cluster, in the order they are tried: likely ones first. A
-    mesh of one axis is before those if each device has several samples: sharding the batch over all
-    devices is then near the best, and problems on one axis are a fraction as large."""
-    samples = [requests[0].graph.atoms[atom].size for atom in batch_atoms(requests[0].graph)]
-    is_wide = min(samples, default=0) >= _SEVERAL * requests[0].cluster.num_devices
-    return sorted(
-        likely_first(requests), key=lambda at: is_wide and len(requests[at].mesh.sizes) > 1
-    )
+    """The places of `requests`, of one cluster, in the order they are tried: likely ones first.
+    Before those comes the mesh that shards the samples most, if all ranks of its outer axis have
+    several. A second axis has to be within a node, and gathers of parameters have to hide. On one
+    axis problems are a fraction as large besides."""
+    cluster, graph = requests[0].cluster, requests[0].graph
+    hides = _hides_gathers(graph, cluster)
+    samples = min((graph.atoms[atom].size for atom in batch_atoms(graph)), default=0)
+
+    def num_shards(place: int) -> int:
+        first = prod(requests[place].mesh.sizes[:1])
+        others = cluster.num_devices // first
+        is_near = others == 1 or (hides and cluster.devices_of_node % others == 0)
+        is_even = samples % first == 0 and samples >= _SEVERAL * first
+        return first if is_near and is_even else 0
+
+    places = likely_first(requests)
+    most = max(places, key=num_shards)
+    return sorted(places, key=lambda place: place != most or not num_shards(place))
+
+
+def _hides_gathers(graph: Graph, cluster: Cluster) -> bool:
+    """Whether the links between nodes gather all parameters twice, and reduce their gradients, in
+    the time that compute takes at half its peak."""
+    outer, *inner = cluster.levels
+    num_bytes = sum(node.outputs[0].num_bytes for node in graph.with_role(Role.PARAM))
+    sent_s = 3 * num_bytes / (outer.link.bytes_per_s * prod(level.size for level in inner))
+    return sent_s <= 2 * peak_s(graph, cluster, range(len(graph.nodes)))
 
 
 def likely_first(requests: Sequence[PlanRequest]) -> list[int]:
