@@ -266,7 +266,7 @@ def frontier(
     rungs = read_limits(limits)
     model = read_model(model)
     options = make_options(**given | {"optimizer": optimizer_name(optimizer, model)})
-    options = replace(options, stages_if_needed=False)
+    options = replace(options, stages_if_needed=False, residency_if_needed=False)
     return _on_traced(
         model, inputs, cluster, profile, options, say,
         lambda graph_request: find_frontier(graph_request, rungs, say),

@@ -120,7 +120,7 @@ def _more_microbatches(graph_request: GraphRequest, trail: Trail) -> str:
         return ""
 
     def planned_in(count: int) -> Finding | None:
-        changed = replace(options, microbatches=count)
+        changed = replace(options, microbatches=count, residency_if_needed=False)
         try:
             return best_of_all(replace(graph_request, options=changed), trail)
         except (AutoparError, Stopped) as error:

@@ -25,9 +25,12 @@ def options_of(plan: Plan, imposed: ConstraintOptions | None = None) -> Options:
             "--constraints-strategy), or plan again without it"
         )
     pipeline = _pipeline_of(plan)
+    params = (param for stage in structure.stages for param in stage.params.values())
+    on_host = any(param.residency == "cpu" for param in params)
     memory = replace(
         given.memory,
         limit=plan.estimates.memory_limit,
+        residency=given.memory.residency or ("auto" if on_host else "cuda"),
         # With several stages, each has its own best number.
         loss_chunks=structure.loss_chunks if pipeline.stages == 1 else given.memory.loss_chunks,
         saved_dtype=structure.stages[0].saved_dtype,

@@ -88,6 +88,7 @@ def cautions(plan: Plan) -> Iterator[str]:
     for text, stages in warnings.items():
         yield f"{stages_text(stages)}: {text}" if several else text
     yield from _full(plan)
+    yield from _on_hosts(plan)
     if not several:
         yield from _busy(plan)
         yield from _leaning(plan.stages[0])
@@ -120,6 +121,17 @@ def _full(plan: Plan) -> Iterator[str]:
         yield (
             f"a device's memory is {format_share(held, whole)} full at the peak, without what "
             "libraries and fragmentation take: --memory-limit leaves room for them"
+        )
+
+
+def _on_hosts(plan: Plan) -> Iterator[str]:
+    """A warning if parameters live on hosts that nobody asked to be there."""
+    params = [each for stage in plan.structure.stages for each in stage.params.values()]
+    on_host = sum(each.residency == "cpu" for each in params)
+    if on_host and plan.provenance.options.memory.residency is None:
+        yield (
+            f"{on_host} of {format_count(len(params), 'parameter')} live in the host's memory, and "
+            "are stepped there: nothing else was found to fit (--memory-residency cuda)"
         )
 
 

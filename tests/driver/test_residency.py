@@ -21,11 +21,14 @@ from autopar.ir.mesh import Cluster
 from autopar.ir.offloading import Hosting, can_be_on_host
 from autopar.ir.problem import Problem
 from autopar.plans.decisions import make_stage, resolved_request, same_choice
+from autopar.plans.plan import Plan
 from autopar.plans.provenance import PROVEN
+from autopar.plans.recorded import options_of
 from autopar.plans.requests.options import Options
 from autopar.plans.requests.plan_options import PlanOptions
 from autopar.plans.requests.read_options import make_options
 from autopar.plans.requests.request import PlanRequest, make_graph_request
+from autopar.report.cautions import cautions
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
@@ -191,6 +194,58 @@ def test_what_cannot_be_is_told() -> None:
         small = replace(each.cluster.host, memory_bytes=1 << 20)
         with pytest.raises(InfeasibleError, match=words):
             best_on(replace(each, cluster=replace(each.cluster, host=small)), silent)
+
+
+def planned(limit: int | None, **memory: object) -> Plan:
+    with torch.device("meta"):
+        model, x = Stack(), torch.empty(256, WIDTH)
+    return autopar.plan(model, (x,), cluster="1xH100", memory={"limit": limit, **memory})
+
+
+def test_parameters_come_to_the_host_unasked_only_if_nothing_fits_otherwise() -> None:
+    whole = planned(None)
+    limit = int(0.8 * whole.estimates.memory.total)
+    asked = planned(limit, residency="auto")
+    assert hosted(asked.structure.only.params.values())
+    with pytest.raises(InfeasibleError, match=r"would do: .*--memory-residency auto"):
+        planned(limit, residency="cuda")
+    unasked = planned(limit)
+    assert unasked.structure == asked.structure
+    assert unasked.provenance.options.memory.residency is None and not unasked.provenance.imposed
+    (said,) = [text for text in cautions(unasked) if "host's memory" in text]
+    count = hosted(unasked.structure.only.params.values())
+    assert said.startswith(f"{count} of {len(unasked.structure.only.params)} parameters live in")
+    assert not [text for text in cautions(asked) if "host's memory" in text]
+    assert options_of(unasked).residency == options_of(asked).residency == "auto"
+    assert options_of(whole).residency == "cuda" and not hosted(
+        whole.structure.only.params.values()
+    )
+
+
+def test_what_cannot_be_stepped_on_a_host_is_not_there_unasked() -> None:
+    limit = int(0.8 * planned(None).estimates.memory.total)
+    with torch.device("meta"):
+        model, x = Stack(), torch.empty(256, WIDTH)
+    with pytest.raises(InfeasibleError) as caught:
+        autopar.plan(model, (x,), cluster="1xH100", memory={"limit": limit}, optimizer="muon")
+    assert "on the host" not in f"{caught.value}"
+
+
+def test_stages_that_do_not_fit_have_parameters_on_the_host() -> None:
+    with torch.device("meta"):
+        model, x = Stack(), torch.empty(256, WIDTH)
+
+    def staged(limit: int | None, **memory: object) -> Plan:
+        return autopar.plan(
+            model, (x,), cluster="2xH100", microbatches=2, pipeline={"stages": 2},
+            memory={"limit": limit, **memory},
+        )  # fmt: skip
+
+    limit = int(0.8 * staged(None).estimates.memory.total)
+    with pytest.raises(InfeasibleError):
+        staged(limit, residency="cuda")
+    params = [each for stage in staged(limit).structure.stages for each in stage.params.values()]
+    assert hosted(params)
 
 
 def test_parameters_that_may_go_to_the_host_are_not_counted_as_held() -> None:

@@ -126,10 +126,17 @@ def test_on_one_device() -> None:
 def test_what_was_looked_for_unasked_is_named() -> None:
     assert "Looked for" not in told() and "--microbatches" in told()
     wanted = asked("16KiB", batch=16)
-    is_open = {"mesh": "auto", "microbatches": None, "stages_if_needed": True}
-    with pytest.raises(InfeasibleError, match=r"microbatches and stages, and none fit$") as caught:
+    is_open = {
+        "mesh": "auto",
+        "microbatches": None,
+        "stages_if_needed": True,
+        "residency_if_needed": True,
+    }
+    everything = "microbatches, stages and parameters on the host, and none fit$"
+    with pytest.raises(InfeasibleError, match=everything) as caught:
         answer(replace(wanted, options=replace(wanted.options, **is_open)), silent)
     assert "--microbatches" not in str(caught.value)
+    assert "--memory-residency" not in str(caught.value)
 
 
 def test_stages_are_told_how_many_microbatches_would_do() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from autopar.errors import ClusterError, PlanError
 from autopar.ir.sharding import Sharding
-from autopar.runtime.process.world import dtensor_placements, look, param_placements
+from autopar.runtime.process.world import World, dtensor_placements, look, param_placements
 
 CPU = torch.device("cpu")
 
@@ -122,3 +123,16 @@ def test_placements_of_parameters_are_in_reversed_order() -> None:
     assert list(map(str, param_placements(sharding))) == ["R", "S(0)"]
     with pytest.raises(PlanError, match=r"\[P\] is partial"):
         dtensor_placements(Sharding.parse("[P]"))
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"), [("cuda:nccl", False), ("cpu:gloo,cuda:nccl", True)]
+)
+def test_ranks_reduce_on_hosts_if_a_backend_does(
+    config: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(0, 2, torch.device("cuda"))
+    assert world.has_host_backend, "autopar makes a group that does"
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: config)
+    assert world.has_host_backend is expected

@@ -17,6 +17,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import Say, best_on
 from autopar.cost_model.collectives import with_buckets
 from autopar.cost_model.host_memory import host_row
+from autopar.cost_model.offloads import why_not_on_host
 from autopar.cost_model.price import price
 from autopar.driver.search.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.search.open_counts import in_chunks, possible_counts
@@ -233,7 +234,8 @@ def _on_more(graph_request: GraphRequest, request: PlanRequest, factor: int) -> 
 def _with_residency(request: PlanRequest, say: Say) -> Iterator[str]:
     """Parameters on the host, if the smallest-memory plan is within the limit then."""
     options = request.options
-    if options.residency == "cuda" and options.params_on_host is None:
+    is_closed = options.residency == "cuda" and not options.residency_if_needed
+    if is_closed and options.params_on_host is None:
         auto = replace(request, options=replace(options, residency="auto"))
         smallest = _within_limit(auto, say)
         if smallest is not None and _on_host(smallest) > 0:
@@ -283,7 +285,17 @@ def _looked_for(graph_request: GraphRequest) -> str:
         and graph_request.cluster.num_devices > 1
     ):
         tried.append("stages")
-    return f". Looked for as well: {' and '.join(tried)}, and none fit" if tried else ""
+    cluster = graph_request.cluster
+    can_be_on_host = cluster.has_host_memory and options.params_on_host is None
+    if (
+        options.residency_if_needed
+        and can_be_on_host
+        and not why_not_on_host(options.given.optimizer, cluster)
+    ):
+        tried.append("parameters on the host")
+    *some, last = tried or [""]
+    text = f"{', '.join(some)} and {last}" if some else last
+    return f". Looked for as well: {text}, and none fit" if tried else ""
 
 
 def _in_smaller_batches(

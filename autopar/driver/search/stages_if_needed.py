@@ -1,11 +1,12 @@
 """The best plan in one stage or in several, as the options say. By default it is in one, and in
 several if that does not fit in memory, or if its devices wait for each other, or do the same work,
-for long, and several stages take less."""
+for long, and several stages take less. Parameters are on hosts if nothing fits otherwise."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.cost_model.offloads import why_not_on_host
 from autopar.driver.search.finding import Finding
 from autopar.driver.search.incumbent import Trail
 from autopar.driver.search.meshes import explaining, in_one_stage, survey
@@ -16,6 +17,7 @@ from autopar.ir.passes.microbatches import trains
 from autopar.ir.units import format_ns
 from autopar.plans.estimates import LARGE_WAIT
 from autopar.plans.provenance import FRAGILE, IN_STAGES
+from autopar.plans.requests.options import AUTO
 from autopar.plans.requests.request import GraphRequest
 
 
@@ -25,14 +27,54 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
     It is in several stages if their number is open and that takes less. Without a request for
     stages, it is in several if one does not fit, or if one is hindered and several take less by
     more than prices err. What is tried then is tried too if their number is open: a wider request
-    never gives a longer step.
+    never gives a longer step. If none fits, parameters may be on hosts (`residency_if_needed`).
 
     InfeasibleError, with what would do, if none fits.
     """
-    if graph_request.options.is_staged and not graph_request.options.is_number_of_stages_open:
-        return search_stages(graph_request, trail)
+    options = graph_request.options
+    is_given = options.is_staged and not options.is_number_of_stages_open
+    try:
+        return search_stages(graph_request, trail) if is_given else _best(graph_request, trail)
+    except (InfeasibleError, ClusterError) as why:
+        best = _best_with_hosts(graph_request, trail, why, is_given=is_given)
+        if best is not None:
+            return best
+        if is_given:
+            raise
+        with explaining(_in_one_stage(graph_request), trail):
+            raise
+
+
+def _best_with_hosts(
+    graph_request: GraphRequest, trail: Trail, why: Exception, *, is_given: bool
+) -> Finding | None:
+    """The best plan with parameters on hosts, where it is not said where they live and they can be
+    there; None without one."""
+    options, cluster = graph_request.options, graph_request.cluster
+    if (
+        not (options.residency_if_needed and options.params_on_host is None)
+        or not isinstance(why, InfeasibleError)
+        or not cluster.has_host_memory
+        or why_not_on_host(options.given.optimizer, cluster)
+    ):
+        return None
+    trail(f"{why}; looking for plans with parameters on the host")
+    wider = replace(graph_request, options=replace(options, residency=AUTO))
+    try:
+        return search_stages(wider, trail) if is_given else _best(wider, trail)
+    except (InfeasibleError, ClusterError, SolverError) as error:
+        trail(f"{error}")
+        return None
+
+
+def _in_one_stage(graph_request: GraphRequest) -> GraphRequest:
+    return replace(graph_request, options=replace(graph_request.options, stages=1))
+
+
+def _best(graph_request: GraphRequest, trail: Trail) -> Finding:
+    """The best plan where the number of stages is open, or one."""
     is_requested = graph_request.options.stages is None
-    one = replace(graph_request, options=replace(graph_request.options, stages=1))
+    one = _in_one_stage(graph_request)
     is_open = is_requested or one.options.stages_if_needed
     is_open = is_open and trains(graph_request.graph) and graph_request.cluster.num_devices > 1
     # For a margin, a mesh is cut off only once it cannot make the plan fragile.
@@ -49,8 +91,7 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
             staged = _in_stages(graph_request, trail)
             if isinstance(staged, Finding):
                 return staged
-        with explaining(one, trail):
-            raise
+        raise
     if trail.is_stopped:
         if is_open:
             trail.skip("several stages", trail.why)

@@ -251,6 +251,8 @@ class Builder:
         if call.input_shardings:
             # Stages take inputs whole.
             requested = replace(requested, stages_if_needed=False)
+        if not self.world.has_host_backend:
+            requested = replace(requested, residency_if_needed=False)
         least = requested
         if groups is not None:
             if self.family.structure is not None:

@@ -59,9 +59,10 @@ class Options:
 
     The batch is split into `microbatches`, None for as many as are best where memory binds. Losses
     are computed in `loss_chunks` of a rank's rows, None for 1, or more where that is better and
-    memory binds. Parameters, with gradients and optimizer states, live where `residency` says. If
-    `params_on_host` is not None, these live on the host already, and no others. Activations of
-    float32 are saved in `saved_dtype`.
+    memory binds. Parameters, with gradients and optimizer states, live where `residency` says, or,
+    with `residency_if_needed`, as with "auto" if nothing fits otherwise. If `params_on_host` is not
+    None, these live on the host already, and no others. Activations of float32 are saved in
+    `saved_dtype`.
 
     The model is cut into `stages`, None for as many as are best, before the modules `cuts` if
     given. `schedule` is one of `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if
@@ -79,6 +80,7 @@ class Options:
     microbatches: int | None = None
     loss_chunks: int | None = None
     residency: str = "cuda"
+    residency_if_needed: bool = False
     params_on_host: tuple[str, ...] | None = None
     saved_dtype: SavedDtype = ""
     stages: int | None = 1

@@ -82,14 +82,15 @@ class MemoryOptions(_Group, frozen=True):
         ),
     ] = None
     residency: Annotated[
-        str,
+        str | None,
         _option(
             "Where parameters live, with gradients and optimizer states: on the device, on its "
-            "host (offload), or, if memory binds, where it is best.",
+            "host (offload), or, if memory binds, where it is best. Default: cuda, or auto if "
+            "nothing fits otherwise.",
             words=("cuda", "cpu", "auto"),
             before="residency",
         ),
-    ] = "cuda"
+    ] = None
     checkpoint: Annotated[
         str,
         _option(

@@ -251,7 +251,7 @@ class PlanRequest(GraphRequest):
         options = self.options
         others = (
             ("backend", options.given.backend, ""),
-            ("residency", options.residency, "cuda"),
+            ("residency", options.given.memory.residency or "cuda", "cuda"),
             ("checkpoint", options.given.memory.checkpoint, "planned"),
             ("without outputs", ", ".join(options.given.outputs.unread), ""),
             ("saved dtype", options.saved_dtype, ""),

@@ -95,6 +95,11 @@ class World:
         return "cpu" if self.device.type == "cpu" else _cuda_preset(self.device)
 
     @property
+    def has_host_backend(self) -> bool:
+        """Whether ranks can reduce tensors in the host's memory, as norms of gradients are."""
+        return not dist.is_initialized() or "cpu" in dist.get_backend_config()
+
+    @property
     def local_size(self) -> int | None:
         """How many ranks share a node, by the ranks' hosts once they have joined, or by the
         launcher; None if neither is known. ClusterError if nodes differ in size."""
