@@ -116,10 +116,11 @@ def compile(
     Options that belong together are a group, as an object (`autopar.MemoryOptions`) or a mapping:
 
     - `memory`: the `limit` of a device and the memory of a `host`, which its devices share, in
-      bytes, or as text such as "72GiB". The `residency` of parameters is "cuda", "cpu" or "auto"
-      (docs/residency.md). A `checkpoint` of the model is "planned", or recomputed "as written". A
-      loss is computed in `loss_chunks` (docs/loss-chunks.md). `saved_dtype` is the dtype in which
-      activations of float32 are saved; it rounds gradients.
+      bytes, or as text such as "72GiB". The `residency` of parameters is "cuda", "cpu" or "auto";
+      the default is "cuda", or "auto" if nothing fits otherwise (docs/residency.md). A `checkpoint`
+      of the model is "planned", or recomputed "as written". A loss is computed in `loss_chunks`
+      (docs/loss-chunks.md). `saved_dtype` is the dtype in which activations of float32 are saved;
+      it rounds gradients.
     - `pipeline`: how many `stages`, the modules that they begin with (`cuts`) and their `schedule`
       (docs/pipeline.md). By default there are several stages if one would wait or does not fit in
       memory, and no mesh, microbatches or shardings are given. There is one stage if ranks have

@@ -48,6 +48,8 @@ _OPTIONS = {
     "search": ("work_limit", "time_limit", "strict"),
 }
 """The options of a plan that are taken, by group, beside `cluster` and `profile`."""
+_SAYS_NOTHING = {"residency": "cuda"}
+"""Options that say what is so in any case."""
 _ITSELF = 'torch.compile(backend="autopar")'
 _INSTEAD = (
     "parameters stay whole on every rank there, as torch.compile has them; autopar.compile(model, "
@@ -83,6 +85,7 @@ def backend(
     requested = make_options(
         **options_among(given) | {"optimizer": name}, microbatches=1, pipeline={"stages": 1}
     )
+    requested = replace(requested, residency_if_needed=False)
     _check_whole(requested, flat)
     (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args
     return _Compiled(flat, given, requested, [_is_scalar(_value(node)) for node in outputs])
@@ -94,7 +97,11 @@ def _check_taken(given: Mapping[str, Any]) -> None:
     check_known(_ITSELF, given, top)
     for name in (name for name in GROUPS if name in given):
         group, usual = as_group(name, given[name]), GROUPS[name]()
-        changed = [n for n in group.__struct_fields__ if getattr(group, n) != getattr(usual, n)]
+        changed = [
+            n
+            for n in group.__struct_fields__
+            if getattr(group, n) not in (getattr(usual, n), _SAYS_NOTHING.get(n, getattr(usual, n)))
+        ]
         check_known(f"{name} of {_ITSELF}", changed, _OPTIONS[name])
 
 

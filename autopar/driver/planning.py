@@ -34,7 +34,7 @@ from autopar.plans.compatibility import check_fit, undivided_batch
 from autopar.plans.plan import Plan
 from autopar.plans.provenance import INTERRUPTED, LIMITED
 from autopar.plans.requests.matching import matches, unmatched
-from autopar.plans.requests.options import Options
+from autopar.plans.requests.options import AUTO, Options
 from autopar.plans.requests.request import GraphRequest, make_graph_request
 from autopar.plans.structure import Structure
 from autopar.runtime.module.building import split_inputs
@@ -120,7 +120,8 @@ def _more_microbatches(graph_request: GraphRequest, trail: Trail) -> str:
         return ""
 
     def planned_in(count: int) -> Finding | None:
-        changed = replace(options, microbatches=count, residency_if_needed=False)
+        residency = AUTO if options.residency_if_needed else options.residency
+        changed = replace(options, microbatches=count, residency=residency)
         try:
             return best_of_all(replace(graph_request, options=changed), trail)
         except (AutoparError, Stopped) as error:

@@ -20,6 +20,7 @@ from autopar.ir.units import (
 )
 from autopar.plans.plan import Plan, StagePlan
 from autopar.plans.provenance import CLOSE, IN_STAGES, WORK_LIMIT, CandidateOutcome, Provenance
+from autopar.plans.requests.options import STORED
 from autopar.plans.structure import MAX_TENSOR_BYTES
 from autopar.report.names import stages_text, tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed, slowest_links
@@ -128,10 +129,12 @@ def _on_hosts(plan: Plan) -> Iterator[str]:
     """A warning if parameters live on hosts that nobody asked to be there."""
     params = [each for stage in plan.structure.stages for each in stage.params.values()]
     on_host = sum(each.residency == "cpu" for each in params)
-    if on_host and plan.provenance.options.memory.residency is None:
+    provenance = plan.provenance
+    is_given = provenance.options.memory.residency is not None or STORED in provenance.imposed
+    if on_host and not is_given:
         yield (
-            f"{on_host} of {format_count(len(params), 'parameter')} live in the host's memory, and "
-            "are stepped there: nothing else was found to fit (--memory-residency cuda)"
+            f"{on_host} of {format_count(len(params), 'parameter')} live in the host's memory: no "
+            "plan with all of them on devices was found to fit"
         )
 
 

@@ -267,29 +267,30 @@ def _read_relaxation(
 def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Aim) -> bool:
     """Searches plans near the bound, unless dives did. Returns whether the result is good enough,
     or more is not worth its time."""
-    near, is_far, is_over = [part * duals.value for part in _NEAR], False, False
+    near, searched = [part * duals.value for part in _NEAR], 0.0
+    is_far = is_over = False
     for room in () if _dives(state, duals, aim) else near:
         if _room(state, duals) > room:
-            is_best = _solve_integer(state, model, highs, duals, room)
+            is_best, searched = _solve_integer(state, model, highs, duals, room), room
             is_far = is_best and _room(state, duals) > near[-1]
             highs.free()
-        is_over = _is_enough(state, duals, aim, room, is_far=is_far) or state.clock.expired
+        is_over = _is_enough(state, duals, aim, searched, is_far=is_far) or state.clock.expired
         if is_over or _room(state, duals) <= room:
             break
     return is_over or _is_enough(state, duals, aim, is_far=is_far)
 
 
 def _is_enough(
-    state: Search, duals: DualBound, aim: Aim, room: float = 0.0, *, is_far: bool
+    state: Search, duals: DualBound, aim: Aim, searched: float = 0.0, *, is_far: bool
 ) -> bool:
     """Whether the search is over. If the best plan near the bound still `is_far` from it, the gap
     comes of choices that resources share in the relaxation: branch and bound would not end. A plan
-    whose gap is within the `room` that was searched is enough as well: a wider search takes
-    several times as long."""
+    whose gap is within the distance above the bound that was `searched` is enough as well: a wider
+    search takes several times as long."""
     if state.is_finished or state.evaluation is None:
         return state.is_finished
     is_slow = _num_open(state, duals) > _MAX_WINDOWED
-    enough = max(_CLOSE * duals.value, room)
+    enough = max(_CLOSE * duals.value, searched)
     return is_slow and (aim.dives or is_far or state.gap <= enough)
 
 

@@ -222,6 +222,22 @@ def test_parameters_come_to_the_host_unasked_only_if_nothing_fits_otherwise() ->
     )
 
 
+def test_where_hosts_are_too_small_as_well_the_error_says_what_would_do() -> None:
+    limit = int(0.8 * planned(None).estimates.memory.total)
+    said = "would do: .*--memory-host .*Looked for as well: .*parameters on the host, and none fit"
+    with pytest.raises(InfeasibleError, match=said) as caught:
+        planned(limit, host="1MiB")
+    assert "--memory-residency" not in f"{caught.value}"
+
+
+def test_on_three_axes_parameters_stay_on_devices_unasked() -> None:
+    with torch.device("meta"):
+        model, x = Stack(), torch.empty(256, WIDTH)
+    with pytest.raises(InfeasibleError) as caught:
+        autopar.plan(model, (x,), cluster="8xH100", mesh="2x2x2", memory={"limit": "4MiB"})
+    assert "on the host" not in f"{caught.value}"
+
+
 def test_what_cannot_be_stepped_on_a_host_is_not_there_unasked() -> None:
     limit = int(0.8 * planned(None).estimates.memory.total)
     with torch.device("meta"):

@@ -116,3 +116,20 @@ def test_a_search_that_is_ended_has_the_rough_plan(
     assert found.estimates.memory.total <= request().memory_limit_bytes
     assert [each.structure for each in trail.planned] == [found.structure]
     assert [each.result for each in trail.outcomes] == ["planned"]
+
+
+def test_after_a_plan_that_is_not_rough_and_does_not_fit_the_next_one_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three times at most."""
+    flags: list[bool] = []
+
+    def solve(problem: Any, *, rough: bool = False, **how: Any) -> Solution:
+        if problem.usage_limit is not None:
+            flags.append(rough)
+        return SOLVE(problem, rough=rough, **how)
+
+    monkeypatch.setattr(COMPILE, "solve", solve)
+    tight = request().memory_limit_bytes * 17 // 20
+    best_on(request_within(tight), silent)
+    assert len(flags) > 1 and flags == [number < 3 for number in range(len(flags))]

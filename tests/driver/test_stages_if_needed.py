@@ -124,6 +124,7 @@ def test_microbatches_where_nothing_fits_at_once() -> None:
 def test_stages_where_one_does_not_fit() -> None:
     """Nothing is shared evenly by two devices, and no batch is cut."""
     odd: dict[str, Any] = {"width": 509, "samples": 509, "memory_limit": "26MiB"}
+    odd["residency"] = "cuda"
     with pytest.raises(InfeasibleError, match=r"the smallest-memory plan found peaks at 27\.8 MiB"):
         planned(joined_by(1e12), stages=1, **odd)
     found, has_looked = planned(joined_by(1e12), **odd)
@@ -139,7 +140,7 @@ def test_where_nothing_fits_at_all_one_stage_is_told_of(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(stages_if_needed, "search_stages", search_stages)
     with pytest.raises(InfeasibleError, match=r"^mesh dp=2: the smallest-memory plan found peaks"):
-        planned(joined_by(1e12), width=509, samples=509, memory_limit="26MiB")
+        planned(joined_by(1e12), width=509, samples=509, memory_limit="26MiB", residency="cuda")
 
 
 def test_microbatches_that_hold_too_much_are_left_out_without_a_search() -> None:

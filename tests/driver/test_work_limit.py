@@ -118,6 +118,25 @@ def test_progress_of_work_ends_a_search_only_with_a_plan() -> None:
     assert trail.is_limited
 
 
+def test_a_search_within_another_ends_at_the_limit_of_that() -> None:
+    trail = Trail(silent, work_limit_s=1)
+    trail.note("first", "planned", 5)
+    within = Trail(trail)
+    within(SearchStep("solved", work_ns=2 * 10**9))
+    with pytest.raises(Stopped):
+        within(SearchStep("priced", may_end=True))
+
+
+def test_a_search_that_begins_again_has_its_own_limit() -> None:
+    trail = Trail(silent, work_limit_s=1)
+    trail.note("first", "infeasible", 5)
+    trail(SearchStep("priced", work_ns=2 * 10**9, may_end=True))
+    trail.restart()
+    trail.note("second", "planned", 5)
+    trail(SearchStep("priced", work_ns=1, may_end=True))
+    assert not trail.is_stopped and [each.candidate for each in trail.outcomes] == ["second"]
+
+
 def test_of_the_plans_that_were_made_the_one_with_the_shortest_step_is_taken() -> None:
     """The best as modelled, which the search goes by, may be another one."""
     graph, cluster, trail = case("llama").traced.graph, parse_cluster("2xH100"), Trail(silent)

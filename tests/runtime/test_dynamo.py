@@ -13,6 +13,7 @@ from torch import nn
 
 from autopar.driver.dynamo_backend import backend
 from autopar.errors import AutoparError
+from autopar.plans.requests.options import Options
 from tests.runtime import dynamo_workers
 from tests.runtime.spawn import ROOT, spawn
 
@@ -83,6 +84,23 @@ def test_what_it_cannot_do_is_told_at_once(options: dict[str, Any], words: str) 
     model = torch.compile(nn.Linear(2, 2), backend=backend, options=options)
     with pytest.raises(Exception, match=words):
         model(torch.randn(1, 2))
+
+
+@pytest.mark.parametrize("memory", [{}, {"residency": "cuda"}])
+def test_its_parameters_stay_on_the_device(
+    memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing fits otherwise: they are the script's."""
+    asked: list[Options] = []
+
+    def compiled(flat: nn.Module, _given: object, options: Options, _scalars: object) -> nn.Module:
+        asked.append(options)
+        return flat
+
+    monkeypatch.setattr("autopar.driver.dynamo_backend._Compiled", compiled)
+    torch.compile(nn.Linear(2, 2), backend=backend, options={"memory": memory})(torch.randn(1, 2))
+    (options,) = asked
+    assert (options.residency, options.residency_if_needed) == ("cuda", False)
 
 
 def test_it_has_no_modes() -> None:

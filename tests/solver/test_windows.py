@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -246,3 +248,22 @@ def test_a_plan_that_is_near_enough_takes_no_look_at_all_choices(
     assert coarsely.bound <= exactly.objective <= coarsely.objective
     assert coarsely.objective - coarsely.bound <= 0.05 * coarsely.objective
     assert int(coarsely.statistics["variables"]) < int(exactly.statistics["variables"])
+
+
+@pytest.mark.parametrize(
+    ("gap", "distance", "is_enough"), [(4, 1, True), (8, 3, False), (8, 12, True), (12, 12, False)]
+)
+def test_in_a_large_problem_a_gap_within_what_was_searched_is_enough(
+    gap: float, distance: float, is_enough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a bound of 1,000 distances of 2.5, 10 and 40 are searched, until the best plan is within
+    one. A gap of 5 is enough in any case."""
+    state: Any = SimpleNamespace(
+        is_finished=False, evaluation=True, gap=gap, clock=SimpleNamespace(expired=False)
+    )
+    duals: Any = SimpleNamespace(value=1000.0)
+    highs: Any = SimpleNamespace(free=lambda: None)
+    monkeypatch.setattr(exact, "_num_open", lambda *_: exact._MAX_WINDOWED + 1)
+    monkeypatch.setattr(exact, "_room", lambda *_: distance)
+    monkeypatch.setattr(exact, "_solve_integer", lambda *_: False)
+    assert exact._narrow(state, cast(Any, None), highs, duals, exact.EXACT) is is_enough

@@ -60,10 +60,15 @@ class Trail:
         if isinstance(plan, Candidate):
             self._rough.append(plan)
             self.note(plan.request.name, "planned", plan.solution.objective)
-        self._say(SearchStep(text, self.outcomes, step.work_ns))
+        self._say(SearchStep(text, self.outcomes, step.work_ns, may_end=step.may_end))
         self.count(step.work_ns)
         if step.may_end:
             self.go_on()
+
+    def restart(self) -> None:
+        """Begins a search for what is not asked for, after one that has no plan: with its own limit
+        of work, and with no outcomes."""
+        self._work_ns, self._outcomes = 0, {}
 
     def count(self, work_ns: int) -> None:
         """Counts work, which ends the search at the limit, once there is a plan."""

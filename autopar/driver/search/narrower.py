@@ -91,7 +91,9 @@ def _narrower(options: Options, finding: Finding) -> Iterator[tuple[str, Options
     if options.microbatches is None and len(requests) == 1 and finding.microbatches > 1:
         yield "microbatches", replace(options, microbatches=1)
     is_on_host = is_staged or any(each.params_on_host for each in requests)
-    if options.residency == "auto" and options.params_on_host is None and is_on_host:
+    # Where that is not asked for, nothing fits without.
+    is_given = options.residency == "auto" and not options.residency_if_needed
+    if is_given and options.params_on_host is None and is_on_host:
         yield "the host", replace(options, residency="cuda")
     fewer = {f"{AUTO}:3": AUTO, AUTO: f"{AUTO}:2"}.get(options.mesh)
     is_fine = any(len(each.mesh.sizes) > 2 for each in requests)

@@ -17,7 +17,6 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import Say, best_on
 from autopar.cost_model.collectives import with_buckets
 from autopar.cost_model.host_memory import host_row
-from autopar.cost_model.offloads import why_not_on_host
 from autopar.cost_model.price import price
 from autopar.driver.search.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.search.open_counts import in_chunks, possible_counts
@@ -30,6 +29,7 @@ from autopar.ir.problem import FORBIDDEN, IntArray, Label, Problem
 from autopar.ir.units import format_bytes
 from autopar.plans.estimates import StageEstimates
 from autopar.plans.memory_refinement import Candidate
+from autopar.plans.requests.options import AUTO
 from autopar.plans.requests.request import GraphRequest, PlanRequest
 from autopar.report.costs import HOLDER_TITLES
 from autopar.report.names import tensor_name
@@ -231,15 +231,19 @@ def _on_more(graph_request: GraphRequest, request: PlanRequest, factor: int) -> 
     return replace(graph_request, cluster=cluster).on(mesh)
 
 
+_BACKENDS = "in process groups of cpu:gloo,cuda:nccl"
+"""Norms of gradients on hosts are collectives there."""
+
+
 def _with_residency(request: PlanRequest, say: Say) -> Iterator[str]:
     """Parameters on the host, if the smallest-memory plan is within the limit then."""
     options = request.options
-    is_closed = options.residency == "cuda" and not options.residency_if_needed
-    if is_closed and options.params_on_host is None:
+    if options.residency == "cuda" and options.params_on_host is None:
         auto = replace(request, options=replace(options, residency="auto"))
         smallest = _within_limit(auto, say)
         if smallest is not None and _on_host(smallest) > 0:
-            yield f"--memory-residency auto ({format_bytes(_peak(smallest))})"
+            backends = "" if request.cluster.num_devices == 1 else f", {_BACKENDS}"
+            yield f"--memory-residency auto ({format_bytes(_peak(smallest))}{backends})"
 
 
 def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
@@ -285,13 +289,7 @@ def _looked_for(graph_request: GraphRequest) -> str:
         and graph_request.cluster.num_devices > 1
     ):
         tried.append("stages")
-    cluster = graph_request.cluster
-    can_be_on_host = cluster.has_host_memory and options.params_on_host is None
-    if (
-        options.residency_if_needed
-        and can_be_on_host
-        and not why_not_on_host(options.given.optimizer, cluster)
-    ):
+    if options.residency_if_needed and options.residency == AUTO:
         tried.append("parameters on the host")
     *some, last = tried or [""]
     text = f"{', '.join(some)} and {last}" if some else last

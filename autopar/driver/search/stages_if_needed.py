@@ -6,18 +6,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.cost_model.event_prices import is_open
 from autopar.cost_model.offloads import why_not_on_host
 from autopar.driver.search.finding import Finding
 from autopar.driver.search.incumbent import Trail
-from autopar.driver.search.meshes import explaining, in_one_stage, survey
+from autopar.driver.search.infeasible_subset import suited
+from autopar.driver.search.meshes import explaining, in_one_stage, meshes_of, survey
 from autopar.driver.search.narrower import Widened
 from autopar.driver.search.pipelining import search_stages
 from autopar.errors import ClusterError, InfeasibleError, SolverError, StageError
+from autopar.ir.offloading import can_be_on_host
 from autopar.ir.passes.microbatches import trains
 from autopar.ir.units import format_ns
 from autopar.plans.estimates import LARGE_WAIT
 from autopar.plans.provenance import FRAGILE, IN_STAGES
-from autopar.plans.requests.options import AUTO
+from autopar.plans.requests.options import AUTO, Options
 from autopar.plans.requests.request import GraphRequest
 
 
@@ -31,40 +34,44 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
 
     InfeasibleError, with what would do, if none fits.
     """
-    options = graph_request.options
-    is_given = options.is_staged and not options.is_number_of_stages_open
     try:
-        return search_stages(graph_request, trail) if is_given else _best(graph_request, trail)
-    except (InfeasibleError, ClusterError) as why:
-        best = _best_with_hosts(graph_request, trail, why, is_given=is_given)
-        if best is not None:
-            return best
-        if is_given:
+        return _best(graph_request, trail)
+    except InfeasibleError as why:
+        with_hosts = _with_hosts(graph_request)
+        if with_hosts is not None:
+            graph_request = with_hosts
+            trail.restart()
+            trail(f"{why}; looking for plans with parameters on the host")
+            try:
+                return _best(graph_request, trail)
+            except (InfeasibleError, ClusterError, StageError, SolverError) as error:
+                trail(f"{error}")
+        if _is_pipeline(graph_request.options):
             raise
         with explaining(_in_one_stage(graph_request), trail):
             raise
 
 
-def _best_with_hosts(
-    graph_request: GraphRequest, trail: Trail, why: Exception, *, is_given: bool
-) -> Finding | None:
-    """The best plan with parameters on hosts, where it is not said where they live and they can be
-    there; None without one."""
+def _with_hosts(graph_request: GraphRequest) -> GraphRequest | None:
+    """The request with parameters on hosts, where it is not said where they live and they can be
+    there; else None."""
     options, cluster = graph_request.options, graph_request.cluster
     if (
         not (options.residency_if_needed and options.params_on_host is None)
-        or not isinstance(why, InfeasibleError)
-        or not cluster.has_host_memory
+        or not (cluster.has_host_memory and can_be_on_host(graph_request.graph))
         or why_not_on_host(options.given.optimizer, cluster)
     ):
         return None
-    trail(f"{why}; looking for plans with parameters on the host")
     wider = replace(graph_request, options=replace(options, residency=AUTO))
-    try:
-        return search_stages(wider, trail) if is_given else _best(wider, trail)
-    except (InfeasibleError, ClusterError, SolverError) as error:
-        trail(f"{error}")
-        return None
+    if _is_pipeline(options):
+        return wider
+    requests = suited(wider, meshes_of(cluster, wider.options))
+    return wider if any(map(is_open, requests)) else None
+
+
+def _is_pipeline(options: Options) -> bool:
+    """Whether the plan has several stages in any case."""
+    return options.is_staged and not options.is_number_of_stages_open
 
 
 def _in_one_stage(graph_request: GraphRequest) -> GraphRequest:
@@ -72,11 +79,13 @@ def _in_one_stage(graph_request: GraphRequest) -> GraphRequest:
 
 
 def _best(graph_request: GraphRequest, trail: Trail) -> Finding:
-    """The best plan where the number of stages is open, or one."""
+    """The best plan, with parameters where the options say."""
+    if _is_pipeline(graph_request.options):
+        return search_stages(graph_request, trail)
     is_requested = graph_request.options.stages is None
     one = _in_one_stage(graph_request)
-    is_open = is_requested or one.options.stages_if_needed
-    is_open = is_open and trains(graph_request.graph) and graph_request.cluster.num_devices > 1
+    several = graph_request.cluster.num_devices > 1 and trains(graph_request.graph)
+    may_be_cut = several and (is_requested or one.options.stages_if_needed)
     # For a margin, a mesh is cut off only once it cannot make the plan fragile.
     margin = FRAGILE if one.options.given.search.margin else 0.0
     widened = Widened(one, trail)
@@ -86,20 +95,20 @@ def _best(graph_request: GraphRequest, trail: Trail) -> Finding:
                 tried.result = survey(each, trail, margin=margin)
         plain = widened.result()
     except (InfeasibleError, ClusterError) as why:
-        if is_open:
+        if may_be_cut:
             trail(f"{why}; looking for stages, each of which holds its own part")
             staged = _in_stages(graph_request, trail)
             if isinstance(staged, Finding):
                 return staged
         raise
     if trail.is_stopped:
-        if is_open:
+        if may_be_cut:
             trail.skip("several stages", trail.why)
         return shortest(plain, trail)
-    if is_open and not is_requested and not is_hindered(plain):
+    if may_be_cut and not is_requested and not is_hindered(plain):
         trail.skip("several stages", f"hindered_ns {graph_request.options.policy.hindered_ns}")
         return plain
-    if not is_open:
+    if not may_be_cut:
         return plain
     if not is_requested:
         trail("devices wait, or do the same work, for long; looking for stages, which send less")
