@@ -34,54 +34,14 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
 
     InfeasibleError, with what would do, if none fits.
     """
-    try:
-        return _best(graph_request, trail)
-    except InfeasibleError as why:
-        with_hosts = _with_hosts(graph_request)
-        if with_hosts is not None:
-            graph_request = with_hosts
-            trail.restart()
-            trail(f"{why}; looking for plans with parameters on the host")
-            try:
-                return _best(graph_request, trail)
-            except (InfeasibleError, ClusterError, StageError, SolverError) as error:
-                trail(f"{error}")
-        if _is_pipeline(graph_request.options):
-            raise
-        with explaining(_in_one_stage(graph_request), trail):
-            raise
-
-
-def _with_hosts(graph_request: GraphRequest) -> GraphRequest | None:
-    """The request with parameters on hosts, where it is not said where they live and they can be
-    there; else None."""
-    options, cluster = graph_request.options, graph_request.cluster
-    if (
-        not (options.residency_if_needed and options.params_on_host is None)
-        or not (cluster.has_host_memory and can_be_on_host(graph_request.graph))
-        or why_not_on_host(options.given.optimizer, cluster)
-    ):
-        return None
-    wider = replace(graph_request, options=replace(options, residency=AUTO))
-    if _is_pipeline(options):
-        return wider
-    requests = suited(wider, meshes_of(cluster, wider.options))
-    return wider if any(map(is_open, requests)) else None
-
-
-def _is_pipeline(options: Options) -> bool:
-    """Whether the plan has several stages in any case."""
-    return options.is_staged and not options.is_number_of_stages_open
-
-
-def _in_one_stage(graph_request: GraphRequest) -> GraphRequest:
-    return replace(graph_request, options=replace(graph_request.options, stages=1))
-
-
-def _best(graph_request: GraphRequest, trail: Trail) -> Finding:
-    """The best plan, with parameters where the options say."""
     if _is_pipeline(graph_request.options):
-        return search_stages(graph_request, trail)
+        try:
+            return search_stages(graph_request, trail)
+        except InfeasibleError as why:
+            best = _best_with_hosts(graph_request, trail, why)
+            if best is None:
+                raise
+            return best
     is_requested = graph_request.options.stages is None
     one = _in_one_stage(graph_request)
     several = graph_request.cluster.num_devices > 1 and trains(graph_request.graph)
@@ -100,7 +60,11 @@ def _best(graph_request: GraphRequest, trail: Trail) -> Finding:
             staged = _in_stages(graph_request, trail)
             if isinstance(staged, Finding):
                 return staged
-        raise
+        best = _best_with_hosts(graph_request, trail, why)
+        if best is not None:
+            return best
+        with explaining(one, trail):
+            raise
     if trail.is_stopped:
         if may_be_cut:
             trail.skip("several stages", trail.why)
@@ -120,6 +84,50 @@ def _best(graph_request: GraphRequest, trail: Trail) -> Finding:
         more = () if isinstance(staged, str) else staged.beside
         return replace(plain, statistics=statistics, others=(*plain.others, *more))
     return replace(staged, others=(*staged.others, *plain.beside))
+
+
+def _best_with_hosts(
+    graph_request: GraphRequest, trail: Trail, why: InfeasibleError | ClusterError
+) -> Finding | None:
+    """The best plan with parameters on hosts, after a search that found none without; None where
+    that is not open. InfeasibleError if none fits so either."""
+    with_hosts = _with_hosts(graph_request) if isinstance(why, InfeasibleError) else None
+    if with_hosts is None:
+        return None
+    trail.restart()
+    trail(f"{why}; looking for plans with parameters on the host")
+    try:
+        return best_of_all(with_hosts, trail)
+    except (ClusterError, StageError, SolverError) as error:
+        trail(f"{error}")
+        return None
+
+
+def _with_hosts(graph_request: GraphRequest) -> GraphRequest | None:
+    """The request with parameters on hosts, where it is not said where they live and they can be
+    there; else None."""
+    options, cluster = graph_request.options, graph_request.cluster
+    if (
+        not (options.residency_if_needed and options.residency == "cuda")
+        or options.params_on_host is not None
+        or not (cluster.has_host_memory and can_be_on_host(graph_request.graph))
+        or why_not_on_host(options.given.optimizer, cluster)
+    ):
+        return None
+    wider = replace(graph_request, options=replace(options, residency=AUTO))
+    if _is_pipeline(options):
+        return wider
+    requests = suited(wider, meshes_of(cluster, wider.options))
+    return wider if any(map(is_open, requests)) else None
+
+
+def _is_pipeline(options: Options) -> bool:
+    """Whether the plan has several stages in any case."""
+    return options.is_staged and not options.is_number_of_stages_open
+
+
+def _in_one_stage(graph_request: GraphRequest) -> GraphRequest:
+    return replace(graph_request, options=replace(graph_request.options, stages=1))
 
 
 def shortest(finding: Finding, trail: Trail) -> Finding:
