@@ -91,17 +91,17 @@ def answer(graph_request: GraphRequest, say: Say, *, stops: bool = False) -> Pla
         hint = undivided_batch(graph_request.graph, graph_request.cluster.num_devices)
         raise InfeasibleError(f"{error}{_more_microbatches(graph_request, more)}{hint}") from error
     margin = None
-    if trail.is_limited:
-        return replace(finding, status=LIMITED).plan(None, trail.outcomes)
-    if trail.is_stopped:
+    if trail.is_stopped and not trail.is_limited:
         finding = replace(finding, bound_ns=0)
-    elif search.margin:
+    elif search.margin and not trail.is_stopped:
         try:
             margin = find_margin(finding, trail)
         except (Stopped, KeyboardInterrupt) as error:
             if not trail.is_ended_by(error):
                 raise
-    if trail.is_stopped:
+    if trail.is_limited:
+        finding, margin = replace(finding, status=LIMITED), None
+    elif trail.is_stopped:
         warnings.warn(InterruptedSearchWarning(_INTERRUPTED), stacklevel=2)
         finding, margin = replace(finding, status=INTERRUPTED), None
     return finding.plan(margin, trail.outcomes)

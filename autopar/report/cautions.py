@@ -54,7 +54,8 @@ def outcome_text(each: CandidateOutcome) -> str:
     """What became of a candidate: `planned, 1.28 s`."""
     match each.result:
         case "planned" | "estimated":
-            return f"{each.result}, {format_ns(each.ns or 0)}"
+            so_far = f"; {each.reason}" if each.reason else ""
+            return f"{each.result}, {format_ns(each.ns or 0)}{so_far}"
         case "not better":
             return f"not better, at least {format_ns(each.ns or 0)}"
         case "infeasible" | "skipped":

@@ -43,7 +43,9 @@ class Trail:
         self._say, self._stops, self._work_limit_s = say, stops, work_limit_s
         self._work_ns = 0
         self.why = ""
-        """Why the search was ended before it was over; empty if it was not."""
+        """Why the search is to end, be it over or not; empty while it may go on."""
+        self.is_stopped = False
+        """Whether the search was ended before it was over: something was not looked at."""
         self._outcomes: dict[str, CandidateOutcome] = {}
         self._known: dict[tuple[object, ...], tuple[_Outcome, int]] = {}
         """What became of a request, and the cutoff that it had; 0 for none."""
@@ -75,22 +77,18 @@ class Trail:
         self._work_ns += work_ns
         is_over = 0 < self._work_limit_s * 10**9 < self._work_ns
         has_plan = any(each.result == "planned" for each in self.outcomes)
-        if is_over and has_plan and not self.is_stopped:
+        if is_over and has_plan and not self.why:
             self.why = WORK_LIMIT
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether the search was ended before it was over."""
-        return bool(self.why)
-
-    @property
     def is_limited(self) -> bool:
-        """Whether the limit of work ended the search."""
-        return self.why == WORK_LIMIT
+        """Whether the limit of work ended the search before it was over."""
+        return self.is_stopped and self.why == WORK_LIMIT
 
     def go_on(self, name: str = "") -> None:
-        """Stopped if the search was ended. The candidate `name` was not looked at then."""
-        if self.is_stopped:
+        """Stopped if the search is to end. The candidate `name` was not looked at then."""
+        if self.why:
+            self.is_stopped = True
             if name:
                 self.skip(name, self.why)
             raise Stopped(self.why)
@@ -99,7 +97,7 @@ class Trail:
         """Whether an `error` in a candidate ends the search, which is stopped then."""
         if isinstance(error, KeyboardInterrupt):
             if self._stops:
-                self.why = f"{Stopped()}"
+                self.why, self.is_stopped = f"{Stopped()}", True
             return self._stops
         return self.is_stopped and isinstance(error, Stopped)
 
@@ -121,7 +119,7 @@ class Trail:
         if known is not None and result == "skipped":
             return
         is_planned = known is not None and known.result == "planned"
-        if known is None or not is_planned or (result == "planned" and (ns or 0) < (known.ns or 0)):
+        if known is None or not is_planned or (result == "planned" and (ns or 0) <= (known.ns or 0)):
             self._outcomes[name] = outcome
 
     @contextmanager
@@ -158,7 +156,9 @@ class Trail:
         self._known[key] = tried.result, cutoff or 0
 
     def skip(self, name: str, threshold: str) -> None:
-        """Reports candidates that are not tried, for a threshold of the policy or what is known."""
+        """Reports candidates that are not tried, for a threshold of the policy, what is known, or
+        since the search is to end."""
+        self.is_stopped |= threshold == self.why
         self(f"{name} are not looked at: {threshold}")
         self.note(name, "skipped", reason=threshold)
 
@@ -245,9 +245,12 @@ class CandidateSearch(Generic[_T]):
         name, place = tried.name, tried.place
         if isinstance(error, Stopped):
             self.stopped = error
+            result: OutcomeKind = "skipped"
+            cost_ns = None
             if tried.result is not None:
                 tried.is_better = self.submit(tried.result, place)
-            self._note(name, "skipped", None, f"{error}", message=f"{name}: {error}")
+                result, cost_ns = "planned", self.cost_ns(tried.result)
+            self._note(name, result, cost_ns, f"{error}", message=f"{name}: {error}")
         elif isinstance(error, MemoryBinds):
             tried.free, tried.is_tight = error.free, True
             self._note(name, "skipped", None, f"{error}", message=f"{name}: {error}")

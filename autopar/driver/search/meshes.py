@@ -143,7 +143,7 @@ class _Looked:
         axes of it makes two meshes of two axes, and both have to be near the incumbent, as far as
         is known. None is worth it where memory binds: a search then takes minutes."""
         best, policy = self.search.incumbent, request.options.policy
-        if self._trail.is_stopped:
+        if self._trail.why:
             return self._trail.why
         if best is None:
             return "no mesh of two axes has a plan"

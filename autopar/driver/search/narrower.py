@@ -51,9 +51,12 @@ class Widened:
         yield graph_request
         tried = self._search.last
         finding = None if tried is None else tried.result
-        if finding is None or finding is self._known or self._trail.is_stopped:
+        if finding is None or finding is self._known:
             return
         for what, options in _narrower(graph_request.options, finding):
+            if self._trail.why:
+                self._trail.skip(f"plans without {what}", self._trail.why)
+                return
             self._trail(f"{what}: looking for the best plan without")
             yield from self._each(replace(graph_request, options=options), (*above, finding))
 

@@ -90,7 +90,9 @@ class PipelineCandidates:
         """The shapes to plan, one after the other: the best ones. If none of these has a plan,
         since stages hold more than their segments, all others follow. A shape without stages is to
         be divided."""
-        if self.tried.trail.is_stopped:
+        why = self.tried.trail.why
+        if why:
+            self.tried.trail.skip(f"other pipelines ({len(self.estimated)})", why)
             return
         yield from self._the_best()
         if self.tried.incumbent is None:

@@ -65,13 +65,13 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
             return best
         with explaining(one, trail):
             raise
-    if trail.is_stopped:
-        if may_be_cut:
-            trail.skip("several stages", trail.why)
-        return shortest(plain, trail)
     if may_be_cut and not is_requested and not is_hindered(plain):
         trail.skip("several stages", f"hindered_ns {graph_request.options.policy.hindered_ns}")
-        return plain
+        may_be_cut = False
+    elif may_be_cut and trail.why:
+        trail.skip("several stages", trail.why)
+    if trail.is_stopped:
+        return shortest(plain, trail)
     if not may_be_cut:
         return plain
     if not is_requested:
