@@ -24,6 +24,7 @@ from autopar.plans.requests.options import STORED
 from autopar.plans.structure import MAX_TENSOR_BYTES
 from autopar.report.names import stages_text, tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups, parsed, slowest_links
+from autopar.report.records import above_records
 
 # The candidates of the search, in words.
 
@@ -90,6 +91,7 @@ def cautions(plan: Plan) -> Iterator[str]:
     for text, stages in warnings.items():
         yield f"{stages_text(stages)}: {text}" if several else text
     yield from _full(plan)
+    yield from above_records(plan)
     yield from _on_hosts(plan)
     if not several:
         yield from _busy(plan)

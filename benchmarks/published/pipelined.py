@@ -34,8 +34,8 @@ from autopar.plans.estimates import Delay, MicrobatchTimes, OpTotal, StageEstima
 from autopar.plans.pipeline_orders import make_schedule
 from autopar.plans.pipelines import simulate_pipeline
 from benchmarks.published.decoder import STORED_PER_PLANNED
-from benchmarks.published.runs import CONTEXT, Run, arrangement
-from benchmarks.published.trainers import batch_ns, exchange_ns, launch_ns
+from benchmarks.published.runs import Run, arrangement
+from benchmarks.published.trainers import batch_ns, exchange_ns, exposed_share, launch_ns
 
 SENT_BYTES = 2
 """Of each number that stages send one another."""
@@ -126,34 +126,20 @@ def _parts(run: Run, found: StageEstimates) -> Mapping[tuple[_Part, str], _Work]
     where: dict[str, tuple[_Part, str]] = {}
     work: dict[tuple[_Part, str], _Work] = defaultdict(_Work)
     part = _Part.FIRST
-    exposed = found.exposed_communication_ns / max(1, found.communication_ns)
-    reduced = _reduced_later(found)
     for key, op in found.ops.items():
         if op.module.startswith("blocks."):
             part = _Part.BLOCKS
         elif part is _Part.BLOCKS:
             part = _Part.LAST if op.phase == Phase.FORWARD else _Part.FIRST
         where[key] = part, op.phase
-        sent_ns = exposed * (op.communication_ns - reduced[key])
-        work[where[key]] += _Work(op.compute_ns, sent_ns, launch_ns(run, op))
+        work[where[key]] += _Work(op.compute_ns, host_ns=launch_ns(run, op))
     for key, sent in found.sends.items():
         made = key.partition("@")[0]
         made = made if made in where else made.rpartition(".")[0]
-        work[where[made]] += _Work(host_ns=sum(launch_ns(run, each) for each in sent))
+        for each in sent:
+            waited_ns = each.time_ns * exposed_share(run, found, made, each)
+            work[where[made]] += _Work(sent_ns=waited_ns, host_ns=launch_ns(run, each))
     return work
-
-
-def _reduced_later(found: StageEstimates) -> Mapping[str, int]:
-    """What ops of a plan take to add up gradients over parts of a sequence: runs do that once, when
-    they reduce them."""
-    reduced: dict[str, int] = defaultdict(int)
-    for key, sent in found.sends.items():
-        reduced[key.partition("@")[0]] += sum(
-            each.time_ns
-            for each in sent
-            if (each.axis, each.kind, each.phase) == (CONTEXT, "all_reduce", Phase.BACKWARD)
-        )
-    return reduced
 
 
 def _passes(

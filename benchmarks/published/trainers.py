@@ -17,6 +17,16 @@
                  collectives (`get_batch` in pretrain_gpt.py, megatron/mpu/data.py,
                  `get_ltor_masks_and_position_ids` in megatron/utils.py)
     exchange     A stage sends and receives in one batch of two (`batch_isend_irecv`)
+    Megatron-core, by the configurations of its runs (NVIDIA/dgxc-benchmarking, commit 8f5cbb37:
+                 llama3.1/configure.sh and llama3.1_*.yaml, nemo_megatron/configure.sh and
+                 gpt3_175b_hydra.yaml), recomputes nothing, runs cuDNN's attention
+                 (`NVTE_FUSED_ATTN`), and sends between tensors within their products
+                 (`ub_tp_comm_overlap`): what is gathered in a ring beside them, what is scattered
+                 forward in four splits, the last of which nothing hides, and backward beside
+                 another product. Parts of a sequence exchange keys and values in a ring, while
+                 attention computes on those that are there (`cp_comm_type` is "p2p" unless said,
+                 megatron/core/transformer/transformer_config.py): a kernel for each part. What is
+                 hidden slows what hides it as it does in a plan of autopar's (`Link.contention`)
 
 The plan has attention as FlashAttention 2 does it, gradients that are sent in bfloat16 as they are
 made, and the host of `cluster.kernels`.
@@ -26,21 +36,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.cluster.kernels import LAUNCHES_PER_COLLECTIVE
+from autopar.cluster.kernels import LAUNCHES_PER_COLLECTIVE, SUSTAINED
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.roofline import stream_s
 from autopar.ir.mesh import Cluster, Device
-from autopar.plans.estimates import CollectiveTotal, Estimates, OpTotal
-from benchmarks.published.runs import Run, arrangement
+from autopar.plans.estimates import CollectiveTotal, Estimates, OpTotal, StageEstimates
+from benchmarks.published.runs import CONTEXT, Run, arrangement
 
 _TRITON_FORWARD, _TRITON_BACKWARD = 1.4, 2.0
 _BFLOAT16, _FLOAT32 = 2, 4
 _VTRAIN_LAUNCH_NS = 48_000
+_CUDNN_FORWARD, _CUDNN_BACKWARD, _CUDNN_TOKENS = 0.715, 0.637, 404
+"""Of the peak, with heads of 128 on H200 (NVIDIA/cudnn-frontend, benchmark/): residuals of 1 and 5
+% forward, 2 and 6 % backward. H100 has the same cores."""
+_SPLITS = 4
 
 
 def device_of(run: Run, device: Device) -> Device:
     """`device` with the kernels of the run."""
+    if run.is_megatron_core and device.name in SUSTAINED:
+        return replace(
+            device,
+            kernels=replace(
+                device.kernels,
+                attention=_CUDNN_FORWARD * SUSTAINED[device.name],
+                attention_backward=_CUDNN_BACKWARD / _CUDNN_FORWARD,
+                attention_tokens=_CUDNN_TOKENS * run.cp,
+            ),
+        )
     if not run.is_mpt:
         return device
     its = device.kernels
@@ -60,6 +84,17 @@ def launch_ns(run: Run, each: OpTotal | CollectiveTotal) -> int:
         return each.host_ns
     is_local = isinstance(each, CollectiveTotal) and each.kind == "slice"
     return 0 if is_local else each.count * _VTRAIN_LAUNCH_NS
+
+
+def exposed_share(run: Run, found: StageEstimates, key: str, sent: CollectiveTotal) -> float:
+    """The part of what the op `key` sends that a microbatch is longer by."""
+    if (sent.axis, sent.kind, sent.phase) == (CONTEXT, "all_reduce", "backward"):
+        return 0.0  # Runs add up gradients over parts of a sequence once, when they reduce them.
+    if run.is_megatron_core and key.startswith("blocks."):
+        is_split = (sent.axis, sent.kind, sent.phase) == ("tp", "reduce_scatter", "forward")
+        last = 1 / _SPLITS if is_split else 0.0
+        return last + (1 - last) * found.contention[sent.axis] / 1000
+    return found.exposed_communication_ns / max(1, found.communication_ns)
 
 
 def batch_ns(run: Run, cluster: Cluster) -> float:

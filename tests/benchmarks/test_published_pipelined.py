@@ -5,13 +5,21 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from autopar.cluster.devices import DEVICES
+from autopar.cluster.kernels import SUSTAINED
 from autopar.cost_model.collectives import collective_s
 from autopar.ir.mesh import Cluster
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import CollectiveTotal, Estimates
 from benchmarks.published import pipelined, predict
 from benchmarks.published.pipelined import Step, played_step
 from benchmarks.published.runs import FILES, Run, read, reasons
-from benchmarks.published.trainers import batch_ns, exchange_ns, launch_ns
+from benchmarks.published.trainers import (
+    batch_ns,
+    device_of,
+    exchange_ns,
+    exposed_share,
+    launch_ns,
+)
 
 PUBLISHED, VTRAIN = map(read, FILES)
 BY_NAME = {run.name: run for run in PUBLISHED}
@@ -214,13 +222,11 @@ def test_gradients_of_parts_of_a_sequence_are_reduced_once() -> None:
         cp=2, gpus=8,
     )  # fmt: skip
     found, _, _ = _planned(run)
-    later = pipelined._reduced_later(found.stages[0])
-    added = [
-        each
-        for each in found.stages[0].collectives
-        if each.axis == "cp" and each.kind == "all_reduce"
-    ]
-    assert sum(later.values()) == sum(e.time_ns for e in added if e.phase == "backward") > 0
+    stage = found.stages[0]
+    added = [each for each in stage.collectives if (each.axis, each.kind) == ("cp", "all_reduce")]
+    later = [each for each in added if each.phase == "backward"]
+    assert sum(each.time_ns for each in later) > 0
+    assert not any(exposed_share(run, stage, "blocks.*", each) for each in later)
     size = 1 << 20
 
     def reduced_ns(dp: int, cp: int) -> int:
@@ -230,3 +236,33 @@ def test_gradients_of_parts_of_a_sequence_are_reduced_once() -> None:
     assert reduced_ns(1, 1) == 0
     assert reduced_ns(1, 2) == reduced_ns(2, 1) > 0
     assert reduced_ns(2, 2) == pytest.approx(2 * reduced_ns(2, 1), abs=1)
+
+
+def test_megatron_core_sends_between_tensors_within_their_products() -> None:
+    """What is hidden slows what hides it, and of what is scattered forward the last split is not.
+    What is sent beside no product of a block, or by another trainer, waits as in the plan."""
+    run = replace(CORE, gpus=8, tp=4, dp=1, hidden=1024, heads=8, kv_heads=8, ffn=4096)
+    stage = _planned(run)[0].stages[0]
+    slowed = stage.contention["tp"] / 1000
+    waits = stage.exposed_communication_ns / stage.communication_ns
+    assert 0 < slowed < waits
+
+    def share(kind: str, phase: str, run: Run = run, key: str = "blocks.*.up") -> float:
+        sent = CollectiveTotal(kind, "tp", phase, count=1, num_bytes=8, time_ns=100)
+        return exposed_share(run, stage, key, sent)
+
+    assert share("all_gather", "forward") == share("all_gather", "backward") == slowed
+    assert share("reduce_scatter", "backward") == slowed
+    assert share("reduce_scatter", "forward") == pytest.approx((1 + 3 * slowed) / 4)
+    assert share("all_gather", "forward", key="norm") == waits
+    assert share("all_gather", "forward", replace(run, compiled="1")) == waits
+
+
+def test_megatron_core_attends_with_the_kernels_of_cudnn_on_hopper() -> None:
+    hopper, ampere = DEVICES["H100"], DEVICES["A100"]
+    assert device_of(CORE, ampere) == ampere
+    its = device_of(CORE, hopper).kernels
+    assert its.attention > 1.9 * hopper.kernels.attention
+    assert its.attention * its.attention_backward == pytest.approx(0.637 * SUSTAINED["H100"])
+    ring = device_of(replace(CORE, cp=2), hopper).kernels
+    assert ring.attention_tokens == 2 * its.attention_tokens, "a kernel for each part of a ring"

@@ -119,7 +119,11 @@ class Trail:
         if known is not None and result == "skipped":
             return
         is_planned = known is not None and known.result == "planned"
-        if known is None or not is_planned or (result == "planned" and (ns or 0) <= (known.ns or 0)):
+        if (
+            known is None
+            or not is_planned
+            or (result == "planned" and (ns or 0) <= (known.ns or 0))
+        ):
             self._outcomes[name] = outcome
 
     @contextmanager
