@@ -129,7 +129,8 @@ def _more_microbatches(graph_request: GraphRequest, trail: Trail) -> str:
             return None
 
     trail("looking for microbatches that would do")
-    more = [n for n in possible_counts(graph_request.graph) if n > options.microbatches]
+    possible = possible_counts(graph_request.graph, graph_request.cluster.num_devices)
+    more = [n for n in possible if n > options.microbatches]
     first_fit = fewest(more[:FEW_COUNTS], planned_in)
     if first_fit is None:
         return ""

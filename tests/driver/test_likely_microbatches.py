@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import msgspec
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 
 from autopar.compile import best_on
 from autopar.cost_model.least_memory import least_at_rest
-from autopar.driver.search.open_counts import likely_count, possible_counts
+from autopar.driver.search.open_counts import count_ladder, likely_count, possible_counts
 from autopar.plans.estimates import StageEstimates
 from autopar.plans.memory_refinement import MemoryBinds
 from autopar.plans.requests.read_options import make_options
@@ -17,6 +19,28 @@ from autopar.plans.requests.request import PlanRequest, make_graph_request
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.planned import hostless, on_h100
+
+
+@pytest.mark.parametrize("devices", [1, 8, 72, 576])
+def test_between_powers_of_two_the_count_is_tried_that_most_devices_can_share(devices: int) -> None:
+    for size in (*range(1, 130), 252, 1008, 2048):
+        counts, shared = count_ladder(size, devices), lambda n, s=size: gcd(s // n, devices)
+        assert counts[0] == 1 and [*counts] == sorted({*counts})
+        for count in (n for n in range(1, size + 1) if size % n == 0):
+            (rival,) = (n for n in counts if n.bit_length() == count.bit_length())
+            assert (shared(rival), -rival) >= (shared(count), -count)
+
+
+@pytest.mark.parametrize(
+    ("size", "devices", "counts"),
+    [(32, 64, [1, 2, 4, 8, 16, 32]), (48, 8, [1, 2, 6, 12, 24, 48]), (7, 8, [1, 7]), (1, 8, [1]),
+     (252, 64, [1, 3, 7, 9, 21, 63, 126, 252])],
+)  # fmt: skip
+def test_counts_are_powers_of_two_where_samples_are(
+    size: int, devices: int, counts: list[int]
+) -> None:
+    assert [*count_ladder(size, devices)] == counts
+
 
 LAYERS, WIDTH, BATCH = 6, 512, 4096
 LIMIT = 1 << 25
@@ -66,7 +90,7 @@ def test_what_recompute_cannot_save_is_split() -> None:
     for times in (2, 9, 70):
         # No time is lost by recompute: the fewest that a tenth of the activations fits in.
         count = likely_count(request, holding(free(request), times * room, 0))
-        assert count == next(n for n in possible_counts(request.graph) if 10 * n >= times)
+        assert count == next(n for n in possible_counts(request.graph, 8) if 10 * n >= times)
     most = likely_count(request, holding(free(request), 10**6 * room, 0))
     assert most == BATCH // 2, "two devices share the samples of each"
 

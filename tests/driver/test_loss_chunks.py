@@ -117,7 +117,7 @@ def test_the_search_begins_near_a_likely_number_of_microbatches(times: int, leas
     outcomes = {each.candidate: each.result for each in trail.outcomes}
     assert outcomes[asked.name] in ("skipped", "infeasible")
     alone: list[int] = []
-    for count in possible_counts(asked.graph):
+    for count in possible_counts(asked.graph, asked.cluster.num_devices):
         with suppress(InfeasibleError):
             options = replace(asked.options, microbatches=count)
             each = best_on_mesh(replace(asked, options=options, microbatches=count), Trail(silent))

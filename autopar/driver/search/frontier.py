@@ -183,7 +183,7 @@ class _InOne:
             if other.mesh is not None
         ]
         if graph_request.options.microbatches is None:
-            _, *counts = possible_counts(graph_request.graph)
+            _, *counts = possible_counts(graph_request.graph, graph_request.cluster.num_devices)
             meshes += [
                 _OnMesh(replace(mesh.request, microbatches=count))
                 for mesh in meshes

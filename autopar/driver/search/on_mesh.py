@@ -133,10 +133,11 @@ class _Counts:
         these can shard something else besides."""
         line = tuple(_in_microbatches(self.request, self.is_chunked))
         request, even = self.request, [*even_counts(self.request)]
+        shared = [each for each in line if each.microbatches <= even[-1]]
         options, cluster = request.options, request.cluster
         is_open = options.mesh == AUTO and not options.imposed
         if (
-            not len(line) > len(even) > 1 == len(request.mesh.sizes)
+            not len(line) > len(shared) > 1 == len(request.mesh.sizes)
             or not is_open
             or cluster.num_devices < options.policy.refined_devices
             or len(candidate_meshes(cluster, 2)) == 1
@@ -144,7 +145,7 @@ class _Counts:
             return line
         more = f"{request.name} in more than {even[-1]} microbatches"
         self.search.trail.skip(more, "samples that do not divide")
-        return line[: len(even)]
+        return shared
 
     def _of_count(self, here: PlanRequest) -> Iterator[_Try]:
         """The candidates of a number of microbatches."""
@@ -190,7 +191,8 @@ def _is_split(request: PlanRequest, candidate: Candidate | None) -> bool:
 def _in_microbatches(request: PlanRequest, is_chunked: bool) -> Iterator[PlanRequest]:
     """The request in each number of microbatches, as long as the loss can be so."""
     is_open = request.options.microbatches is None
-    for count in possible_counts(request.graph) if is_open else (request.microbatches,):
+    possible = possible_counts(request.graph, request.cluster.num_devices)
+    for count in possible if is_open else (request.microbatches,):
         here = replace(request, microbatches=count)
         if not _in_chunks(here, is_chunked):
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd, prod
 
@@ -37,12 +37,13 @@ def dividing(options: Options, graph: Graph) -> Options:
     return replace(options, microbatches=count)
 
 
-def possible_counts(graph: Graph) -> Iterator[int]:
-    """The powers of two that divide the batch; 1 if the step cannot be split. Whether it can takes
-    as long to know as a step in microbatches, and is asked after the 1 only."""
+def possible_counts(graph: Graph, devices: int) -> Iterator[int]:
+    """The numbers of microbatches to try, of those that divide the batch (`count_ladder`); 1 if the
+    step cannot be split. Whether it can takes as long to know as a step in microbatches, and is
+    asked after the 1 only."""
     yield 1
     size = gcd(*(graph.atoms[atom].size for atom in batch_atoms(graph)))
-    counts = [2**k for k in range(1, (size & -size).bit_length())] if trains(graph) else []
+    counts = count_ladder(size, devices)[1:] if trains(graph) else ()
     if not counts:
         return
     try:
@@ -50,6 +51,20 @@ def possible_counts(graph: Graph) -> Iterator[int]:
     except MicrobatchError:
         return
     yield from counts
+
+
+def count_ladder(size: int, devices: int) -> Sequence[int]:
+    """Of the divisors of `size` samples one between each power of two and the next, if there is
+    one: with that many microbatches most of the devices can share the samples of one evenly. Of
+    equals it is the smallest. Powers of two, where samples are many or a power of two themselves.
+    """
+    octaves: dict[int, int] = {}
+    for count in (n for n in range(1, size + 1) if size % n == 0):
+        octave = count.bit_length()
+        known = octaves.setdefault(octave, count)
+        if gcd(size // count, devices) > gcd(size // known, devices):
+            octaves[octave] = count
+    return list(octaves.values())
 
 
 _SAVED_BY_RECOMPUTE = 0.9
@@ -83,7 +98,7 @@ def likely_count(request: PlanRequest, free: StageEstimates, freed_bytes: int = 
 def even_counts(request: PlanRequest) -> Iterator[int]:
     """The possible numbers with which each axis of the mesh can shard the samples; at least 1."""
     atoms = batch_atoms(request.graph)
-    for count in possible_counts(request.graph):
+    for count in possible_counts(request.graph, request.cluster.num_devices):
         parts = [request.graph.atoms[atom].size // count for atom in atoms]
         if count == 1 or not any(size % axis.size for size in parts for axis in request.mesh):
             yield count

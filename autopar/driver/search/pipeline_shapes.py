@@ -144,7 +144,7 @@ class PipelineShapes:
         on. With a table, the most that it has."""
         if self.options.microbatches is not None:
             return (self.options.microbatches,)
-        possible = [*possible_counts(self.graph_request.graph)]
+        possible = [*possible_counts(self.graph_request.graph, self.cluster.num_devices // ranks)]
         if self.options.actions is not None:
             return [n for n in possible if n <= self.options.actions.microbatches][-1:]
         name, _ = _order(self.options)

@@ -251,7 +251,8 @@ def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
     never hold more."""
     if request.options.microbatches is None:
         return
-    counts = [n for n in possible_counts(request.graph) if n > request.microbatches]
+    possible = possible_counts(request.graph, request.cluster.num_devices)
+    counts = [n for n in possible if n > request.microbatches]
     for some in (counts[:FEW_COUNTS], counts[FEW_COUNTS:]):
         fit = fewest(some, lambda n: _within_limit(replace(request, microbatches=n), say))
         if fit is not None:
@@ -281,7 +282,8 @@ def fewest(
 def _looked_for(graph_request: GraphRequest) -> str:
     """What the search has tried by itself before this error."""
     options, tried = graph_request.options, list[str]()
-    if options.microbatches is None and len([*possible_counts(graph_request.graph)]) > 1:
+    graph, devices = graph_request.graph, graph_request.cluster.num_devices
+    if options.microbatches is None and len([*possible_counts(graph, devices)]) > 1:
         tried.append("microbatches")
     if (
         options.stages_if_needed
