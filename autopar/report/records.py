@@ -13,7 +13,7 @@ from autopar.ir.units import format_percent, format_ppm
 from autopar.plans.plan import Plan
 
 
-class Record(NamedTuple):
+class BestRun(NamedTuple):
     """The largest share of a device's peak FLOPs that a run had, and who published it."""
 
     utilisation: float
@@ -24,9 +24,9 @@ _MEGATRON = "NVIDIA/dgxc-benchmarking, Llama 3.1"
 _FOUNDRY = "mosaicml/llm-foundry, MPT"
 
 RECORDS = {
-    "A100": Record(0.627, _FOUNDRY),
-    "A100-40G": Record(0.585, _FOUNDRY),
-    "H100": Record(0.551, _MEGATRON),
+    "A100": BestRun(0.627, _FOUNDRY),
+    "A100-40G": BestRun(0.585, _FOUNDRY),
+    "H100": BestRun(0.551, _MEGATRON),
 }
 """By preset."""
 
