@@ -4,7 +4,8 @@
     python -m benchmarks.records --only llama31_8b --markdown
 
 `benchmarks/data/records.csv` names rows of `published.csv`: for a model on a cluster the fastest
-dense run in bfloat16 that states its batch. No figure may be fitted to those `held out`. There are
+dense run in bfloat16 that states its batch. No figure may be fitted to those `held out`, though
+they were in sight when terms were chosen (`Run.kept_apart` is another choice). There are
 two predictions of each. `own` is of the run as it was arranged (`benchmarks.published`). `chosen`
 is of the plan that autopar makes of the same model, batch and cluster, with nothing else said. It
 has the kernels of autopar's presets, and not those of the record's trainer.
@@ -88,6 +89,12 @@ def memory_limit(run: Run, parameters: int, memory_bytes: int) -> int:
     return memory_bytes - more * _STORED * parameters // run.gpus
 
 
+def without_trainer(run: Run) -> Run:
+    """The run without what its trainer recomputed, and without its kernels."""
+    model = run.model.replace("MPT", "GPT")
+    return msgspec.structs.replace(run, recompute="none", compiled="", cp=1, model=model)
+
+
 def chosen_plan(run: Run) -> Chosen:
     """Plans the model and batch of a run, on its cluster, in this process."""
     import torch
@@ -98,8 +105,7 @@ def chosen_plan(run: Run) -> Chosen:
     from benchmarks.published.predict import cluster_of
 
     begin_s = time.process_time()
-    # Neither what its trainer recomputed nor its kernels are autopar's.
-    free = msgspec.structs.replace(run, recompute="none", model=run.model.replace("MPT", "GPT"))
+    free = without_trainer(run)
     cluster = cluster_of(free)
     with torch.device("meta"):
         model = Decoder(free)

@@ -95,6 +95,7 @@ def answer(graph_request: GraphRequest, say: Say, *, stops: bool = False) -> Pla
         finding = replace(finding, bound_ns=0)
     elif search.margin and not trail.is_stopped:
         try:
+            trail.go_on("plans of another structure")
             margin = find_margin(finding, trail)
         except (Stopped, KeyboardInterrupt) as error:
             if not trail.is_ended_by(error):

@@ -47,8 +47,8 @@ OutcomeKind = Literal["planned", "estimated", "not better", "infeasible", "skipp
 class CandidateOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outcome of a `candidate` of the search. If it was `planned`, it takes `ns`; if
     `estimated` from the times of segments, about `ns`; if `not better`, no plan of it takes less
-    than `ns`. It is `infeasible`, or `skipped` untried, for a `reason`. Nanoseconds of one stage
-    are as modelled, of several as simulated."""
+    than `ns`. It is `infeasible`, or `skipped` untried, for a `reason`; or it was not looked at to
+    its end for one. Nanoseconds of one stage are as modelled, of several as simulated."""
 
     candidate: str
     result: OutcomeKind

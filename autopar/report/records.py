@@ -1,8 +1,9 @@
 """How much published training runs made of their devices, beside what a plan is predicted to.
 
-The runs are dense models in bfloat16 (`benchmarks/data/published.csv`, float8 and experts left
-out). Of their FLOPs those of products count, and of causal attention the half that is not masked,
-as for plans (`cost_model.rates.utilisation_ppm`)."""
+The runs are of whole dense models in bfloat16 (`benchmarks/data/published.csv`: float8, experts and
+models with some of their layers are left out). Of their FLOPs those of products count, and of
+causal attention the half that is not masked, as for plans (`cost_model.rates.utilisation_ppm`).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _FOUNDRY = "mosaicml/llm-foundry, MPT"
 RECORDS = {
     "A100": BestRun(0.627, _FOUNDRY),
     "A100-40G": BestRun(0.585, _FOUNDRY),
-    "H100": BestRun(0.551, _MEGATRON),
+    "H100": BestRun(0.533, _MEGATRON),
 }
 """By preset."""
 
@@ -38,7 +39,7 @@ def above_records(plan: Plan) -> Iterator[str]:
     """A warning if nobody has published a run that makes as much of these devices."""
     estimates = plan.estimates
     record = RECORDS.get(estimates.cluster.device)
-    if record is None or not _is_in_bfloat16(plan):
+    if record is None or not (_trains(plan) and _is_in_bfloat16(plan)):
         return
     if estimates.mfu_ppm > MUCH_MORE * record.utilisation * 1e6:
         yield (
@@ -53,3 +54,7 @@ def _is_in_bfloat16(plan: Plan) -> bool:
     ops = (op for stage in plan.stages for op in stage.estimates.ops.values() if op.outputs)
     longest = max(ops, key=lambda op: op.compute_ns, default=None)
     return longest is not None and longest.outputs[0][0].startswith("bfloat16")
+
+
+def _trains(plan: Plan) -> bool:
+    return any(op.phase == "backward" for each in plan.stages for op in each.estimates.ops.values())

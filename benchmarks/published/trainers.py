@@ -49,7 +49,8 @@ _BFLOAT16, _FLOAT32 = 2, 4
 _VTRAIN_LAUNCH_NS = 48_000
 _CUDNN_FORWARD, _CUDNN_BACKWARD, _CUDNN_TOKENS = 0.715, 0.637, 404
 """Of the peak, with heads of 128 on H200 (NVIDIA/cudnn-frontend, benchmark/): residuals of 1 and 5
-% forward, 2 and 6 % backward. H100 has the same cores."""
+% forward, 2 and 6 % backward. H100 has the same cores. Close to the peak the power limit lowers the
+clock, as it does for products (`SUSTAINED`)."""
 _SPLITS = 4
 
 
@@ -90,7 +91,8 @@ def exposed_share(run: Run, found: StageEstimates, key: str, sent: CollectiveTot
     """The part of what the op `key` sends that a microbatch is longer by."""
     if (sent.axis, sent.kind, sent.phase) == (CONTEXT, "all_reduce", "backward"):
         return 0.0  # Runs add up gradients over parts of a sequence once, when they reduce them.
-    if run.is_megatron_core and key.startswith("blocks."):
+    is_hidden = sent.axis == CONTEXT or sent.kind in ("all_gather", "reduce_scatter")
+    if run.is_megatron_core and key.startswith("blocks.") and is_hidden:
         is_split = (sent.axis, sent.kind, sent.phase) == ("tp", "reduce_scatter", "forward")
         last = 1 / _SPLITS if is_split else 0.0
         return last + (1 - last) * found.contention[sent.axis] / 1000

@@ -8,9 +8,20 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
+from autopar.cluster.devices import DEVICES
 from benchmarks import records
+from benchmarks.published.predict import cluster_of
 from benchmarks.published.runs import reasons
-from benchmarks.records import Chosen, Predicted, Record, chosen_plan, main, memory_limit, row
+from benchmarks.records import (
+    Chosen,
+    Predicted,
+    Record,
+    chosen_plan,
+    main,
+    memory_limit,
+    row,
+    without_trainer,
+)
 
 RECORDS = records.records()
 ANY = next(each for each in RECORDS if each.run.name.startswith("mpt_3b"))
@@ -31,6 +42,12 @@ def test_the_records_are_published_runs_in_bfloat16() -> None:
 def test_the_plan_has_less_memory_as_much_more_is_stored() -> None:
     """A gigabyte of parameters in bfloat16 is one more in float32, four times, on two devices."""
     assert memory_limit(TINY, 2**29, 80 * 2**30) == 78 * 2**30
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.run.name)
+def test_a_plan_is_chosen_with_the_kernels_of_autopar(record: Record) -> None:
+    device = cluster_of(without_trainer(record.run)).device
+    assert device.kernels == DEVICES[str(record.run.preset)].kernels
 
 
 def test_a_plan_is_chosen_without_what_the_trainer_did() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import gcd
 
 import msgspec
@@ -22,19 +23,20 @@ from tests.planned import hostless, on_h100
 
 
 @pytest.mark.parametrize("devices", [1, 8, 72, 576])
-def test_between_powers_of_two_the_count_is_tried_that_most_devices_can_share(devices: int) -> None:
-    for size in (*range(1, 130), 252, 1008, 2048):
-        counts, shared = count_ladder(size, devices), lambda n, s=size: gcd(s // n, devices)
-        assert counts[0] == 1 and [*counts] == sorted({*counts})
-        for count in (n for n in range(1, size + 1) if size % n == 0):
-            (rival,) = (n for n in counts if n.bit_length() == count.bit_length())
-            assert (shared(rival), -rival) >= (shared(count), -count)
+def test_more_microbatches_never_leave_a_device_more_samples(devices: int) -> None:
+    for size in (*range(1, 130), 252, 1000, 1008, 2048):
+        counts = count_ladder(size, devices)
+        assert {*counts} >= {2**k for k in range(12) if size % 2**k == 0}, "none is lost"
+        assert [*counts] == sorted({*counts}) and not any(size % n for n in counts)
+        assert all(later <= 8 * count for count, later in pairwise(counts))
+        samples = [size // n // gcd(size // n, devices) for n in counts]
+        assert samples == sorted(samples, reverse=True)
 
 
 @pytest.mark.parametrize(
     ("size", "devices", "counts"),
-    [(32, 64, [1, 2, 4, 8, 16, 32]), (48, 8, [1, 2, 6, 12, 24, 48]), (7, 8, [1, 7]), (1, 8, [1]),
-     (252, 64, [1, 3, 7, 9, 21, 63, 126, 252])],
+    [(32, 64, [1, 2, 4, 8, 16, 32]), (48, 8, [1, 2, 4, 8, 16, 48]), (7, 8, [1, 7]), (1, 8, [1]),
+     (252, 64, [1, 2, 4, 9, 21, 63, 126, 252]), (10007, 8, [1])],
 )  # fmt: skip
 def test_counts_are_powers_of_two_where_samples_are(
     size: int, devices: int, counts: list[int]

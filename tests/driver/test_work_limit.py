@@ -93,7 +93,7 @@ def test_what_was_not_looked_at_is_said(tmp_path: Any) -> None:
     plan, _ = planned(1e-9, options={"search": {"margin": True}})
     assert plan.provenance.margin is None
     (said,) = [text for text in cautions(plan) if "limit of work" in text]
-    assert "or not to its end: 1 candidate" in said and "and for a margin" in said
+    assert "or not to its end: 2 candidates" in said and "and for a margin" in said
     assert "of the candidates looked at" in f"{summarize(plan)}"
     with pytest.raises(PlanError, match=r"Raise search\.work_limit"):
         write_golden(plan, tmp_path / "golden.json", allow_gap=False)

@@ -15,12 +15,13 @@ from tests.redone import repriced
 from tests.report.plans import two_axis_plan
 
 
-def predicted(utilisation: float, device: str = "H100", dtype: str = "bfloat16") -> Plan:
+def predicted(
+    utilisation: float, device: str = "H100", dtype: str = "bfloat16", phase: str = "backward"
+) -> Plan:
     plan = two_axis_plan()
     made = ((f"{dtype}[64, 64]", "[R, R]"),)
-    op = OpTotal("layers.*.up", "aten.mm.default", "forward", 1, 10**12, 0, 0, 0, (), made)
-    ops = plan.estimates.stages[0].ops | {"up": op}
-    changed = repriced(plan.estimates, ops=ops, mfu_ppm=round(1e6 * utilisation))
+    op = OpTotal("layers.*.up", "aten.mm.default", phase, 1, 10**12, 0, 0, 0, (), made)
+    changed = repriced(plan.estimates, ops={"up": op}, mfu_ppm=round(1e6 * utilisation))
     cluster = msgspec.structs.replace(changed.cluster, device=device)
     return msgspec.structs.replace(
         plan, estimates=msgspec.structs.replace(changed, cluster=cluster)
@@ -43,6 +44,7 @@ def test_only_what_is_well_above_the_record_is_doubted(device: str) -> None:
 def test_nothing_is_said_of_what_has_no_record() -> None:
     assert not said(predicted(0.9, "H100", "float32"))
     assert not said(predicted(0.9, "L4"))
+    assert not said(predicted(0.9, phase="forward"))
     assert not said(two_axis_plan())
 
 
@@ -60,6 +62,8 @@ def test_records_are_the_most_that_is_published(device: str) -> None:
         run
         for run in (run for path in FILES for run in read(path))
         if run.preset == device and run.float8 == "no" and run.ffn and run.words
+        # Some of 405B's runs have a part of its layers.
+        if run.layers == 126 or "405B" not in run.model
     ]
     best = max(runs, key=utilisation)
     assert RECORDS[device].utilisation == round(utilisation(best), 3)

@@ -117,6 +117,8 @@ class Trail:
         has looked at not that it was skipped."""
         known, outcome = self._outcomes.get(name), CandidateOutcome(name, result, ns, reason)
         if known is not None and result == "skipped":
+            if known.result == "estimated" and reason:
+                self._outcomes[name] = CandidateOutcome(name, known.result, known.ns, reason)
             return
         is_planned = known is not None and known.result == "planned"
         if (

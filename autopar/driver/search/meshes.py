@@ -143,8 +143,6 @@ class _Looked:
         axes of it makes two meshes of two axes, and both have to be near the incumbent, as far as
         is known. None is worth it where memory binds: a search then takes minutes."""
         best, policy = self.search.incumbent, request.options.policy
-        if self._trail.why:
-            return self._trail.why
         if best is None:
             return "no mesh of two axes has a plan"
         if best.peak_candidates and best.solution.is_limiting:
@@ -153,7 +151,7 @@ class _Looked:
             return f"refined_nodes {policy.refined_nodes}"
         if self.refined_ns(request.mesh) > best.solution.objective * (1 + policy.refined_within):
             return f"refined_within {policy.refined_within:g}"
-        return ""
+        return self._trail.why
 
     def refined_ns(self, mesh: Mesh) -> float:
         """The bound of the worse of the two meshes that one of three axes refines, as far as it is

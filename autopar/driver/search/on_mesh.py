@@ -51,10 +51,10 @@ def best_on_mesh(
     take less memory, and more time where scores are computed twice.
 
     If the number of microbatches is open, it is one if that fits without saving memory. If not, it
-    is a power of two: the search begins `near` one if given, or else near a likely one, and goes in
-    both directions as long as plans are better. More of them take less memory and never less time.
-    The first solve with the loss whole starts from the plan `after`, in which memory binds, and
-    each later one from the plan before.
+    is one of `possible_counts`: the search begins `near` one if given, or else near a likely one,
+    and goes in both directions as long as plans are better. More of them take less memory and never
+    less time. The first solve with the loss whole starts from the plan `after`, in which memory
+    binds, and each later one from the plan before.
     """
     forms = _search(request, trail, cutoff)
     for each in _in_each_form(request, forms, after, near):

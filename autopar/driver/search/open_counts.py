@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import gcd, prod
+from functools import cache
+from math import gcd, isqrt, prod
 
 from autopar.cost_model.least_memory import least_at_rest
 from autopar.errors import MicrobatchError, NotImposedWarning
@@ -53,18 +54,37 @@ def possible_counts(graph: Graph, devices: int) -> Iterator[int]:
     yield from counts
 
 
+_MOST_STEP = 8
+"""A number of microbatches so many times the one before holds far less than is needed."""
+
+
+@cache
 def count_ladder(size: int, devices: int) -> Sequence[int]:
-    """Of the divisors of `size` samples one between each power of two and the next, if there is
-    one: with that many microbatches most of the devices can share the samples of one evenly. Of
-    equals it is the smallest. Powers of two, where samples are many or a power of two themselves.
-    """
+    """The powers of two that divide `size` samples, and beyond them more divisors: one between each
+    power of two and the next, if there is one. With that many microbatches most of the devices can
+    share the samples of one evenly; of equals it is the smallest. No number leaves a device more
+    samples than a smaller one, or is over `_MOST_STEP` times the one before."""
+    below = [n for n in range(1, isqrt(size) + 1) if size % n == 0]
     octaves: dict[int, int] = {}
-    for count in (n for n in range(1, size + 1) if size % n == 0):
+    for count in sorted({*below, *(size // n for n in below)}):
         octave = count.bit_length()
         known = octaves.setdefault(octave, count)
-        if gcd(size // count, devices) > gcd(size // known, devices):
+        is_power = known == 1 << (octave - 1)
+        if not is_power and gcd(size // count, devices) > gcd(size // known, devices):
             octaves[octave] = count
-    return list(octaves.values())
+    counts = [1]
+    for count in octaves.values():
+        last = counts[-1]
+        if last < count <= _MOST_STEP * last and _on_each(count, size, devices) <= _on_each(
+            last, size, devices
+        ):
+            counts.append(count)
+    return counts
+
+
+def _on_each(count: int, size: int, devices: int) -> int:
+    """The samples of a microbatch on a device, where as many devices as can share them evenly."""
+    return size // count // gcd(size // count, devices)
 
 
 _SAVED_BY_RECOMPUTE = 0.9

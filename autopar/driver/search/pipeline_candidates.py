@@ -90,9 +90,11 @@ class PipelineCandidates:
         """The shapes to plan, one after the other: the best ones. If none of these has a plan,
         since stages hold more than their segments, all others follow. A shape without stages is to
         be divided."""
-        why = self.tried.trail.why
-        if why:
-            self.tried.trail.skip(f"other pipelines ({len(self.estimated)})", why)
+        trail, best = self.tried.trail, self.tried.incumbent
+        if trail.why:
+            worth = [e for e in self.estimated if best is None or _step_ns(e) < best.step_ns]
+            if worth:
+                trail.skip(f"other pipelines ({len(worth)})", trail.why)
             return
         yield from self._the_best()
         if self.tried.incumbent is None:

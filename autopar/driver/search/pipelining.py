@@ -108,6 +108,8 @@ class _Pipeline:
                 tried.result = self._finding(
                     plan_stages(ranks, graphs, self.actions, self._held, self.trail)
                 )
+        if choices.stopped is not None:
+            self.trail.note(f"{self.shape.name}: other choices", "skipped", None, self.trail.why)
         return choices.result()
 
     def _finding(self, candidates: Sequence[Candidate]) -> Finding:

@@ -65,7 +65,8 @@ def best_of_all(graph_request: GraphRequest, trail: Trail) -> Finding:
             return best
         with explaining(one, trail):
             raise
-    if may_be_cut and not is_requested and not is_hindered(plain):
+    is_known = not trail.is_stopped
+    if is_known and may_be_cut and not is_requested and not is_hindered(plain):
         trail.skip("several stages", f"hindered_ns {graph_request.options.policy.hindered_ns}")
         may_be_cut = False
     elif may_be_cut and trail.why:
