@@ -23,16 +23,15 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import click
 import msgspec
 
+from benchmarks.plan_time import ROOT
 from benchmarks.published.runs import DATA, FILES, Run, read, reasons
 from benchmarks.tables import tell
 
-ROOT = Path(__file__).resolve().parents[1]
 TITLE = "Tokens per second and device, of the record"
 HEADER = (
     "record",

@@ -79,7 +79,7 @@ def count_ladder(size: int, devices: int) -> Sequence[int]:
             last, size, devices
         ):
             counts.append(count)
-    return counts
+    return tuple(counts)
 
 
 def _on_each(count: int, size: int, devices: int) -> int:
