@@ -109,20 +109,22 @@ def loss_error(found: Sequence[Contender]) -> float:
     )
 
 
-def time_rounds(found: list[Contender], rounds: int) -> dict[str, list[float]]:
+def time_rounds(
+    found: list[Contender], rounds: int, *, warmup_rounds: int = WARMUP_ROUNDS
+) -> dict[str, list[float]]:
     """Milliseconds of each contender's steps, until the slowest rank is done."""
     import torch
     import torch.distributed as dist
 
     taken_ms: dict[str, list[float]] = {each.name: [] for each in found}
-    for k in range(WARMUP_ROUNDS + rounds):
+    for k in range(warmup_rounds + rounds):
         first = k % len(found)
         for each in found[first:] + found[:first]:
             dist.barrier()
             start_s = time.perf_counter()
             each.step()
             taken_ms[each.name].append((time.perf_counter() - start_s) * 1e3)
-    table = torch.tensor([times[WARMUP_ROUNDS:] for times in taken_ms.values()])
+    table = torch.tensor([times[warmup_rounds:] for times in taken_ms.values()])
     dist.all_reduce(table, dist.ReduceOp.MAX)
     return dict(zip(taken_ms, table.tolist(), strict=True))
 

@@ -186,12 +186,14 @@ def _like(name: str, base: Link, gb_per_s: float, why: str, slower: float = 1.0)
 
 
 def _ethernet(gb: int, efficiency: float) -> Link:
+    """TCP carries 1,448 bytes of the 1,538 of a frame, 0.94; hosts reach less at high rates."""
+    standard = "1000BASE" if gb == 1 else f"{gb}GBASE"
     return Link(
         f"Ethernet {gb}G",
         gb / 8 * 1e9,
         25e-6,
         14e-6,
-        f"{gb}GBASE: {gb} Gb/s per node; estimates: TCP reaches {efficiency:g} of it and takes "
+        f"{standard}: {gb} Gb/s per node; estimates: TCP reaches {efficiency:g} of it and takes "
         "25 us a step and 14 us to start",
         efficiency,
         contention=_NETWORK,
@@ -255,6 +257,7 @@ LINKS: dict[str, Link] = {
             2,
         ),
         _like("EFA v3", _NDR400, 50, "AWS p5en: 3,200 Gb/s for 8 GPUs; latencies: estimate", 1.5),
+        _ethernet(1, 0.94),
         _ethernet(10, 0.9),
         _ethernet(25, 0.9),
         _ethernet(100, 0.7),
@@ -262,7 +265,27 @@ LINKS: dict[str, Link] = {
     )
 }
 
-SHARED_LINKS = frozenset({"Ethernet 10G", "Ethernet 25G", "Ethernet 100G"})
+
+def by_gloo(link: Link) -> Link:
+    """`link` as gloo uses it, where its reduce-scatter was not measured: an all-reduce, of which
+    each rank keeps its part (torch 2.13, ProcessGroupGloo), in a ring."""
+    if any(curve.kind == "reduce_scatter" for curve in link.curves):
+        return link
+    curves = (
+        Curve(
+            "reduce_scatter",
+            ranks,
+            link.start_s + 2 * (ranks - 1) * link.latency_s,
+            link.efficiency / 2,
+            0.0,
+        )
+        for ranks in (2, 4, 8)
+    )
+    source = f"{link.source}; gloo reduces and scatters as it all-reduces"
+    return replace(link, curves=(*link.curves, *curves), source=source)
+
+
+SHARED_LINKS = frozenset({"Ethernet 1G", "Ethernet 10G", "Ethernet 25G", "Ethernet 100G"})
 """Links that a node has only one of: its devices share the bandwidth."""
 
 LINK_ALIASES: dict[str, str] = {
@@ -274,6 +297,7 @@ LINK_ALIASES: dict[str, str] = {
     "PCIe 3": "PCIe 3 x16",
     "PCIe 4": "PCIe 4 x16",
     "PCIe 5": "PCIe 5 x16",
+    "1G": "Ethernet 1G",
     "10G": "Ethernet 10G",
     "25G": "Ethernet 25G",
     "100G": "Ethernet 100G",

@@ -33,8 +33,9 @@ A device may say what its kernels reach of its rates (`ir.mesh.Kernels`), where 
 preset or from what is usual: `kernels = {matmul = 0.7, start_s = "3us"}`.
 
 A link from a preset has the preset's curves of collectives: at another `bytes_per_s` these reach
-the same part of it. A link with a latency, a start or an efficiency of its own is described by
-these alone, unless `curves` has measurements on it (`ir.mesh.Curve`):
+the same part of it. Of an Ethernet preset it is the rate of a node, which its devices share. A link
+with a latency, a start or an efficiency of its own is described by these alone, unless `curves` has
+measurements on it (`ir.mesh.Curve`):
 
     link = {preset = "NVLink 4", bytes_per_s = "225GB/s"}
     link.curves = [{kind = "all_gather", ranks = 8, start_s = "10us", reach = 0.8, knee = 1}]
@@ -47,7 +48,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, replace
 from dataclasses import fields as own_fields
 from math import prod
@@ -58,7 +59,7 @@ import msgspec
 
 from autopar.cluster.figures import MAX_DEVICES, checked
 from autopar.cluster.foreign import EXAMPLES, cluster_from
-from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS
+from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS, by_gloo
 from autopar.cluster.measured import measured_on
 from autopar.cluster.presets import SYSTEMS, System, device, preset
 from autopar.cluster.profile import Profile
@@ -111,10 +112,11 @@ def _of_presets(text: str) -> Cluster:
         )
     system = SYSTEMS[base.name]
     names = (system.network_link, system.node_link)[-len(sizes) :]
-    levels = tuple(
-        Level(size, _preset_link(name, prod(sizes[k + 1 :]), f"cluster {text!r}"))
-        for k, (size, name) in enumerate(zip(sizes, names, strict=True))
-    )
+    links = [
+        _preset_link(name, prod(sizes[k + 1 :]), f"cluster {text!r}")
+        for k, name in enumerate(names)
+    ]
+    levels = _joined(base, sizes, links)
     name = "x".join([*map(str, sizes), base.name])
     return checked(
         Cluster(name, base, levels, system.host_of(levels[-1].size)), f"cluster {text!r}"
@@ -223,10 +225,12 @@ def _from_table(table: _ClusterTable, stem: str, where: str) -> Cluster:
     )
     system = SYSTEMS[base.name] if base else None
     of_node = table.levels[-1].size if table.levels else 1
+    own_device = _device(given, base, f"{where}, device")
+    links = _links(table.levels, system, where)
     cluster = Cluster(
         name=table.name if table.name is not None else stem,
-        device=_device(given, base, f"{where}, device"),
-        levels=_levels(table.levels, system, where),
+        device=own_device,
+        levels=_joined(own_device, [level.size for level in table.levels], links),
         host=_merge(
             table.host or _HostTable(),
             system.host_of(of_node) if system else None,
@@ -274,9 +278,15 @@ def _kernels(given: dict[str, _Figure], base: Kernels, where: str) -> Kernels:
     return replace(base, **read)
 
 
-def _levels(tables: list[_LevelTable], system: System | None, where: str) -> tuple[Level, ...]:
+def _joined(device: Device, sizes: Sequence[int], links: Sequence[Link]) -> tuple[Level, ...]:
+    """Levels of `sizes`, each with its link, as the library that sends for the device uses it."""
+    used = [by_gloo(link) if device.kind == "cpu" else link for link in links]
+    return tuple(map(Level, sizes, used))
+
+
+def _links(tables: list[_LevelTable], system: System | None, where: str) -> list[Link]:
     usual = (system.network_link, system.node_link) if system else ()
-    levels: list[Level] = []
+    links: list[Link] = []
     for k, table in enumerate(tables):
         here = f"{where}, levels[{k}]"
         below = prod(inner.size for inner in tables[k + 1 :])
@@ -285,9 +295,8 @@ def _levels(tables: list[_LevelTable], system: System | None, where: str) -> tup
             raise ClusterError(f"{here} has no link, and none is usual there: name one")
         given = usual[-from_last] if table.link is None else table.link
         by_name = isinstance(given, str)
-        link = _preset_link(given, below, here) if by_name else _link(given, below, here)
-        levels.append(Level(table.size, link))
-    return tuple(levels)
+        links.append(_preset_link(given, below, here) if by_name else _link(given, below, here))
+    return links
 
 
 def _link(given: _LinkTable, below: int, where: str) -> Link:
@@ -302,6 +311,8 @@ def _link(given: _LinkTable, below: int, where: str) -> Link:
         "start_s": parse_seconds,
     }
     link = _merge(given, base, Link, readers, here)
+    if given.preset is not None and given.bytes_per_s is not None:
+        link = replace(link, bytes_per_s=link.bytes_per_s / _sharers(given.preset, below, where))
     curves = (
         Curve(
             curve.kind,
@@ -361,14 +372,21 @@ def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> i
 def _preset_link(name: str, devices_below: int, where: str) -> Link:
     """The link of a single device; a link that a node has only one of is divided by its devices."""
     link = preset(name, LINKS, "link", where, LINK_ALIASES)
-    if link.name not in SHARED_LINKS or devices_below == 1:
+    sharers = _sharers(name, devices_below, where)
+    if sharers == 1:
         return link
     return replace(
         link,
-        name=f"{link.name} / {devices_below}",
-        bytes_per_s=link.bytes_per_s / devices_below,
-        source=f"{link.source}; shared by {devices_below} devices",
+        name=f"{link.name} / {sharers}",
+        bytes_per_s=link.bytes_per_s / sharers,
+        source=f"{link.source}; shared by {sharers} devices",
     )
+
+
+def _sharers(name: str, devices_below: int, where: str) -> int:
+    """How many devices share one link of that preset."""
+    link = preset(name, LINKS, "link", where, LINK_ALIASES)
+    return devices_below if link.name in SHARED_LINKS else 1
 
 
 def _size(token: str, text: str) -> int:

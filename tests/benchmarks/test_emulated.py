@@ -6,12 +6,16 @@ from __future__ import annotations
 import sys
 from math import isclose
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.emulated import network, scores
-from benchmarks.emulated.__main__ import main
+from autopar.cluster.parsing import parse_cluster
+from benchmarks.contenders import Contender
+from benchmarks.emulated import network, scores, worker
+from benchmarks.emulated.__main__ import main, stated
 from benchmarks.emulated.outcome import Entry, Outcome, load, save
 from benchmarks.emulated.report import rows
 from benchmarks.emulated.scenarios import SCENARIOS, workload
@@ -73,6 +77,39 @@ def test_predictions_are_judged_where_there_are_any() -> None:
     assert scores.rank_correlation([OUTCOME]) == 1.0
     alone = Outcome("deep-4", OUTCOME.entries[::2], {}, {}, 0.0)
     assert scores.rank_correlation([alone]) is None
+
+
+def test_who_is_far_behind_is_measured_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is measured to the end however slow it is."""
+    found = [SimpleNamespace(name=name) for name in ("autopar", "fast", "near", "far")]
+    takes_ms = {"autopar": 90.0, "fast": 10.0, "near": 20.0, "far": 21.0}
+
+    def time_rounds(
+        some: list[Contender], rounds: int, *, warmup_rounds: int = 2
+    ) -> dict[str, list[float]]:
+        return {each.name: [takes_ms[each.name]] * rounds for each in some}
+
+    monkeypatch.setattr(worker, "time_rounds", time_rounds)
+    times = worker.near_rounds(cast("list[Contender]", found), 12)
+    assert {name: len(all_) for name, all_ in times.items()} == {
+        "autopar": 12,
+        "fast": 12,
+        "near": 12,
+        "far": 3,
+    }
+    assert set(map(len, worker.near_rounds(cast("list[Contender]", found), 2).values())) == {2}
+    far, chosen = (Entry(name, times[name]) for name in ("far", "autopar"))
+    assert scores.ratio(chosen, far) == 90 / 21
+
+
+def test_without_a_profile_a_file_states_what_a_node_sends(tmp_path: Path) -> None:
+    path = tmp_path / "stated.toml"
+    for scenario in SCENARIOS.values():
+        path.write_text(stated(scenario), encoding="utf-8")
+        found = parse_cluster(path)
+        assert found.num_devices == scenario.ranks
+        rate = found.levels[0].link.bytes_per_s * scenario.per_node
+        assert rate == scenario.mbit_per_s * 1e6 / 8
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from autopar.cluster.devices import DEVICES
 from autopar.cluster.links import LINKS
 from autopar.cluster.parsing import MAX_DEVICES, parse_cluster
+from autopar.cost_model.collectives import collective_s
 from autopar.errors import ClusterError
-from autopar.ir.mesh import Cluster, Curve, Level, Link
+from autopar.ir.mesh import Axis, Cluster, Curve, Level, Link
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,37 @@ def test_a_link_keeps_its_measured_collectives_unless_it_is_described_anew(tmp_p
     given = "{kind = 'all_gather', ranks = 8, start_s = '10us', reach = 0.8, knee = 1}"
     curve = Curve("all_gather", 8, 1e-5, 0.8, 1)
     assert link(f"{{preset = 'NDR', efficiency = 0.9, curves = [{given}]}}").curves == (curve,)
+
+
+@pytest.mark.parametrize(("preset", "shared"), [("Ethernet 25G", 8), ("NDR", 1)])
+def test_a_rate_of_ethernet_is_that_of_a_node(tmp_path: Path, preset: str, shared: int) -> None:
+    text = f"""
+        device = "H100"
+        [[levels]]
+        size = 2
+        link = {{preset = "{preset}", bytes_per_s = "400MB/s"}}
+        [[levels]]
+        size = 8
+        """
+    outer = read(tmp_path, text).levels[0].link
+    assert outer.bytes_per_s == 400e6 / shared
+
+
+@pytest.mark.parametrize(("device", "times"), [("cpu", 2), ("H100", 1)])
+def test_gloo_reduces_and_scatters_as_it_all_reduces(
+    tmp_path: Path, device: str, times: int
+) -> None:
+    """Between nodes of CPUs, where nothing was measured, a reduce-scatter sends twice as much."""
+    text = f"""
+        device = "{device}"
+        [[levels]]
+        size = 2
+        link = {{name = "switch", bytes_per_s = 1e9, latency_s = 0, start_s = 0, source = "stated"}}
+        """
+    cluster = read(tmp_path, text)
+    axis = Axis("x", 2, cluster.levels[0].link)
+    assert collective_s("reduce_scatter", 2 * 10**9, 10**9, axis) == times * 1.0
+    assert collective_s("all_gather", 10**9, 2 * 10**9, axis) == 1.0
 
 
 LEVEL = "[[levels]]\nsize = 2\n"
