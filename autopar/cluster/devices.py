@@ -275,13 +275,14 @@ _CPU = Device(
     flops_per_s=(
         ("bfloat16", 1.2e9),
         ("float16", 1.2e9),
-        ("float32", 50e9),
-        ("float64", 25e9),
+        ("float32", 96e9),
+        ("float64", 48e9),
     ),
     memory_bytes=4 * 10**9,
     memory_bytes_per_s=10e9,
     launch_s=2e-6,
-    source="estimate: one server core with AVX2 and no bfloat16 units; its share of memory",
+    source="estimate: one server core with two AVX2 units at 3 GHz and no bfloat16 units; its "
+    "share of memory",
     kernels=Kernels(
         matmul=0.75,
         matmul_memory=0.85,

@@ -266,23 +266,38 @@ LINKS: dict[str, Link] = {
 }
 
 
+_GLOO_STEP_S = 0.6e-3
+_GLOO_CONTENTION = 0.7
+"""A step of gloo's collectives between nodes, and what compute beside them loses. From profiles of
+two and four processes on two cores, nodes as network namespaces (`benchmarks.emulated`), torch
+2.13: an all-reduce starts in 1.0 to 1.4 ms among two ranks and in 3.3 to 4.0 among four, other
+collectives in 0.3 to 2.6 times of what these steps give. Contention is 0.65 to 0.79."""
+
+
 def by_gloo(link: Link) -> Link:
-    """`link` as gloo uses it, where its reduce-scatter was not measured: an all-reduce, of which
-    each rank keeps its part (torch 2.13, ProcessGroupGloo), in a ring."""
+    """`link`, a preset, as gloo uses it. It sends no faster than within a machine. Its
+    reduce-scatter is an all-reduce of which each rank keeps its part, measured above."""
     if any(curve.kind == "reduce_scatter" for curve in link.curves):
         return link
-    curves = (
+    latency_s = max(link.latency_s, _GLOO_STEP_S)
+    whole = tuple(
         Curve(
             "reduce_scatter",
             ranks,
-            link.start_s + 2 * (ranks - 1) * link.latency_s,
+            link.start_s + 2 * (ranks - 1) * latency_s,
             link.efficiency / 2,
             0.0,
         )
         for ranks in (2, 4, 8)
     )
-    source = f"{link.source}; gloo reduces and scatters as it all-reduces"
-    return replace(link, curves=(*link.curves, *curves), source=source)
+    return replace(
+        link,
+        bytes_per_s=min(link.bytes_per_s, _GLOO.bytes_per_s),
+        latency_s=latency_s,
+        source=f"{link.source}; by gloo: {1e3 * latency_s:g} ms a step, measured",
+        curves=(*link.curves, *whole),
+        contention=max(link.contention, _GLOO_CONTENTION),
+    )
 
 
 SHARED_LINKS = frozenset({"Ethernet 1G", "Ethernet 10G", "Ethernet 25G", "Ethernet 100G"})

@@ -48,7 +48,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, replace
 from dataclasses import fields as own_fields
 from math import prod
@@ -112,11 +112,10 @@ def _of_presets(text: str) -> Cluster:
         )
     system = SYSTEMS[base.name]
     names = (system.network_link, system.node_link)[-len(sizes) :]
-    links = [
-        _preset_link(name, prod(sizes[k + 1 :]), f"cluster {text!r}")
-        for k, name in enumerate(names)
-    ]
-    levels = _joined(base, sizes, links)
+    levels = tuple(
+        Level(size, _preset_link(name, prod(sizes[k + 1 :]), base, f"cluster {text!r}"))
+        for k, (size, name) in enumerate(zip(sizes, names, strict=True))
+    )
     name = "x".join([*map(str, sizes), base.name])
     return checked(
         Cluster(name, base, levels, system.host_of(levels[-1].size)), f"cluster {text!r}"
@@ -226,11 +225,10 @@ def _from_table(table: _ClusterTable, stem: str, where: str) -> Cluster:
     system = SYSTEMS[base.name] if base else None
     of_node = table.levels[-1].size if table.levels else 1
     own_device = _device(given, base, f"{where}, device")
-    links = _links(table.levels, system, where)
     cluster = Cluster(
         name=table.name if table.name is not None else stem,
         device=own_device,
-        levels=_joined(own_device, [level.size for level in table.levels], links),
+        levels=_levels(table.levels, system, own_device, where),
         host=_merge(
             table.host or _HostTable(),
             system.host_of(of_node) if system else None,
@@ -278,15 +276,11 @@ def _kernels(given: dict[str, _Figure], base: Kernels, where: str) -> Kernels:
     return replace(base, **read)
 
 
-def _joined(device: Device, sizes: Sequence[int], links: Sequence[Link]) -> tuple[Level, ...]:
-    """Levels of `sizes`, each with its link, as the library that sends for the device uses it."""
-    used = [by_gloo(link) if device.kind == "cpu" else link for link in links]
-    return tuple(map(Level, sizes, used))
-
-
-def _links(tables: list[_LevelTable], system: System | None, where: str) -> list[Link]:
+def _levels(
+    tables: list[_LevelTable], system: System | None, device: Device, where: str
+) -> tuple[Level, ...]:
     usual = (system.network_link, system.node_link) if system else ()
-    links: list[Link] = []
+    levels: list[Level] = []
     for k, table in enumerate(tables):
         here = f"{where}, levels[{k}]"
         below = prod(inner.size for inner in tables[k + 1 :])
@@ -294,13 +288,13 @@ def _links(tables: list[_LevelTable], system: System | None, where: str) -> list
         if table.link is None and from_last > len(usual):
             raise ClusterError(f"{here} has no link, and none is usual there: name one")
         given = usual[-from_last] if table.link is None else table.link
-        by_name = isinstance(given, str)
-        links.append(_preset_link(given, below, here) if by_name else _link(given, below, here))
-    return links
+        own = _LinkTable(preset=given) if isinstance(given, str) else given
+        levels.append(Level(table.size, _link(own, below, device, here)))
+    return tuple(levels)
 
 
-def _link(given: _LinkTable, below: int, where: str) -> Link:
-    base = None if given.preset is None else _preset_link(given.preset, below, where)
+def _link(given: _LinkTable, below: int, device: Device, where: str) -> Link:
+    base = None if given.preset is None else _preset_link(given.preset, below, device, where)
     described = given.latency_s, given.start_s, given.efficiency
     if base is not None and described != (None, None, None):
         base = replace(base, curves=())
@@ -369,18 +363,18 @@ def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> i
         raise ClusterError(f"{where}: this is no number that can be used: {value!s:.40}") from None
 
 
-def _preset_link(name: str, devices_below: int, where: str) -> Link:
+def _preset_link(name: str, devices_below: int, device: Device, where: str) -> Link:
     """The link of a single device; a link that a node has only one of is divided by its devices."""
     link = preset(name, LINKS, "link", where, LINK_ALIASES)
     sharers = _sharers(name, devices_below, where)
-    if sharers == 1:
-        return link
-    return replace(
-        link,
-        name=f"{link.name} / {sharers}",
-        bytes_per_s=link.bytes_per_s / sharers,
-        source=f"{link.source}; shared by {sharers} devices",
-    )
+    if sharers > 1:
+        link = replace(
+            link,
+            name=f"{link.name} / {sharers}",
+            bytes_per_s=link.bytes_per_s / sharers,
+            source=f"{link.source}; shared by {sharers} devices",
+        )
+    return by_gloo(link) if device.kind == "cpu" else link
 
 
 def _sharers(name: str, devices_below: int, where: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isclose
 from pathlib import Path
 
 import pytest
@@ -168,21 +169,24 @@ def test_a_rate_of_ethernet_is_that_of_a_node(tmp_path: Path, preset: str, share
     assert outer.bytes_per_s == 400e6 / shared
 
 
-@pytest.mark.parametrize(("device", "times"), [("cpu", 2), ("H100", 1)])
-def test_gloo_reduces_and_scatters_as_it_all_reduces(
-    tmp_path: Path, device: str, times: int
-) -> None:
-    """Between nodes of CPUs, where nothing was measured, a reduce-scatter sends twice as much."""
-    text = f"""
-        device = "{device}"
-        [[levels]]
-        size = 2
-        link = {{name = "switch", bytes_per_s = 1e9, latency_s = 0, start_s = 0, source = "stated"}}
-        """
-    cluster = read(tmp_path, text)
-    axis = Axis("x", 2, cluster.levels[0].link)
-    assert collective_s("reduce_scatter", 2 * 10**9, 10**9, axis) == times * 1.0
-    assert collective_s("all_gather", 10**9, 2 * 10**9, axis) == 1.0
+def test_gloo_reduces_and_scatters_as_it_all_reduces(tmp_path: Path) -> None:
+    """Between nodes of CPUs a preset is what gloo makes of it: a reduce-scatter takes the time of
+    an all-reduce, and no process sends faster than it does within a machine."""
+
+    def seconds(device: str, link: str, kind: str) -> float:
+        text = f"device = '{device}'\n[[levels]]\nsize = 4\nlink = {link}"
+        axis = Axis("x", 4, read(tmp_path, text).levels[0].link)
+        out = {"all_reduce": 4 * 10**8, "all_gather": 16 * 10**8, "reduce_scatter": 10**8}
+        return collective_s(kind, 4 * 10**8, out[kind], axis)
+
+    for preset in ("'Ethernet 1G'", "{preset = 'Ethernet 10G', bytes_per_s = '20MB/s'}"):
+        reduced, scattered = (seconds("cpu", preset, k) for k in ("all_reduce", "reduce_scatter"))
+        assert isclose(scattered, reduced)
+        assert seconds("H100", preset, "reduce_scatter") < 0.6 * reduced
+    assert seconds("cpu", "'Ethernet 100G'", "all_reduce") > 4e8 * 1.5 / 0.8e9
+    stated = "{name = 'own', bytes_per_s = 1e9, latency_s = 0, start_s = 0, source = 'stated'}"
+    assert seconds("cpu", stated, "reduce_scatter") == 0.75 * 0.4
+    assert seconds("cpu", stated, "all_gather") == 0.75 * 1.6
 
 
 LEVEL = "[[levels]]\nsize = 2\n"
