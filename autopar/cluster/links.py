@@ -207,7 +207,7 @@ tools/results-final). Other devices and links were not measured. Processes that 
 contention of 1."""
 
 _NVLINK3, _NVLINK4, _NVLINK5, _FABRIC, _PCIE5, _NDR400, _GLOO = (
-    replace(link, contention=contention)
+    replace(link, contention=contention, is_gloo=link.name == "gloo loopback")
     for link, contention in zip(
         _MEASURED, (_NODE, _NODE, _NODE, _NODE, _NODE, _NETWORK, 1.0), strict=True
     )
@@ -275,29 +275,25 @@ collectives in 0.3 to 2.6 times of what these steps give. Contention is 0.65 to 
 
 
 def by_gloo(link: Link) -> Link:
-    """`link`, a preset, as gloo uses it. It sends no faster than within a machine. Its
-    reduce-scatter is an all-reduce of which each rank keeps its part, measured above."""
-    if any(curve.kind == "reduce_scatter" for curve in link.curves):
+    """`link`, a preset, as gloo uses it: at least `_GLOO_STEP_S` a step, and none of the curves of
+    another library."""
+    if link.name == _GLOO.name:
         return link
     latency_s = max(link.latency_s, _GLOO_STEP_S)
-    whole = tuple(
-        Curve(
-            "reduce_scatter",
-            ranks,
-            link.start_s + 2 * (ranks - 1) * latency_s,
-            link.efficiency / 2,
-            0.0,
-        )
-        for ranks in (2, 4, 8)
-    )
     return replace(
         link,
-        bytes_per_s=min(link.bytes_per_s, _GLOO.bytes_per_s),
         latency_s=latency_s,
         source=f"{link.source}; by gloo: {1e3 * latency_s:g} ms a step, measured",
-        curves=(*link.curves, *whole),
+        curves=(),
         contention=max(link.contention, _GLOO_CONTENTION),
     )
+
+
+def at_most_gloo(link: Link) -> Link:
+    """`link` at no more than a process sends by gloo within a machine."""
+    if link.efficiency * link.bytes_per_s <= _GLOO.bytes_per_s:
+        return link
+    return replace(link, bytes_per_s=_GLOO.bytes_per_s, efficiency=1.0)
 
 
 SHARED_LINKS = frozenset({"Ethernet 1G", "Ethernet 10G", "Ethernet 25G", "Ethernet 100G"})

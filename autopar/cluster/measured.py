@@ -229,6 +229,7 @@ def _link(level: int, base: Link, profile: Profile, most_bytes_per_s: float) -> 
         f"fits within {_percents([error for each in fits.values() for error in each.errors])}",
         curves=curves,
         contention=_contention(level, profile, base),
+        is_gloo=base.is_gloo,
     )
 
 

@@ -1,4 +1,4 @@
-"""Clusters from a short text (`64x8xH100`) or a TOML file, and back to TOML.
+"""Clusters from a short text (`64x8xH100`) or a TOML file.
 
 A text is sizes and the name of a device preset, outermost level first: `8xH100` is one node of
 eight, `64x8xH100` is 64 nodes of eight, `H100` is one device. Sizes are taken as written: `64xH100`
@@ -33,9 +33,10 @@ A device may say what its kernels reach of its rates (`ir.mesh.Kernels`), where 
 preset or from what is usual: `kernels = {matmul = 0.7, start_s = "3us"}`.
 
 A link from a preset has the preset's curves of collectives: at another `bytes_per_s` these reach
-the same part of it. Of an Ethernet preset it is the rate of a node, which its devices share. A link
-with a latency, a start or an efficiency of its own is described by these alone, unless `curves` has
-measurements on it (`ir.mesh.Curve`):
+the same part of it. A link with a latency, a start or an efficiency of its own is described by
+these alone, unless `curves` has measurements on it (`ir.mesh.Curve`). Of an Ethernet preset
+`bytes_per_s` is what each group of the level has (a node, usually), for all of its devices. Of CPUs
+a preset has what gloo makes of it (`links.by_gloo`):
 
     link = {preset = "NVLink 4", bytes_per_s = "225GB/s"}
     link.curves = [{kind = "all_gather", ranks = 8, start_s = "10us", reach = 0.8, knee = 1}]
@@ -59,7 +60,7 @@ import msgspec
 
 from autopar.cluster.figures import MAX_DEVICES, checked
 from autopar.cluster.foreign import EXAMPLES, cluster_from
-from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS, by_gloo
+from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS, at_most_gloo, by_gloo
 from autopar.cluster.measured import measured_on
 from autopar.cluster.presets import SYSTEMS, System, device, preset
 from autopar.cluster.profile import Profile
@@ -113,7 +114,10 @@ def _of_presets(text: str) -> Cluster:
     system = SYSTEMS[base.name]
     names = (system.network_link, system.node_link)[-len(sizes) :]
     levels = tuple(
-        Level(size, _preset_link(name, prod(sizes[k + 1 :]), base, f"cluster {text!r}"))
+        Level(
+            size,
+            _link(_LinkTable(preset=name), prod(sizes[k + 1 :]), base, f"cluster {text!r}"),
+        )
         for k, (size, name) in enumerate(zip(sizes, names, strict=True))
     )
     name = "x".join([*map(str, sizes), base.name])
@@ -283,7 +287,7 @@ def _levels(
     levels: list[Level] = []
     for k, table in enumerate(tables):
         here = f"{where}, levels[{k}]"
-        below = prod(inner.size for inner in tables[k + 1 :])
+        below = max(1, prod(inner.size for inner in tables[k + 1 :]))
         from_last = len(tables) - k
         if table.link is None and from_last > len(usual):
             raise ClusterError(f"{here} has no link, and none is usual there: name one")
@@ -305,8 +309,10 @@ def _link(given: _LinkTable, below: int, device: Device, where: str) -> Link:
         "start_s": parse_seconds,
     }
     link = _merge(given, base, Link, readers, here)
-    if given.preset is not None and given.bytes_per_s is not None:
+    if given.preset is not None and given.bytes_per_s is not None and link.bytes_per_s > 0:
         link = replace(link, bytes_per_s=link.bytes_per_s / _sharers(given.preset, below, where))
+    if device.kind == "cpu":
+        link = replace(link if given.preset is None else at_most_gloo(link), is_gloo=True)
     curves = (
         Curve(
             curve.kind,

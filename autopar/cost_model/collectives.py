@@ -19,9 +19,10 @@ full. Without it, the law misses measured times from 64 KiB to 16 MiB by 10 to 2
 A collective without measured figures follows Thakur, Rabenseifner and Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005), with the link's start s, latency a per step
 and efficiency, and no knee: all_gather, reduce_scatter and all_to_all start in s + (n - 1) a, a
-permute in s + a, a ring's all_reduce in s + 2 (n - 1) a. Its other all_reduce is the pipelined
+permute in s + a, a ring's all_reduce in s + 2 (n - 1) a. NCCL's other all_reduce is the pipelined
 double binary tree of Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
-reduction and scan" (2009), which NCCL uses: s + 2 ceil(log2 n) a + 2 V / rate.
+reduction and scan" (2009): s + 2 ceil(log2 n) a + 2 V / rate. Gloo has rings alone, and its
+reduce_scatter is an all_reduce (`findings/gloo_reduce_scatter_bytes.sh`).
 
 Over several nodes a ring goes through all adapters of a node at once, and through its inner link. A
 measured all_reduce adds up within the nodes first, so that its bytes cross the network 2 (m - 1)/m
@@ -91,12 +92,13 @@ def _laws(kind: str, axis: Axis) -> Iterator[_Law]:
     if kind == "all_reduce" and measured:
         yield measured
         yield _ring("reduce_scatter", axis) + _ring("all_gather", axis)
-    elif kind == "all_reduce":
-        byte_s = _ring_byte_s("all_gather", rate, axis)
-        yield _Law(link.start_s + 2 * (n - 1) * link.latency_s, 2 * (n - 1) / n * byte_s)
-        yield _Law(link.start_s + 2 * (n - 1).bit_length() * link.latency_s, 2 * byte_s)
     elif measured:
         yield measured
+    elif kind == "all_reduce" or (kind == "reduce_scatter" and link.is_gloo):
+        byte_s = _ring_byte_s("all_gather", rate, axis)
+        yield _Law(link.start_s + 2 * (n - 1) * link.latency_s, 2 * (n - 1) / n * byte_s)
+        if not link.is_gloo:
+            yield _Law(link.start_s + 2 * (n - 1).bit_length() * link.latency_s, 2 * byte_s)
     elif kind == "permute":
         yield _Law(link.start_s + link.latency_s, 1 / rate)
     elif kind == "all_to_all":

@@ -155,6 +155,9 @@ class Link:
 
     `contention` is the part of a collective, or of the compute beside it if that is shorter, that
     is not hidden: 0 where the two do not slow each other down, 1 as if one ran after the other.
+
+    `is_gloo` says that gloo sends through it: in rings, and a reduce-scatter is an all-reduce, of
+    which each rank keeps its part.
     """
 
     name: str
@@ -165,6 +168,7 @@ class Link:
     efficiency: float = 1.0
     curves: tuple[Curve, ...] = ()
     contention: float = 1.0
+    is_gloo: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ Nodes are network namespaces on this machine, joined by links that are kept slow
 `autopar profile` measures the cluster, with all ranks active, as they share this machine's cores;
 with `--no-profile` a file states the links between nodes, and presets the rest.
 Then autopar's choice, every strategy it knows, DDP, FSDP2, HSDP and tensor parallelism by hand
-train one model in turns, one step each per round, as in `step_time`. Where namespaces are not
+train one model in turns, one step each per round, as in `step_time`. Those that take over twice as
+long as the fastest are done after three rounds. Where namespaces are not
 permitted it says so and ends with status 0.
 """
 
@@ -121,6 +122,8 @@ def main(
             sys.exit(1)
         click.echo(told.splitlines()[-1])
         return
+    if orders and not has_profile:
+        raise click.UsageError("--orders are measured with a profile")
     known = [name for name, scenario in SCENARIOS.items() if scenario.stages or not orders]
     wanted = [name for name in names or known if name in known]
     file = data or (ORDERS_DATA if orders else DATA if has_profile else UNPROFILED_DATA)

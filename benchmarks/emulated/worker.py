@@ -72,11 +72,11 @@ def near_rounds(found: list[Contender], rounds: int) -> dict[str, list[float]]:
     """Milliseconds of each one's steps by round. All have made one step. After three rounds those
     that take over twice as long as the fastest, and are not the choice, are done: what is asked is
     who is near it."""
-    times = time_rounds(found, min(rounds, _FIRST_ROUNDS), warmup_rounds=0)
+    times = time_rounds(found, min(rounds, _FIRST_ROUNDS), warmup_rounds=1)
     limit = _NEAR * min(map(median, times.values()))
     near = [each for each in found if each.name == CHOSEN or median(times[each.name]) <= limit]
     if rounds > _FIRST_ROUNDS:
-        for name, more in time_rounds(near, rounds - _FIRST_ROUNDS).items():
+        for name, more in time_rounds(near, rounds - _FIRST_ROUNDS, warmup_rounds=0).items():
             times[name] += more
     return times
 

@@ -85,8 +85,9 @@ def test_who_is_far_behind_is_measured_three_times(monkeypatch: pytest.MonkeyPat
     takes_ms = {"autopar": 90.0, "fast": 10.0, "near": 20.0, "far": 21.0}
 
     def time_rounds(
-        some: list[Contender], rounds: int, *, warmup_rounds: int = 2
+        some: list[Contender], rounds: int, *, warmup_rounds: int
     ) -> dict[str, list[float]]:
+        assert warmup_rounds == (len(some) == len(found)), "all are warm before they are compared"
         return {each.name: [takes_ms[each.name]] * rounds for each in some}
 
     monkeypatch.setattr(worker, "time_rounds", time_rounds)
@@ -110,6 +111,12 @@ def test_without_a_profile_a_file_states_what_a_node_sends(tmp_path: Path) -> No
         assert found.num_devices == scenario.ranks
         rate = found.levels[0].link.bytes_per_s * scenario.per_node
         assert rate == scenario.mbit_per_s * 1e6 / 8
+
+
+def test_orders_are_not_measured_without_a_profile() -> None:
+    done = CliRunner().invoke(main, ["--orders", "--no-profile"])
+    assert done.exit_code == 2
+    assert "--orders are measured with a profile" in done.output
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.cluster.devices import DEVICES
 from autopar.cluster.links import LINKS
+from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import MAX_DEVICES, parse_cluster
 from autopar.cost_model.collectives import collective_s
 from autopar.errors import ClusterError
@@ -169,24 +170,58 @@ def test_a_rate_of_ethernet_is_that_of_a_node(tmp_path: Path, preset: str, share
     assert outer.bytes_per_s == 400e6 / shared
 
 
-def test_gloo_reduces_and_scatters_as_it_all_reduces(tmp_path: Path) -> None:
-    """Between nodes of CPUs a preset is what gloo makes of it: a reduce-scatter takes the time of
-    an all-reduce, and no process sends faster than it does within a machine."""
+LINKS_OF_CPUS = (
+    "'Ethernet 1G'",
+    "'NDR'",
+    "'PCIe 5'",
+    "{preset = 'Ethernet 10G', bytes_per_s = '20MB/s'}",
+    "{preset = 'Ethernet 10G', efficiency = 0.5}",
+    "{name = 'own', bytes_per_s = 1e8, latency_s = 1e-4, start_s = 0, source = 'stated'}",
+)
 
-    def seconds(device: str, link: str, kind: str) -> float:
-        text = f"device = '{device}'\n[[levels]]\nsize = 4\nlink = {link}"
-        axis = Axis("x", 4, read(tmp_path, text).levels[0].link)
-        out = {"all_reduce": 4 * 10**8, "all_gather": 16 * 10**8, "reduce_scatter": 10**8}
-        return collective_s(kind, 4 * 10**8, out[kind], axis)
 
-    for preset in ("'Ethernet 1G'", "{preset = 'Ethernet 10G', bytes_per_s = '20MB/s'}"):
-        reduced, scattered = (seconds("cpu", preset, k) for k in ("all_reduce", "reduce_scatter"))
-        assert isclose(scattered, reduced)
-        assert seconds("H100", preset, "reduce_scatter") < 0.6 * reduced
-    assert seconds("cpu", "'Ethernet 100G'", "all_reduce") > 4e8 * 1.5 / 0.8e9
-    stated = "{name = 'own', bytes_per_s = 1e9, latency_s = 0, start_s = 0, source = 'stated'}"
-    assert seconds("cpu", stated, "reduce_scatter") == 0.75 * 0.4
-    assert seconds("cpu", stated, "all_gather") == 0.75 * 1.6
+@pytest.mark.parametrize("link", LINKS_OF_CPUS)
+@pytest.mark.parametrize(("nodes", "inner"), [(2, 1), (3, 1), (8, 1), (2, 2), (2, 4), (64, 1)])
+@pytest.mark.parametrize("num_bytes", [64, 2**20, 10**8])
+def test_gloo_reduces_and_scatters_as_it_all_reduces(
+    tmp_path: Path, link: str, nodes: int, inner: int, num_bytes: int
+) -> None:
+    """Between nodes of CPUs, where nothing was measured: in rings, of which each step takes what
+    gloo takes."""
+    levels = f"[[levels]]\nsize = {nodes}\nlink = {link}\n[[levels]]\nsize = {inner}\n"
+    cluster = read(tmp_path, f"device = 'cpu'\n{levels}")
+    (axis,) = parse_mesh(str(nodes * inner), cluster)
+    whole = num_bytes * axis.size
+    reduced = collective_s("all_reduce", whole, whole, axis)
+    assert isclose(collective_s("reduce_scatter", whole, num_bytes, axis), reduced)
+    assert reduced >= 2 * (axis.size - 1) * (1e-4 if "own" in link else 0.6e-3)
+
+
+def test_no_process_sends_faster_by_gloo_than_within_a_machine(tmp_path: Path) -> None:
+    """A faster network never takes longer, and its rate may be stated."""
+    seconds: list[float] = []
+    for link in ("'1G'", "'10G'", "'25G'", "'100G'", "{preset = '100G', bytes_per_s = '25GB/s'}"):
+        text = f"device = 'cpu'\n[[levels]]\nsize = 2\nlink = {link}"
+        axis = Axis("x", 2, read(tmp_path, text).levels[0].link)
+        seconds.append(collective_s("all_reduce", 4 * 10**8, 4 * 10**8, axis))
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[-1] == seconds[-2] > 4e8 / LINKS["gloo loopback"].bytes_per_s
+
+
+@pytest.mark.parametrize("size", [0, -2])
+def test_a_size_that_is_none_is_named_where_a_rate_is_shared(tmp_path: Path, size: int) -> None:
+    with pytest.raises(ClusterError, match=rf"levels\[1\]\.size is {size}"):
+        read(
+            tmp_path,
+            f"""
+            device = "cpu"
+            [[levels]]
+            size = 2
+            link = {{preset = "10G", bytes_per_s = "1GB/s"}}
+            [[levels]]
+            size = {size}
+            """,
+        )
 
 
 LEVEL = "[[levels]]\nsize = 2\n"

@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autopar.cluster.mesh_shapes import candidate_meshes, parse_mesh
@@ -124,13 +124,19 @@ def test_an_axis_gets_the_slowest_link_its_groups_cross(cluster: Cluster) -> Non
 
 
 @given(clusters, st.integers(1, 3))
+@example(build([(2, 1), (5, 2), (3, 1)]), 3)
 def test_candidates_cover_and_do_not_repeat(cluster: Cluster, max_axes: int) -> None:
     """Whatever factorization one writes by hand has exactly one equivalent among the candidates."""
     meshes = candidate_meshes(cluster, max_axes)
     assert meshes == candidate_meshes(cluster, max_axes)
-    kinds = [
-        sorted((axis.size, axis.link.name, axis.shared) for axis in mesh.axes) for mesh in meshes
-    ]
+
+    def kind(mesh: Mesh) -> list[tuple[int, str, int, str]]:
+        return sorted(
+            (axis.size, axis.link.name, axis.shared, axis.inner.name if axis.inner else "")
+            for axis in mesh.axes
+        )
+
+    kinds = list(map(kind, meshes))
     n = cluster.num_devices
     divisors = [d for d in range(2, n + 1) if n % d == 0]
     written = {
@@ -141,9 +147,7 @@ def test_candidates_cover_and_do_not_repeat(cluster: Cluster, max_axes: int) -> 
     } or {(1,)}
     for sizes in written:
         mesh = parse_mesh("x".join(map(str, sizes)), cluster)
-        assert (
-            kinds.count(sorted((axis.size, axis.link.name, axis.shared) for axis in mesh.axes)) == 1
-        )
+        assert kinds.count(kind(mesh)) == 1
     for mesh in meshes:
         assert len(mesh.axes) <= max_axes
         assert mesh.num_devices == n

@@ -19,7 +19,7 @@ EXPECTED = (
 )  # fmt: skip
 NETWORKS = (
     "InfiniBand HDR 200", "InfiniBand NDR 400", "InfiniBand XDR 800", "EFA v2", "EFA v3",
-    "RoCE 200", "RoCE 400", "Ethernet 10G", "Ethernet 25G", "Ethernet 100G",
+    "RoCE 200", "RoCE 400", "Ethernet 1G", "Ethernet 10G", "Ethernet 25G", "Ethernet 100G",
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from tests.layouts import laid_out
         ("64x8xH100", "512", [800]),
         ("64x8xL4", "512", [200]),
         ("8xL4", "8", [3]),
-        ("2x4xcpu", "2x4", [3, 25]),
+        ("2x4xcpu", "2x4", [25, 25]),
     ],
 )
 def test_starts_are_a_small_part_of_buckets_or_memory_binds(
