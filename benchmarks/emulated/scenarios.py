@@ -41,9 +41,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("balanced-4", 4, 1, 1000, "GPT-2, 4 layers of 256, 1,024 tokens"),
         Scenario("long-4", 2, 2, 500, "Llama, 2 layers of 128, 2 sequences of 512"),
         Scenario("vocabulary-4", 2, 2, 500, "GPT-2, 1 layer of 128, 16,384 words, 256 tokens"),
-        Scenario("few-tokens-4", 2, 2, 100, "Llama, 2 layers of 512, 256 tokens"),
-        Scenario("even-4", 2, 2, 100, "Llama, 4 layers of 256, 1,024 tokens"),
-        Scenario("words-4", 2, 2, 100, "Llama, 2 layers of 256, 16,384 words, 512 tokens"),
+        Scenario("few-tokens-4", 2, 2, 100, "Llama, 2 layers of 512, 256 tokens", (2,)),
+        Scenario("even-2", 2, 1, 100, "Llama, 4 layers of 256, 1,024 tokens", (2,)),
+        Scenario("even-4", 2, 2, 100, "Llama, 4 layers of 256, 1,024 tokens", (2,)),
+        Scenario("words-4", 2, 2, 100, "Llama, 2 layers of 256, 16,384 words, 512 tokens", (2,)),
         Scenario("convolutions-6", 3, 2, 500, "ResNet, 6 blocks of 32 to 128 channels, 24 images"),
         Scenario("deep-6", 6, 1, 1000, "Llama, 6 layers of 192, 384 tokens"),
         Scenario("experts-8", 2, 4, 500, "Mixtral, 2 layers of 8 experts, 256 tokens"),
@@ -98,7 +99,7 @@ def workload(name: str) -> Case:
             return gpt2(8, 32, words=16_384, width=128, layers=1)
         case "few-tokens-4":
             return llama(8, 32, width=512, inner=1536, layers=2, heads=8)
-        case "even-4":
+        case "even-2" | "even-4":
             return llama(8, 128, layers=4)
         case "words-4":
             return llama(16, 32, words=16_384, layers=2)

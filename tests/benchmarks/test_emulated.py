@@ -148,6 +148,14 @@ def test_a_tool_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert network.refusal() == "there is no unshare here"
 
 
+@pytest.mark.parametrize(
+    ("mbit_per_s", "num_bytes"), [(50, 32_000), (500, 62_500), (1000, 125_000)]
+)
+def test_an_idle_link_lets_little_pass_at_once(mbit_per_s: int, num_bytes: int) -> None:
+    """A millisecond's worth, or two packets, each as large as packets may be."""
+    assert network.burst_bytes(mbit_per_s) == num_bytes
+
+
 def test_a_network_is_gone_with_the_process_that_built_it() -> None:
     """Where namespaces are not permitted nothing is built, and so nothing is left either."""
 
