@@ -32,11 +32,11 @@ unit of its key or a quantity in quotes:
 A device may say what its kernels reach of its rates (`ir.mesh.Kernels`), where it differs from its
 preset or from what is usual: `kernels = {matmul = 0.7, start_s = "3us"}`.
 
-A link from a preset has the preset's curves of collectives: at another `bytes_per_s` these reach
-the same part of it. A link with a latency, a start or an efficiency of its own is described by
-these alone, unless `curves` has measurements on it (`ir.mesh.Curve`). Of an Ethernet preset
-`bytes_per_s` is what each group of the level has (a node, usually), for all of its devices. Of CPUs
-a preset has what gloo makes of it (`links.by_gloo`):
+Of an Ethernet preset `bytes_per_s` is what each group of the level has (a node, usually), for all
+of its devices. On clusters of CPUs a preset is as gloo uses it (`links.by_gloo`). A link from a
+preset has the preset's curves of collectives: at another `bytes_per_s` these reach the same part of
+it. A link with a latency, a start or an efficiency of its own is described by these alone, unless
+`curves` has measurements on it (`ir.mesh.Curve`):
 
     link = {preset = "NVLink 4", bytes_per_s = "225GB/s"}
     link.curves = [{kind = "all_gather", ranks = 8, start_s = "10us", reach = 0.8, knee = 1}]
@@ -309,7 +309,7 @@ def _link(given: _LinkTable, below: int, device: Device, where: str) -> Link:
         "start_s": parse_seconds,
     }
     link = _merge(given, base, Link, readers, here)
-    if given.preset is not None and given.bytes_per_s is not None and link.bytes_per_s > 0:
+    if given.preset is not None and link.bytes_per_s > 0:
         link = replace(link, bytes_per_s=link.bytes_per_s / _sharers(given.preset, below, where))
     if device.kind == "cpu":
         link = replace(link if given.preset is None else at_most_gloo(link), is_gloo=True)
@@ -370,14 +370,13 @@ def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> i
 
 
 def _preset_link(name: str, devices_below: int, device: Device, where: str) -> Link:
-    """The link of a single device; a link that a node has only one of is divided by its devices."""
+    """The link of that name, and how many share it, at the rate of all of them."""
     link = preset(name, LINKS, "link", where, LINK_ALIASES)
     sharers = _sharers(name, devices_below, where)
     if sharers > 1:
         link = replace(
             link,
             name=f"{link.name} / {sharers}",
-            bytes_per_s=link.bytes_per_s / sharers,
             source=f"{link.source}; shared by {sharers} devices",
         )
     return by_gloo(link) if device.kind == "cpu" else link
